@@ -1,0 +1,58 @@
+"""What a plugin says of itself: plain data, readable without importing any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlsdk.interfaces.capability import Capability, LogProbKind
+
+INTERFACE_VERSION = (1, 0)
+"""Of everything in `rlsdk.interfaces`. A plugin fits when the major number is equal and its minor is not newer."""
+
+
+class BackendKind(StrEnum):
+    TRAIN = "train"
+    ROLLOUT = "rollout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSpec:
+    """One backend of one plugin. Made by the plugin's light entry module, which imports no engine."""
+
+    name: str
+    """As typed after `--train-backend`: lower case, digits, dashes."""
+    kind: BackendKind
+    engine: str
+    """`package.module:Class` of the TrainEngine or RolloutEngine; imported when the engine is built."""
+    options: str | None = None
+    """`package.module:Class` of a dataclass (or pydantic model) with the backend's own options; must import without the
+    engine. Types, defaults and docstrings of its fields are what `rlsdk plugins info` shows."""
+    description: str = ""
+    interface: tuple[int, int] = INTERFACE_VERSION
+    """The interface version that the plugin was written against."""
+    capabilities: frozenset[Capability] = frozenset()
+    devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    dtypes: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
+    architectures: frozenset[str] | None = None
+    """`model_type`s of `config.json` that it runs; None: whatever its engine accepts."""
+    max_ranks: int | None = None
+    """Most processes it spans (1 for single-process engines); None: no limit."""
+    log_prob_kind: LogProbKind = LogProbKind.AFTER_TEMPERATURE
+    """Rollout: what its log-probs mean."""
+    engine_requires: Mapping[str, str] = field(default_factory=dict)
+    """Distribution -> version specifier that the plugin was tested with. Absent: the backend is unavailable and says
+    how to get it. Outside the window: a warning."""
+    install_hint: str = ""
+    """The command that makes it available."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentSpec:
+    """A named function or class that is not an engine: estimator, loss, reward, data set, tracker, callback."""
+
+    name: str
+    target: object
+    """`package.module:attribute`, resolved when used, or the object itself."""
+    description: str = ""

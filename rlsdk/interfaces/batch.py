@@ -1,0 +1,362 @@
+"""The one batch layout: its schema, and the packed container that carries it.
+
+Shape legend, used in every docstring of the project:
+`B` rows (one row is one prompt with one response), `N` tokens of all rows together, `T` longest row,
+`G` responses per prompt, `V` vocabulary.
+
+What every room reads are right-padded `[B, T]` rectangles; what is stored and sent is packed: one flat `[N]`
+tensor per field, rows end to end, and `lengths [B]`. Bytes follow real tokens, never the longest row.
+Position t of a per-token field speaks of the token at t; what a model predicts for t sits at t, so the first
+position of every row holds 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.interfaces.errors import BatchError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Per(StrEnum):
+    """What one element of a field belongs to."""
+
+    TOKEN = "token"
+    """Flat `[N]`, or `[N, ...]`."""
+    ROW = "row"
+    """`[B]`, or `[B, ...]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSpec:
+    """One known field of a batch."""
+
+    per: Per
+    dtype: str
+    doc: str
+
+
+def _token(dtype: str, doc: str) -> FieldSpec:
+    return FieldSpec(per=Per.TOKEN, dtype=dtype, doc=doc)
+
+
+def _row(dtype: str, doc: str) -> FieldSpec:
+    return FieldSpec(per=Per.ROW, dtype=dtype, doc=doc)
+
+
+SCHEMA: Mapping[str, FieldSpec] = {
+    "input_ids": _token("int64", "Prompt, response and tool tokens."),
+    "response_mask": _token("bool", "True on tokens that the policy sampled; prompt and tool tokens are False."),
+    "rollout_log_probs": _token("float32", "As the rollout engine returned them at sampling; 0 off the mask."),
+    "old_log_probs": _token("float32", "Recomputed by the train engine with the weights before this update."),
+    "ref_log_probs": _token("float32", "Under the frozen reference policy."),
+    "values": _token("float32", "Of the critic, before this update."),
+    "token_level_rewards": _token("float32", "Reward of each token, KL penalty included where one is set."),
+    "advantages": _token("float32", "Weight of each token in the policy gradient; 0 off the mask."),
+    "returns": _token("float32", "Target of the critic."),
+    "loss_weight": _token(
+        "float32",
+        "Share of each token in the mini-batch loss, 0 off the mask. Normalised over the whole mini-batch, so a loss "
+        "is sum(loss_weight * per-token loss) however rows are cut.",
+    ),
+    "row_id": _row("int64", "Identity of the row within its step; unique, and kept by every operation."),
+    "uid": _row("int64", "Which prompt the row answers; equal within a group."),
+    "scores": _row("float32", "Reward of the whole row, before any KL penalty."),
+    "policy_version": _row("int64", "Version of the policy that sampled the row's first token."),
+    "truncated": _row("bool", "True where the response hit its token limit."),
+    "valid": _row("bool", "False where the reward failed: the row is counted and carries no gradient."),
+}
+"""Every field that the core reads or writes. Other names are allowed and travel along, checked for length only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows of unequal length, packed. Immutable by convention: methods return a new batch that shares tensors.
+
+    Lives on the CPU between processes. Reading it from Ray's object store copies nothing (and is read-only).
+    """
+
+    lengths: Tensor
+    """`[B]` int64, tokens in each row."""
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
+    """Per-token fields, flat `[N, ...]`, rows end to end."""
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """Per-row fields `[B, ...]`; `row_id` is always there."""
+    meta: Mapping[str, float] = field(default_factory=dict)
+    """Scalars that speak of the whole batch, the same in every part of it. `temperature` (default 1.0): what logits
+    are divided by before log-probs and entropy are taken."""
+
+    @classmethod
+    def from_rows(cls, input_ids: Sequence[Sequence[int]], **rows: Tensor) -> Batch:
+        """Packs token lists. `row_id` is 0..B-1 unless given."""
+        import torch
+
+        lengths = torch.tensor([len(ids) for ids in input_ids], dtype=torch.int64)
+        flat = torch.tensor([token for ids in input_ids for token in ids], dtype=torch.int64)
+        rows.setdefault("row_id", torch.arange(len(input_ids)))
+        return cls(lengths=lengths, tokens={"input_ids": flat}, rows=rows)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.lengths.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def offsets(self) -> Tensor:
+        """`[B + 1]` int64: row b is `[offsets[b], offsets[b + 1])` of every flat tensor."""
+        import torch
+
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+
+    @property
+    def row_of_token(self) -> Tensor:
+        """`[N]` int64: the row that each token belongs to."""
+        import torch
+
+        return torch.repeat_interleave(torch.arange(self.num_rows, device=self.lengths.device), self.lengths)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """`[N]` int64: 0-based position of each token in its row."""
+        import torch
+
+        start = torch.repeat_interleave(self.offsets[:-1], self.lengths)
+        return torch.arange(self.num_tokens, device=self.lengths.device) - start
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = [self.lengths, *self.tokens.values(), *self.rows.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
+    def temperature(self) -> float:
+        return float(self.meta.get("temperature", 1.0))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The flat or per-row tensor of that name.
+
+        Raises:
+            BatchError: no such field; names the nearest one.
+        """
+        if name in self.tokens:
+            return self.tokens[name]
+        if name in self.rows:
+            return self.rows[name]
+        have = [*self.tokens, *self.rows]
+        raise BatchError(f"batch has no field {name!r}{nearest(name, have)}; it has {sorted(have)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tokens or name in self.rows
+
+    def with_tokens(self, **fields: Tensor) -> Batch:
+        """Adds or replaces flat per-token fields."""
+        return replace(self, tokens={**self.tokens, **fields})
+
+    def with_rows(self, **fields: Tensor) -> Batch:
+        """Adds or replaces per-row fields."""
+        return replace(self, rows={**self.rows, **fields})
+
+    def with_meta(self, **values: float) -> Batch:
+        return replace(self, meta={**self.meta, **values})
+
+    def keep(self, names: Iterable[str]) -> Batch:
+        """Drops every field that is not named; `row_id` always stays."""
+        wanted = {*names, "row_id"}
+        return replace(
+            self,
+            tokens={k: v for k, v in self.tokens.items() if k in wanted},
+            rows={k: v for k, v in self.rows.items() if k in wanted},
+        )
+
+    def to(self, device: str | torch.device) -> Batch:
+        return replace(
+            self,
+            lengths=self.lengths.to(device),
+            tokens={k: v.to(device) for k, v in self.tokens.items()},
+            rows={k: v.to(device) for k, v in self.rows.items()},
+        )
+
+    def token_index(self, rows: Tensor) -> Tensor:
+        """`[n]` int64: where the tokens of `rows` (indices, in that order) lie in a flat tensor."""
+        import torch
+
+        lengths = self.lengths[rows]
+        ends = lengths.cumsum(0)
+        total = int(ends[-1]) if len(ends) else 0
+        shift = torch.repeat_interleave(self.offsets[:-1][rows] - (ends - lengths), lengths)
+        return torch.arange(total, device=self.lengths.device) + shift
+
+    def select(self, rows: Tensor | Sequence[int] | slice) -> Batch:
+        """The rows at these indices, in this order. A slice (step 1) copies nothing."""
+        import torch
+
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.num_rows)
+            if step == 1:
+                offsets = self.offsets
+                lo, hi = int(offsets[start]), int(offsets[max(stop, start)])
+                return replace(
+                    self,
+                    lengths=self.lengths[start:stop],
+                    tokens={k: v[lo:hi] for k, v in self.tokens.items()},
+                    rows={k: v[start:stop] for k, v in self.rows.items()},
+                )
+            rows = range(start, stop, step)
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
+        at = self.token_index(index)
+        return replace(
+            self,
+            lengths=self.lengths[index],
+            tokens={k: v[at] for k, v in self.tokens.items()},
+            rows={k: v[index] for k, v in self.rows.items()},
+        )
+
+    def padded(self, name: str, fill: float = 0, length: int | None = None) -> Tensor:
+        """The right-padded rectangle `[B, T, ...]` of a per-token field (T = `length`, or the longest row)."""
+        flat = self[name]
+        width = int(self.lengths.max()) if length is None and self.num_rows else (length or 0)
+        out = flat.new_full((self.num_rows, width, *flat.shape[1:]), fill)
+        out[self.row_of_token, self.position_ids] = flat
+        return out
+
+    def pack(self, rectangle: Tensor) -> Tensor:
+        """The flat `[N, ...]` form of a right-padded `[B, T, ...]` rectangle of this batch's rows."""
+        return rectangle[self.row_of_token, self.position_ids]
+
+    def row_sum(self, flat: Tensor) -> Tensor:
+        """`[B]`: sum over each row of a flat `[N]` tensor, in its dtype; differentiable."""
+        return flat.new_zeros(self.num_rows).index_add(0, self.row_of_token, flat)
+
+    def validate(self, requires: Iterable[str] = ()) -> Batch:
+        """Checks lengths, shapes, dtypes, row identity and the fields that the caller needs; returns self.
+
+        Raises:
+            BatchError: names the field, the shape or dtype it had and the one expected.
+        """
+        check_batch(self, requires)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as plain buffers, so that an object store shares them instead of copying."""
+        return _from_arrays, (
+            _to_array(self.lengths),
+            {k: _to_array(v) for k, v in self.tokens.items()},
+            {k: _to_array(v) for k, v in self.rows.items()},
+            dict(self.meta),
+        )
+
+
+def concat(batches: Sequence[Batch]) -> Batch:
+    """Joins batches end to end. All must have the same fields; `meta` is the first one's.
+
+    Raises:
+        BatchError: nothing to join, or the fields differ (names which).
+    """
+    import torch
+
+    if not batches:
+        raise BatchError("concat needs at least one batch; got none")
+    first = batches[0]
+    for other in batches[1:]:
+        odd = (set(first.tokens) ^ set(other.tokens)) | (set(first.rows) ^ set(other.rows))
+        if odd:
+            raise BatchError(f"batches to join differ in fields {sorted(odd)}; every part must have all of them")
+    if len(batches) == 1:
+        return first
+    return replace(
+        first,
+        lengths=torch.cat([b.lengths for b in batches]),
+        tokens={k: torch.cat([b.tokens[k] for b in batches]) for k in first.tokens},
+        rows={k: torch.cat([b.rows[k] for b in batches]) for k in first.rows},
+    )
+
+
+def rejoin(parts: Sequence[Batch], row_ids: Tensor) -> Batch:
+    """Joins parts of a split batch back into the order of `row_ids [B]`.
+
+    Raises:
+        BatchError: a row is missing, came twice, or was never asked for.
+    """
+    import torch
+
+    joined = concat(parts)
+    have, want = joined.rows["row_id"], row_ids
+    if not torch.equal(have.sort().values, want.sort().values):
+        missing = sorted(set(want.tolist()) - set(have.tolist()))[:5]
+        extra = sorted(set(have.tolist()) - set(want.tolist()))[:5]
+        raise BatchError(
+            f"rows came back changed: {len(have)} of {len(want)}, missing row_id {missing}, unasked {extra}, "
+            f"{len(have) - len(set(have.tolist()))} twice"
+        )
+    if torch.equal(have, want):
+        return joined
+    order = torch.empty_like(want)
+    order[want.argsort()] = have.argsort()
+    return joined.select(order)
+
+
+def check_batch(batch: Batch, requires: Iterable[str] = ()) -> None:
+    """Raises `BatchError` where `batch` does not fit `SCHEMA` or lacks a field of `requires`."""
+    num_rows, num_tokens = batch.num_rows, batch.num_tokens
+    if batch.lengths.dim() != 1 or str(batch.lengths.dtype) != "torch.int64":
+        raise BatchError(f"lengths: expected [B] int64, got {list(batch.lengths.shape)} {batch.lengths.dtype}")
+    for fields, per, size in ((batch.tokens, Per.TOKEN, num_tokens), (batch.rows, Per.ROW, num_rows)):
+        for name, tensor in fields.items():
+            known = SCHEMA.get(name)
+            if known and known.per is not per:
+                raise BatchError(f"{name}: is a per-{known.per} field, but was given per {per}")
+            if tensor.dim() == 0 or tensor.shape[0] != size:
+                unit = "N tokens" if per is Per.TOKEN else "B rows"
+                raise BatchError(f"{name}: expected [{size}, ...] ({unit}), got {list(tensor.shape)}")
+            if known and str(tensor.dtype) != f"torch.{known.dtype}":
+                raise BatchError(f"{name}: expected dtype {known.dtype}, got {tensor.dtype}")
+    for name in ("row_id", *requires):
+        if name not in batch:
+            have = [*batch.tokens, *batch.rows]
+            raise BatchError(f"{name}: required here but missing{nearest(name, have)}; the batch has {sorted(have)}")
+    distinct = len(set(batch.rows["row_id"].tolist()))
+    if distinct != num_rows:
+        raise BatchError(f"row_id: {num_rows} rows but {distinct} distinct identities")
+
+
+def _to_array(tensor: Tensor) -> Any:
+    """A numpy view, tagged with the dtype where numpy has none of that name."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype is torch.bfloat16:
+        return ("bfloat16", plain.view(torch.int16).numpy())
+    return plain.numpy()
+
+
+def _from_array(array: Any) -> Tensor:
+    import warnings
+
+    import torch
+
+    tag = None
+    if isinstance(array, tuple):
+        tag, array = array
+    with warnings.catch_warnings():
+        # Buffers from the object store are read-only. A Batch is never written in place, so that is exactly right.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tag == "bfloat16" else tensor
+
+
+def _from_arrays(lengths: Any, tokens: dict[str, Any], rows: dict[str, Any], meta: dict[str, float]) -> Batch:
+    return Batch(
+        lengths=_from_array(lengths),
+        tokens={k: _from_array(v) for k, v in tokens.items()},
+        rows={k: _from_array(v) for k, v in rows.items()},
+        meta=meta,
+    )

@@ -1,0 +1,84 @@
+"""The error tree. Every error says what was asked, what is the case, and what to do next.
+
+All of them survive pickling (they cross processes), and each also inherits the built-in class that a caller
+who does not know rlsdk would catch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlsdkError(Exception):
+    """Base of every error that rlsdk raises on purpose."""
+
+
+class ConfigError(RlsdkError, ValueError):
+    """A field of the configuration cannot be used: names its path, its value and what was expected."""
+
+
+class PluginError(RlsdkError):
+    """Base of what can be wrong with a plugin."""
+
+
+class PluginNotFoundError(PluginError, LookupError):
+    """No installed plugin provides the name that was asked for."""
+
+
+class PluginLoadError(PluginError, ImportError):
+    """A plugin is installed but cannot be used: its import failed, or what it returned makes no sense."""
+
+
+class DuplicatePluginError(PluginError):
+    """Two distributions claim one name."""
+
+
+class InterfaceVersionError(PluginError):
+    """A plugin was written for an interface version that this rlsdk does not serve."""
+
+
+class UnsupportedCapabilityError(RlsdkError, NotImplementedError):
+    """A backend was asked for something that it does not claim to do."""
+
+
+class BatchError(RlsdkError, ValueError):
+    """A batch does not fit the schema: names the tensor, the shape it has and the shape expected."""
+
+
+class LayoutError(RlsdkError, ValueError):
+    """Two weight layouts cannot be matched, or a layout contradicts itself."""
+
+
+class WeightSyncError(RlsdkError, RuntimeError):
+    """The rollout engine does not provably serve the weights it was sent. Never ignore it."""
+
+
+class PlacementError(RlsdkError, RuntimeError):
+    """The cluster cannot give what the run asks for: prints asked against available, node by node."""
+
+
+class WorkerError(RlsdkError, RuntimeError):
+    """A worker process failed or died: names role, rank and node, with the last lines of its log."""
+
+
+class DeadlineError(WorkerError, TimeoutError):
+    """A wait on another process passed its deadline."""
+
+
+class CheckpointError(RlsdkError, RuntimeError):
+    """A checkpoint cannot be written, or the one that was asked for is not whole."""
+
+
+class DataError(RlsdkError, ValueError):
+    """A row of data cannot be used: names the file and the line."""
+
+
+class ParityError(RlsdkError, RuntimeError):
+    """Train and rollout engine disagree on log-probs by more than the run allows."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the closest of `valid`, or an empty string when none is close."""
+    match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,182 @@
+"""ShardingManager and Transport: the swap between the training layout and the inference layout."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlsdk.interfaces.weights import Box, SyncReceipt, TensorMeta, WeightLayout, WeightShard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One box, from the rank that holds it to the rank that wants it."""
+
+    name: str
+    box: Box
+    num_bytes: int
+    """On the wire."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Transfers from one source rank to one target rank that move together."""
+
+    source: int
+    """Index into the source layouts."""
+    target: int
+    """Index into the target layouts."""
+    transport: str
+    transfers: tuple[Transfer, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardPlan:
+    """How weights go from one layout to another. Plain data: printable, countable, the same for the same input."""
+
+    tensors: Mapping[str, TensorMeta]
+    """Every canonical tensor that moves, with its dtype on the wire."""
+    buckets: tuple[Bucket, ...]
+    """By target, in the order in which each target takes them."""
+    num_bytes: int
+    """Sum over all buckets."""
+    lower_bound_bytes: int
+    """What targets lack in their own process; no plan can move less between processes."""
+    moved_bytes: int
+    """Bytes that cross a process boundary. Equal to the lower bound when the plan is minimal."""
+    bucket_bytes: int
+    """Bound on a bucket; a single larger box is cut."""
+    source_load: Mapping[int, int] = field(default_factory=dict)
+    """Bytes that each source rank sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """What one sync did, over all replicas."""
+
+    version: int
+    num_tensors: int
+    num_bytes: int
+    """That reached all targets together."""
+    moved_bytes: int
+    """Of those, what crossed a process boundary."""
+    changed_tensors: int
+    """Tensors whose fingerprint differs from the last sync's."""
+    seconds: float
+    stages_s: Mapping[str, float] = field(default_factory=dict)
+    receipts: tuple[SyncReceipt, ...] = ()
+
+
+class EngineGroup(Protocol):
+    """What a ShardingManager sees of the ranks of one role. Provided by the trainer."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def capabilities(self) -> frozenset[str]: ...
+
+    def layouts(self) -> Sequence[WeightLayout]:
+        """Of all ranks, in rank order."""
+        ...
+
+    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        """Calls a method of the role on every rank at once and waits: results in rank order."""
+        ...
+
+    def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
+        """As `run`, with arguments of its own for each rank."""
+        ...
+
+    def peers(self) -> Sequence[Peer]:
+        """A handle per rank that can be sent to another worker."""
+        ...
+
+
+class Peer(Protocol):
+    """A rank of another role, callable from inside a worker. Picklable."""
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Runs a concurrent method of that rank and waits for its result, at most `timeout_s`.
+
+        Raises:
+            DeadlineError: no answer in time.
+            WorkerError: the process is gone.
+        """
+        ...
+
+    def local(self) -> Any | None:
+        """The role object itself when it lives in the calling process, else None."""
+        ...
+
+
+class Transport(ABC):
+    """Moves the bytes of a bucket between two processes. One object at each end; the source side exports, the target
+    side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
+
+    name: str
+
+    @classmethod
+    @abstractmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        """True when it can move bytes between these two places."""
+
+    @abstractmethod
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        """Source side: makes the bytes available, each shard converted to its dtype on the wire. The handle is plain
+        (str, int, float, bytes). The memory behind it is reused two exports to the same target later."""
+
+    @abstractmethod
+    def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> list[Tensor]:
+        """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible.
+
+        Raises:
+            WeightSyncError: the bytes are gone, of another size, or fail their checksum.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a working default
+        """Frees what this end created; nothing may stay behind, not even after kill -9."""
+
+
+class ShardingManager(ABC):
+    """Owns the swap. One object in the controller, bound to one training group and one rollout group."""
+
+    def __init__(self, train: EngineGroup, rollout: EngineGroup, *, timeout_s: float = 600.0) -> None:
+        self.train = train
+        self.rollout = rollout
+        self.timeout_s = timeout_s
+
+    @abstractmethod
+    def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
+        """Which boxes go from where to where. Pure: no device, no communication.
+
+        Raises:
+            LayoutError: a wanted box is held by nobody, or shapes differ.
+        """
+
+    @abstractmethod
+    def sync_weights(self, plan: ReshardPlan, version: int) -> SyncReport:
+        """Carries the plan out; on return every replica serves `version`, and its receipt was checked against the
+        source: every tensor covered, every fingerprint equal.
+
+        Raises:
+            WeightSyncError: not covered, not equal, or unchanged since a sync at a lower version.
+        """
+
+    def rollout_phase(self, version: int) -> AbstractContextManager[SyncReport | None]:
+        """Inside, the rollout engines serve `version`; outside, the train engines have their memory back.
+
+        This default syncs on entry and leaves memory as it is: right for groups that share no device.
+        """
+        return self._sync_only(version)
+
+    @contextmanager
+    def _sync_only(self, version: int) -> Iterator[SyncReport]:
+        yield self.sync_weights(self.plan(self.train.layouts(), self.rollout.layouts()), version)
