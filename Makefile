@@ -1,0 +1,35 @@
+# Every target makes the environment that it needs. PYTHON chooses the interpreter: make PYTHON=python3.12 test
+PYTHON ?= python3
+ENV ?= .venv
+BIN = $(ENV)/bin
+
+.PHONY: help quickstart test lint format benchmarks clean
+
+help:
+	@echo "make quickstart   install, then watch a model learn (2-3 minutes after installing)"
+	@echo "make test         all tests, with every engine that runs on a CPU"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff rewrite the code"
+	@echo "make benchmarks   the figures of docs/benchmarks.md"
+
+quickstart:
+	@$(PYTHON) tools/environment.py $(ENV)
+	@$(BIN)/rlsdk train
+
+test:
+	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENV)-dev/bin/python tools/run_tests.py
+
+lint:
+	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+	$(ENV)-dev/bin/ruff check .
+	$(ENV)-dev/bin/ruff format --check .
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src tools benchmarks
+
+format:
+	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+	$(ENV)-dev/bin/ruff check --fix .
+	$(ENV)-dev/bin/ruff format .
+
+clean:
+	rm -rf $(ENV) $(ENV)-dev build dist .coverage* .pytest_cache .mypy_cache .ruff_cache
