@@ -1,0 +1,46 @@
+"""The configuration of a run: typed, loaded from YAML and the command line alike, refused with every problem named."""
+
+from __future__ import annotations
+
+from rlsdk.config.engines import (
+    ModelConfig,
+    OptimConfig,
+    PlacementConfig,
+    PoolConfig,
+    RolloutConfig,
+    ShardingConfig,
+    TrainConfig,
+)
+from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.schema import (
+    AlgorithmConfig,
+    DataConfig,
+    EvalConfig,
+    RewardConfig,
+    RewardLimitsConfig,
+    RunConfig,
+    SftConfig,
+    TrackingConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "DataConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PlacementConfig",
+    "PoolConfig",
+    "Problem",
+    "RewardConfig",
+    "RewardLimitsConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SftConfig",
+    "ShardingConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "TrainerConfig",
+    "config_error",
+]

@@ -1,0 +1,186 @@
+"""Sections on the engines and where they run: model, train, rollout, placement, sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.problem import Problem
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+Role = Literal["actor", "rollout", "ref", "critic", "reward"]
+
+
+class ModelConfig(Section):
+    """Which model is trained."""
+
+    path: str | None = None
+    """Folder in Hugging Face form, or a name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    dtype: DtypeName = "float32"
+    """Of parameters as computed with, in training and rollout alike."""
+    trust_remote_code: bool = False
+    """Runs code that comes with the model. Off unless asked for."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer; null: the model's own."""
+    init_from_config: bool = False
+    """Starts from random weights drawn with `trainer.seed`; only `config.json` and the tokenizer are read."""
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule, spelled the same for every train backend."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    """Decay rates of the two moments."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled; of parameters of two or more dimensions only."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Clips the global 2-norm of the gradient; null: never."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, linear to zero, or cosine to `min_lr_ratio`, over all optimizer steps of the run."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Where cosine ends, as a share of `lr`."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield Problem("betas", f"{self.betas!r}: expected two numbers of at least 0 and less than 1")
+
+
+class TrainConfig(Section):
+    """The train engine."""
+
+    backend: str = "torch"
+    """Registered train backend; `rlsdk plugins list` shows them."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and schedule."""
+    micro_batch_tokens: PositiveInt | None = 16384
+    """Most tokens in one forward and backward pass on one device; a longer row goes alone. Setting
+    `micro_batch_rows` replaces it."""
+    micro_batch_rows: PositiveInt | None = None
+    """Most rows in one forward and backward pass on one device."""
+    activation_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    options: Options = empty_mapping()
+    """The backend's own options; also written `train.BACKEND.OPTION`. `rlsdk plugins info BACKEND` lists them."""
+    engine_kwargs: Options = empty_mapping()
+    """Passed to the engine's own constructor untouched."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_replace_tokens(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("micro_batch_rows") is not None:
+            return {"micro_batch_tokens": None, **data}
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        if (self.micro_batch_tokens is None) == (self.micro_batch_rows is None):
+            both = f"{self.micro_batch_tokens!r} and micro_batch_rows {self.micro_batch_rows!r}"
+            yield Problem("micro_batch_tokens", f"{both}: exactly one of the two must be set, the other null")
+
+
+class RolloutConfig(Section):
+    """The rollout engine, and how training samples are drawn."""
+
+    backend: str = "transformers"
+    """Registered rollout backend; `rlsdk plugins list` shows them."""
+    temperature: PositiveFloat = 1.0
+    """What logits are divided by, when sampling and in training alike."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Samples from the likeliest tokens that together have this probability; 1: all."""
+    top_k: NonNegativeInt = 0
+    """Samples from so many likeliest tokens; 0: all."""
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Samples from tokens of at least this share of the likeliest one's probability; 0: all."""
+    max_response_tokens: PositiveInt = 1024
+    """Tokens, the stop token included; longer responses are cut and marked truncated."""
+    stop_strings: tuple[str, ...] = empty_tuple()
+    """Texts that end a response, besides the end-of-sequence token."""
+    max_model_tokens: PositiveInt | None = None
+    """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
+    `max_response_tokens`."""
+    max_running_samples: PositiveInt = 256
+    """Samples that one replica decodes at once."""
+    tp_size: PositiveInt = 1
+    """Devices over which one replica is split (tensor parallel)."""
+    options: Options = empty_mapping()
+    """The backend's own options; also written `rollout.BACKEND.OPTION`."""
+    engine_kwargs: Options = empty_mapping()
+    """Passed to the engine's own constructor untouched."""
+
+    def problems(self) -> Iterator[Problem]:
+        if "" in self.stop_strings:
+            yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
+
+
+class PoolConfig(Section):
+    """A set of devices."""
+
+    devices_per_node: tuple[NonNegativeInt, ...] = Field(strict=False, min_length=1)
+    """Devices taken on each node, one number per node: [8, 8] is sixteen devices on two nodes."""
+    device: DeviceChoice = "auto"
+    """What a device is; on cpu, one process with `placement.cpus_per_device` processors."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not any(self.devices_per_node):
+            yield Problem("devices_per_node", f"{list(self.devices_per_node)!r} holds no device")
+
+
+class PlacementConfig(Section):
+    """Which role runs where."""
+
+    preset: Literal["colocate_all", "colocate_actor_ref", "colocate_critic_reward", "disaggregated"] | None = (
+        "colocate_all"
+    )
+    """How roles share devices. colocate_all: every role on every device, taking turns. Setting `pools` replaces it."""
+    num_nodes: PositiveInt = 1
+    """Machines that the preset spreads over."""
+    devices_per_node: PositiveInt = 1
+    """Devices on each machine that the preset uses."""
+    device: DeviceChoice = "auto"
+    """auto: cuda where the cluster has it."""
+    cpus_per_device: PositiveInt = 1
+    """Processors, and threads, of each device's process."""
+    pools: dict[str, PoolConfig] = empty_mapping()
+    """Pools by name, in place of a preset."""
+    roles: dict[Role, str] = empty_mapping()
+    """Role to the name of its pool; several may share one."""
+    ray_address: str | None = None
+    """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pools_replace_preset(cls, data: Any) -> Any:
+        return {"preset": None, **data} if isinstance(data, Mapping) and data.get("pools") else data
+
+    def problems(self) -> Iterator[Problem]:
+        if self.preset is not None and (self.pools or self.roles):
+            yield Problem("preset", f"{self.preset!r}: expected null, because pools or roles are given")
+        if self.preset is None and not self.pools:
+            yield Problem("pools", "expected at least one pool, because placement.preset is null")
+        if self.preset is None:
+            for role in ("actor", "rollout"):
+                if role not in self.roles:
+                    yield Problem("roles", f"{self.roles!r} gives no pool to role {role!r}")
+        for role, pool in self.roles.items():
+            if pool not in self.pools:
+                yield Problem(f"roles.{role}", f"{pool!r} is not one of the pools {sorted(self.pools)}")
+
+
+class ShardingConfig(Section):
+    """How weights go from the train to the rollout engine."""
+
+    manager: str = "auto"
+    """auto: the one registered for this pair of backends, else the generic one; or a registered name
+    (`TRAIN+ROLLOUT`)."""
+    bucket_mb: PositiveInt = 256
+    """MiB: bound of the extra memory that a transfer takes on each side."""

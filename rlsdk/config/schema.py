@@ -1,0 +1,283 @@
+"""The configuration of a run: one frozen model per section, every field with its unit or meaning.
+
+Values are strictly typed (no text taken for a number). Checks between fields of one section stand beside it, those
+between sections in `RunConfig`; what depends on the installed backends is checked by `rlsdk.config.check_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
+from rlsdk.config.problem import Problem
+
+NEEDS_GROUP = frozenset({"grpo", "rloo"})
+"""Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    train: str | None = None
+    """`SOURCE:REST` of a registered source (`reasoning_gym:chain_sum`), a file (.jsonl, .json, .parquet, .csv), or a
+    data set's folder or hub name."""
+    eval: str | None = None
+    """As `train`, for evaluation; null: rows are held out of `train`, `num_eval_rows` of them."""
+    options: Options = empty_mapping()
+    """Parameters of the train source, for instance those of a reasoning-gym task, or `split` of a hub data set."""
+    eval_options: Options = empty_mapping()
+    """Parameters of the eval source."""
+    prompt_field: str = "question"
+    """Field of a row that holds the prompt: a text, or a list of chat messages."""
+    answer_field: str = "answer"
+    """Field of a row that holds the reference answer; rows may lack it."""
+    system_prompt: str | None = None
+    """Text of the system message; used with a chat template only."""
+    prompt_template: str = "{prompt}"
+    """Text of the user message; `{prompt}` and `{any_field_of_the_row}` are filled in."""
+    chat_template: Literal["auto", "always", "never"] = "auto"
+    """auto: the tokenizer's chat template where it has one."""
+    max_prompt_tokens: PositiveInt = 1024
+    """Tokens; longer prompts are left out and counted."""
+    shuffle: bool = True
+    """Takes rows in an order drawn with `trainer.seed`, anew each epoch."""
+    num_train_rows: PositiveInt | None = None
+    """Rows; uses the first so many, or generates so many; null: all that there are (the source's own default where
+    rows are generated)."""
+    num_eval_rows: PositiveInt | None = 256
+    """Rows; null: all that there are."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.system_prompt is not None and self.chat_template == "never":
+            yield Problem(
+                "system_prompt", f"{self.system_prompt!r} needs a chat template, but chat_template is 'never'"
+            )
+        if self.eval_options and self.eval is None:
+            yield Problem("eval_options", f"{self.eval_options!r} has no effect without data.eval")
+        if self.eval is None and self.train is not None and self.num_eval_rows is None:
+            yield Problem("num_eval_rows", "null needs data.eval; held-out rows must be a number")
+
+
+class RewardConfig(Section):
+    """One term of the reward; a sample's score is the weighted sum of all."""
+
+    name: str
+    """A registered reward, `pkg.mod:fn`, or `file.py:fn`."""
+    weight: float = 1.0
+    """Factor of this term in the score."""
+    options: Options = empty_mapping()
+    """Keyword arguments of the function."""
+
+
+class RewardLimitsConfig(Section):
+    """What a reward function may cost. Past a limit the sample has no score, is counted, and carries no gradient."""
+
+    timeout_s: PositiveFloat = 10.0
+    """Seconds per sample."""
+    memory_mb: PositiveInt = 1024
+    """MiB of address space that grading may add to one grading process."""
+    max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of a step's samples; when more fail, the run stops with the counts by kind."""
+    num_workers: PositiveInt | None = None
+    """Grading processes; null: by the number of processors."""
+
+
+class AlgorithmConfig(Section):
+    """How rewards become a gradient."""
+
+    advantage: str = "grpo"
+    """Registered advantage estimator."""
+    advantage_options: Options = empty_mapping()
+    """Keyword arguments of the estimator."""
+    loss: str = "ppo_clip"
+    """Registered policy loss."""
+    loss_options: Options = empty_mapping()
+    """Keyword arguments of the loss, for instance `clip_low` and `clip_high`."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    """Over one mini-batch: token_mean, every response token weighs the same (long answers weigh more);
+    sequence_mean, mean over tokens in a row, then over rows; sequence_sum, sum over tokens, then mean over rows."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL divergence (nats) from the reference policy; 0: no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of the KL at one token, from the log-prob ratio d = log_probs - ref: k1 d, k2 d^2/2, k3 exp(-d) - 1 + d."""
+    kl_in_reward: bool = False
+    """True: the KL is taken from the tokens' rewards; false: added to the loss."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy (nats) that is subtracted from the loss."""
+    old_log_probs: Literal["auto", "always", "rollout"] = "auto"
+    """Where the ratio's denominator comes from. auto: recomputed by the train engine unless the step makes one
+    update, where it equals the current one; always: recomputed; rollout: as the rollout engine gave them."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kl_in_reward and self.kl_coef == 0:
+            yield Problem("kl_in_reward", "True needs algorithm.kl_coef above 0, but it is 0.0")
+
+
+class EvalConfig(Section):
+    """Accuracy on rows that are never trained on."""
+
+    every_steps: PositiveInt | None = 20
+    """Trainer steps between evaluations, the last step always included; null: never."""
+    temperature: PositiveFloat = 1.0
+    """Of the sampled accuracy."""
+    samples_per_prompt: NonNegativeInt = 1
+    """Samples at `temperature`; 0: greedy only."""
+    greedy: bool = True
+    """Also one greedy response per prompt."""
+    at_start: bool = True
+    """Also before the first step."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.every_steps is not None and not self.greedy and self.samples_per_prompt == 0:
+            yield Problem("samples_per_prompt", "0 with eval.greedy false leaves nothing to measure")
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    steps: NonNegativeInt = 200
+    """Trainer steps; each is one rollout, then updates."""
+    prompts_per_step: PositiveInt = 64
+    """Prompts in one step."""
+    samples_per_prompt: PositiveInt = 8
+    """Responses to each prompt: the group."""
+    updates_per_step: PositiveInt = 1
+    """Optimizer steps into which a step's samples are cut (mini-batches), per epoch."""
+    epochs_per_step: PositiveInt = 1
+    """Times that the samples of a step are gone through."""
+    seed: NonNegativeInt = 0
+    """Of data order, sampling and random weights."""
+    run_dir: str = "runs"
+    """Folder under which every run has its own."""
+    run_name: str | None = None
+    """Name of the run's folder; null: made from date and time."""
+    save_every_steps: PositiveInt | None = 50
+    """Trainer steps between checkpoints, the last step always included; null: none at all."""
+    keep_checkpoints: PositiveInt = 3
+    """Newest checkpoints that are kept."""
+    resume: str = "auto"
+    """auto: from the newest whole checkpoint of this run's folder, if there is one; never; or the path of a
+    checkpoint or run."""
+    parity_threshold: PositiveFloat = 0.05
+    """Nats: largest mean difference between the log-probs of rollout and train engine on the same tokens."""
+    parity_action: Literal["warn", "error"] = "warn"
+    """What happens past `parity_threshold`."""
+    callbacks: tuple[str, ...] = empty_tuple()
+    """Registered step callbacks, `pkg.mod:fn`, or `file.py:fn`."""
+    timeout_s: PositiveFloat = 600.0
+    """Seconds: deadline of every wait on another process."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples in one step."""
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.steps * self.updates_per_step * self.epochs_per_step
+
+    def problems(self) -> Iterator[Problem]:
+        if self.updates_per_step > self.samples_per_step:
+            samples = f"{self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {self.samples_per_step}"
+            yield Problem("updates_per_step", f"{self.updates_per_step} is more than a step's samples ({samples})")
+
+
+class SftConfig(Section):
+    """Supervised training on the reference answers: the warm start of `rlsdk train`, and all of `rlsdk sft`."""
+
+    steps: NonNegativeInt = 0
+    """Optimizer steps; 0: no warm start."""
+    rows_per_step: PositiveInt = 64
+    """Rows in one optimizer step."""
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate; the rest of the optimizer is as in `train.optim`, with fresh moments afterwards."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    answer_template: str = "{answer}"
+    """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
+
+
+class TrackingConfig(Section):
+    """Where the run's numbers go."""
+
+    trackers: tuple[str, ...] = Field(default=("jsonl", "tensorboard"), strict=False)
+    """Registered trackers."""
+    options: dict[str, Options] = empty_mapping()
+    """Parameters by tracker name."""
+    samples_per_step: NonNegativeInt = 4
+    """Samples whose text is logged each step."""
+
+    def problems(self) -> Iterator[Problem]:
+        for name in self.options:
+            if name not in self.trackers:
+                yield Problem(f"options.{name}", f"{name!r} is not one of tracking.trackers {list(self.trackers)}")
+
+
+class RunConfig(Section):
+    """All that defines a run."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model is trained."""
+    data: DataConfig = DataConfig()
+    """Where prompts come from."""
+    rewards: tuple[RewardConfig, ...] = empty_tuple()
+    """Terms of the reward; their weighted sum is a sample's score."""
+    reward_limits: RewardLimitsConfig = RewardLimitsConfig()
+    """What a reward function may cost."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """How rewards become a gradient."""
+    train: TrainConfig = TrainConfig()
+    """The train engine."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The rollout engine, and how training samples are drawn."""
+    eval: EvalConfig = EvalConfig()
+    """Accuracy on rows that are never trained on."""
+    placement: PlacementConfig = PlacementConfig()
+    """Which role runs where."""
+    trainer: TrainerConfig = TrainerConfig()
+    """The loop."""
+    sft: SftConfig = SftConfig()
+    """Supervised training on the reference answers."""
+    sharding: ShardingConfig = ShardingConfig()
+    """How weights go from the train to the rollout engine."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Where the run's numbers go."""
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest prompt plus response, in tokens."""
+        return self.rollout.max_model_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._length_problems()
+        yield from self._group_problems()
+        yield from self._schedule_problems()
+
+    def _length_problems(self) -> Iterator[Problem]:
+        needed = self.data.max_prompt_tokens + self.rollout.max_response_tokens
+        if self.max_model_tokens < needed:
+            parts = f"{self.data.max_prompt_tokens} + {self.rollout.max_response_tokens} = {needed}"
+            fields = "data.max_prompt_tokens + rollout.max_response_tokens"
+            yield Problem("rollout.max_model_tokens", f"{self.max_model_tokens} is less than {fields} ({parts})")
+
+    def _group_problems(self) -> Iterator[Problem]:
+        if self.algorithm.advantage in NEEDS_GROUP and self.trainer.samples_per_prompt < 2:
+            yield Problem(
+                "trainer.samples_per_prompt",
+                f"{self.trainer.samples_per_prompt}: expected at least 2, because algorithm.advantage "
+                f"{self.algorithm.advantage!r} compares the samples of a prompt",
+            )
+
+    def _schedule_problems(self) -> Iterator[Problem]:
+        optim, total = self.train.optim, self.trainer.optimizer_steps
+        if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
+            yield Problem(
+                "train.optim.warmup_steps",
+                f"{optim.warmup_steps}: expected fewer than the run's {total} optimizer steps, because "
+                f"train.optim.schedule is {optim.schedule!r}",
+            )
