@@ -1,0 +1,95 @@
+"""Names and arithmetic of a step's numbers. `area/name`, seconds end in `_s`, shares lie in [0, 1]."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlsdk.interfaces import Batch
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.hosts import MiniBatchResult
+
+
+class StepClock:
+    """Seconds by phase of one step. Phases may repeat; what no phase covers is `other`."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def metrics(self) -> dict[str, float]:
+        total = time.perf_counter() - self.start
+        named = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+        return {**named, "time/other_s": total - sum(self.seconds.values()), "time/step_s": total}
+
+
+def batch_metrics(batch: Batch, accuracy: float) -> dict[str, float]:
+    """Reward, length and version figures of a step's samples."""
+    scores = batch["scores"][batch["valid"]]
+    lengths = batch.row_sum(batch["response_mask"].long()).float()
+    return {
+        "reward/mean": _mean(scores),
+        "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
+        "reward/accuracy": accuracy,
+        "reward/invalid_share": float((~batch["valid"]).float().mean()),
+        "response/tokens_mean": _mean(lengths),
+        "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
+        "response/truncated_share": _mean(batch["truncated"].float()),
+        "reward/groups_with_signal": _groups_with_signal(batch),
+    }
+
+
+def update_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
+    """Mean over mini-batches of what adds up, largest of what does not, and the optimizer's figures."""
+    metrics: dict[str, float] = {"policy/loss": _average([r.update.loss for r in results])}
+    for name in results[0].update.sums:
+        metrics[f"policy/{name}"] = _average([r.update.sums[name] for r in results])
+    for name in results[0].update.maxima:
+        metrics[f"policy/{name}_max"] = max(r.update.maxima[name] for r in results)
+    return {
+        **metrics,
+        "policy/grad_norm": _average([r.step.grad_norm for r in results]),
+        "policy/lr": results[-1].step.lr,
+        "policy/skipped_updates": float(sum(r.step.skipped for r in results)),
+        "policy/micro_batches": float(sum(r.update.num_micro_batches for r in results)),
+    }
+
+
+def first_reward_accuracy(scores: Mapping[str, torch.Tensor], valid: torch.Tensor) -> float:
+    """Share of samples that the first reward calls right (1 or more); a sample without a score is not right."""
+    if not scores or not len(valid):
+        return 0.0
+    first = next(iter(scores.values()))
+    return float(((first >= 1.0) & valid).float().mean())
+
+
+def _groups_with_signal(batch: Batch) -> float:
+    """Share of prompts whose samples did not all score alike: the others teach nothing to a group estimator."""
+    _, group = batch["uid"].unique(return_inverse=True)
+    count = int(group.max()) + 1 if len(group) else 0
+    if not count:
+        return 0.0
+    low = torch.full((count,), float("inf")).scatter_reduce(0, group, batch["scores"], "amin")
+    high = torch.full((count,), float("-inf")).scatter_reduce(0, group, batch["scores"], "amax")
+    return float((high > low).float().mean())
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.float().mean()) if len(values) else 0.0
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,68 @@
+"""Runs every test folder in its own pytest process, in turn, then prints one coverage figure and one total.
+
+One process per folder: Ray, process groups and signal handlers of one never meet those of another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = [*sorted(p for p in (ROOT / "tests").iterdir() if any(p.glob("**/test_*.py"))), ROOT / "plugins" / "fsdp"]
+LOOSE = sorted((ROOT / "tests").glob("test_*.py"))
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)")
+
+
+def main() -> None:
+    only = sys.argv[1:]
+    suites = [[str(path) for path in LOOSE], *([str(folder)] for folder in FOLDERS)]
+    chosen = [s for s in suites if s and (not only or any(word in path for word in only for path in s))]
+    (ROOT / ".coverage").unlink(missing_ok=True)
+    totals: Counter[str] = Counter()
+    failed = []
+    start = time.monotonic()
+    for suite in chosen:
+        names = " ".join(str(Path(path).relative_to(ROOT)) for path in suite)
+        print(f"== {names}", flush=True)
+        code, counts = _run(suite)
+        totals.update(counts)
+        if code:
+            failed.append(names)
+    _coverage()
+    print(f"{time.monotonic() - start:.0f} s; suites that failed: {failed or 'none'}")
+    bad = totals["failed"] + totals["error"] + totals["errors"]
+    print(f"{totals['passed']} passed, {bad} failed, {totals['skipped']} skipped")
+    sys.exit(1 if failed else 0)
+
+
+def _run(paths: list[str]) -> tuple[int, Counter[str]]:
+    command = [sys.executable, "-m", "pytest", *paths, "--cov=rlsdk", "--cov=rlsdk_fsdp", "--cov-report=", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(ROOT / ".coverage")}
+    process = subprocess.Popen(
+        [*command, "--cov-append"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    counts: Counter[str] = Counter()
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if " in " in line and (found := COUNT.findall(line)):
+            counts = Counter({word: int(number) for number, word in found})
+    return process.wait(), counts
+
+
+def _coverage() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "coverage", "report", "--skip-covered", "--sort=cover"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    print("\n".join(result.stdout.splitlines()[-12:]))
+
+
+if __name__ == "__main__":
+    main()
