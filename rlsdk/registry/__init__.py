@@ -1,0 +1,11 @@
+"""What is installed: discovery by entry points, negotiation, and the errors a person reads.
+
+Importing this loads the standard library and pluggy only.
+"""
+
+from __future__ import annotations
+
+from rlsdk.registry.registry import Registry
+from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
+
+__all__ = ["PLUGIN", "ComponentKind", "Registry", "Row", "Source", "State"]

@@ -1,0 +1,136 @@
+"""What must be true of a specification before it is believed, found out without importing any engine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    INTERFACE_VERSION,
+    BackendKind,
+    BackendSpec,
+    Capability,
+    LogProbKind,
+)
+from rlsdk.registry.row import State
+
+BACKEND_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+COMPONENT_NAME = re.compile(r"[A-Za-z0-9_*][A-Za-z0-9_.*+-]*")
+IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def backend_nonsense(spec: object) -> str:
+    """Says what about a registered backend makes no sense; empty when it does."""
+    if not isinstance(spec, BackendSpec):
+        return f"registered {spec!r} ({type(spec).__name__}); expected a BackendSpec"
+    return next(_backend_faults(spec), "")
+
+
+def _backend_faults(spec: Any) -> Iterator[str]:
+    """Yields every field that is not of its type: a dataclass checks none, and a plugin may fill in anything."""
+    if not isinstance(spec.name, str) or not BACKEND_NAME.fullmatch(spec.name):
+        yield f"name {spec.name!r}: expected lower-case letters, digits and dashes"
+    if not isinstance(spec.kind, BackendKind):
+        yield f"kind {spec.kind!r}: expected one of {[f'BackendKind.{kind.name}' for kind in BackendKind]}"
+    for field in ("engine", "options"):
+        value = getattr(spec, field)
+        if not (_is_import_string(value) or (field == "options" and value is None)):
+            yield f"{field} {value!r}: expected 'package.module:Class'"
+    if not _is_version(spec.interface):
+        yield f"interface {spec.interface!r}: expected two whole numbers, like {INTERFACE_VERSION}"
+    elif _newer_or_other(spec.interface):
+        return  # It may speak of things that only another version knows; `interface_misfit` says so.
+    for capability in _members(spec.capabilities):
+        if not isinstance(capability, Capability):
+            yield f"capability {capability!r}: expected a member of Capability"
+    for field, known in (("devices", {"cpu", "cuda"}), ("dtypes", set(DTYPE_BYTES))):
+        values = _members(getattr(spec, field))
+        if not values or not known.issuperset(values):
+            yield f"{field} {getattr(spec, field)!r}: expected some of {sorted(known)}"
+    if spec.max_ranks is not None and not (isinstance(spec.max_ranks, int) and spec.max_ranks >= 1):
+        yield f"max_ranks {spec.max_ranks!r}: expected a whole number of at least 1, or None"
+    if not isinstance(spec.log_prob_kind, LogProbKind):
+        yield f"log_prob_kind {spec.log_prob_kind!r}: expected a member of LogProbKind"
+    yield from _requirement_faults(spec.engine_requires)
+
+
+def _requirement_faults(requires: object) -> Iterator[str]:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if not isinstance(requires, Mapping):
+        yield f"engine_requires {requires!r}: expected a mapping of distribution to version specifier"
+        return
+    for distribution, specifier in requires.items():
+        try:
+            SpecifierSet(specifier)
+        except (InvalidSpecifier, TypeError, AttributeError):
+            yield f"engine_requires {distribution!r}: {specifier!r} is no version specifier such as '>=1.2,<2'"
+
+
+def component_nonsense(name: object, target: object) -> str:
+    """Says what about a registered component makes no sense; empty when it does."""
+    if not isinstance(name, str) or not COMPONENT_NAME.fullmatch(name):
+        return f"name {name!r}: expected letters, digits, dots, dashes and underscores"
+    if not (callable(target) or _is_import_string(target)):
+        return f"target {target!r}: expected 'package.module:attribute' or something to call"
+    return ""
+
+
+def interface_misfit(spec: BackendSpec) -> str:
+    """Says why this rlsdk cannot serve the interface that the plugin was written for; empty when it can."""
+    if not _newer_or_other(spec.interface):
+        return ""
+    asked, served = (".".join(map(str, version)) for version in (spec.interface, INTERFACE_VERSION))
+    older = spec.interface[0] < INTERFACE_VERSION[0]
+    remedy = "a newer release of the plugin" if older else "a newer rlsdk"
+    return f"written for interface {asked}, this rlsdk serves {served}; install {remedy}"
+
+
+def engine_state(spec: BackendSpec) -> tuple[State, str]:
+    """Compares installed engine versions with those the plugin was tested with, by metadata alone."""
+    missing, untested = [], []
+    for names, specifier in spec.engine_requires.items():
+        found = installed_version(names)
+        if found is None:
+            missing.append(f"{names}{specifier}")
+        elif not _within(found, specifier):
+            untested.append(f"tested with {names}{specifier}, installed is {found}")
+    if missing:
+        hint = f"; run `{spec.install_hint}`" if spec.install_hint else ""
+        return State.ENGINE_MISSING, f"needs {' and '.join(missing)}, not installed{hint}"
+    return (State.UNTESTED, "; ".join(untested)) if untested else (State.READY, "")
+
+
+def installed_version(names: str) -> str | None:
+    """Version of the first installed distribution of `names` (alternatives split by `|`), or None."""
+    for name in names.split("|"):
+        try:
+            return importlib.metadata.version(name.strip())
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _within(version: str, specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def _newer_or_other(interface: tuple[int, int]) -> bool:
+    return interface[0] != INTERFACE_VERSION[0] or interface[1] > INTERFACE_VERSION[1]
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
+
+
+def _is_import_string(value: object) -> bool:
+    return isinstance(value, str) and IMPORT_STRING.fullmatch(value) is not None
+
+
+def _members(value: object) -> list[object]:
+    return list(value) if isinstance(value, frozenset | set | tuple | list) else [value]

@@ -1,0 +1,92 @@
+"""Finds the installed plugins by reading metadata, and loads each light entry module by itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import rlsdk
+from rlsdk.interfaces import ENTRY_POINT_GROUP
+from rlsdk.registry.load import broken, load_rows
+from rlsdk.registry.row import PLUGIN, Row, Source, State
+
+ONLY = "RLSDK_PLUGINS"
+"""Environment variable: load these plugins alone (entry points or distributions, split by commas)."""
+DISABLED = "RLSDK_DISABLE_PLUGINS"
+"""Environment variable: leave these out. Built-ins are always there."""
+CORE = "rlsdk"
+BUILTIN_MODULE = "rlsdk.builtin"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which plugins the environment asks for."""
+
+    only: frozenset[str] | None
+    without: frozenset[str]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Selection:
+        only = _names(environ.get(ONLY, ""))
+        return cls(only or None, _names(environ.get(DISABLED, "")))
+
+    def refusal(self, source: Source) -> str:
+        """Says why this plugin is left out; empty when it is not."""
+        names = {normalized(source.distribution), normalized(source.entry_point)}
+        if self.without & names:
+            return f"left out by {DISABLED}"
+        return f"not among those of {ONLY}" if self.only is not None and not self.only & names else ""
+
+
+def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
+    """Rows of the built-ins and of every installed plugin, in the order of their distributions' names."""
+    selection = Selection.from_environment(os.environ if environ is None else environ)
+    builtin = Source(distribution=CORE, version=rlsdk.__version__, entry_point="builtin")
+    rows = load_rows(lambda: importlib.import_module(BUILTIN_MODULE), builtin)
+    seen: set[str] = set()
+    for entry, source in sorted(_entry_points(rows), key=lambda found: (found[1].distribution, found[1].entry_point)):
+        seen |= {normalized(source.distribution), normalized(source.entry_point)}
+        if refusal := selection.refusal(source):
+            rows.append(Row(name=entry.name, kind=PLUGIN, source=source, state=State.DISABLED, reason=refusal))
+        else:
+            rows += load_rows(entry.load, source)
+    for name in sorted((selection.only or frozenset()) - seen):
+        rows.append(broken(Source(distribution=name), f"named by {ONLY}, but no such plugin is installed"))
+    return rows
+
+
+def _entry_points(rows: list[Row]) -> Iterator[tuple[importlib.metadata.EntryPoint, Source]]:
+    """Yields the entry points of our group; a distribution whose metadata cannot be read becomes one of `rows`.
+
+    Names and versions are read only of distributions that have such an entry point: parsing every installed
+    distribution's metadata would take longer than all the rest.
+    """
+    done = {normalized(CORE)}
+    for distribution in importlib.metadata.distributions():
+        try:
+            if f"[{ENTRY_POINT_GROUP}]" not in (distribution.read_text("entry_points.txt") or "").replace(" ", ""):
+                continue
+            name, version = distribution.metadata["Name"], distribution.version
+            entries = [entry for entry in distribution.entry_points if entry.group == ENTRY_POINT_GROUP]
+        except Exception as error:
+            where = Source(distribution=str(getattr(distribution, "_path", distribution)))
+            rows.append(broken(where, f"its metadata cannot be read: {type(error).__name__}: {error}", error))
+            continue
+        if normalized(name) in done:
+            continue  # Further down sys.path, so Python itself would not import it.
+        done.add(normalized(name))
+        for entry in entries:
+            yield entry, Source(distribution=name, version=version, entry_point=entry.name)
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(normalized(name.strip()) for name in text.split(",") if name.strip())

@@ -1,0 +1,108 @@
+"""From one plugin to its rows. Whatever the plugin does wrong ends up in a row of its own, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pluggy
+
+from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, Hooks, nearest
+from rlsdk.registry.checks import backend_nonsense, component_nonsense, engine_state, interface_misfit
+from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
+
+BACKEND_HOOK = "rlsdk_register_backends"
+COMPONENT_HOOKS: Mapping[str, ComponentKind] = {
+    "rlsdk_register_advantages": ComponentKind.ADVANTAGE,
+    "rlsdk_register_losses": ComponentKind.LOSS,
+    "rlsdk_register_rewards": ComponentKind.REWARD,
+    "rlsdk_register_datasets": ComponentKind.DATASET,
+    "rlsdk_register_trackers": ComponentKind.TRACKER,
+    "rlsdk_register_sharding_managers": ComponentKind.SHARDING_MANAGER,
+    "rlsdk_register_callbacks": ComponentKind.CALLBACK,
+}
+
+
+def load_rows(load: Callable[[], object], source: Source) -> list[Row]:
+    """Loads a plugin by calling `load` and asks it for everything that it registers."""
+    try:
+        plugin = load()
+    except (Exception, SystemExit) as error:
+        return [broken(source, f"its import failed: {type(error).__name__}: {error}", error)]
+    return plugin_rows(plugin, source)
+
+
+def plugin_rows(plugin: object, source: Source) -> list[Row]:
+    """Rows of a plugin that was loaded: a module, or an object with marked methods.
+
+    Each plugin gets a manager of its own, so that no plugin's hook can reach or stop another's.
+    """
+    manager = pluggy.PluginManager("rlsdk")
+    manager.add_hookspecs(Hooks)
+    try:
+        if isinstance(plugin, type):
+            return [broken(source, f"its entry point gives the class {plugin!r}; expected a module or an object")]
+        manager.register(plugin)
+        callers = manager.get_hookcallers(plugin) or []
+    except (Exception, SystemExit) as error:
+        return [broken(source, f"its hooks do not fit: {error}", error)]
+    if not callers:
+        return [broken(source, f"nothing in {plugin!r} is marked with @hookimpl")]
+    rows = _unknown_hooks(manager, source)
+    for hook in (BACKEND_HOOK, *COMPONENT_HOOKS):
+        rows += _call(manager, hook, source)
+    return rows
+
+
+def broken(source: Source, reason: str, error: BaseException | None = None) -> Row:
+    """A row for a plugin of which nothing more is known."""
+    name = source.entry_point or source.distribution
+    return Row(name=name, kind=PLUGIN, source=source, state=State.BROKEN, reason=reason, error=error)
+
+
+def _unknown_hooks(manager: pluggy.PluginManager, source: Source) -> list[Row]:
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = (BACKEND_HOOK, *COMPONENT_HOOKS)
+        names = sorted(name for name in vars(manager.hook) if name.startswith("rlsdk_") and name not in known)
+        said = ", ".join(f"{name!r}{nearest(name, known)}" for name in names)
+        return [broken(source, f"there is no hook {said}" if names else str(error), error)]
+    return []
+
+
+def _call(manager: pluggy.PluginManager, hook: str, source: Source) -> list[Row]:
+    rows: list[Row] = []
+
+    def register_backend(spec: BackendSpec) -> None:
+        rows.append(_backend_row(spec, source))
+
+    def register_component(name: str, target: object, description: str = "") -> None:
+        spec = ComponentSpec(name=name, target=target, description=description)
+        rows.append(_component_row(COMPONENT_HOOKS[hook], spec, source))
+
+    register = register_backend if hook == BACKEND_HOOK else register_component
+    try:
+        returned = getattr(manager.hook, hook)(register=register)
+    except (Exception, SystemExit) as error:
+        return [*rows, broken(source, f"{hook} failed: {type(error).__name__}: {error}", error)]
+    if returned:
+        rows.append(broken(source, f"{hook} returned {returned[0]!r}; call register(...) for each instead"))
+    return rows
+
+
+def _backend_row(spec: BackendSpec, source: Source) -> Row:
+    if nonsense := backend_nonsense(spec):
+        name = spec.name if isinstance(spec, BackendSpec) and isinstance(spec.name, str) else source.entry_point
+        kind = spec.kind if isinstance(spec, BackendSpec) and isinstance(spec.kind, BackendKind) else PLUGIN
+        return Row(name=name, kind=kind, source=source, state=State.BROKEN, reason=nonsense)
+    if misfit := interface_misfit(spec):
+        state, reason = State.WRONG_INTERFACE, misfit
+    else:
+        state, reason = engine_state(spec)
+    return Row(name=spec.name, kind=spec.kind, source=source, state=state, reason=reason, spec=spec)
+
+
+def _component_row(kind: ComponentKind, spec: ComponentSpec, source: Source) -> Row:
+    nonsense = component_nonsense(spec.name, spec.target)
+    state = State.BROKEN if nonsense else State.READY
+    return Row(name=str(spec.name), kind=kind, source=source, state=state, reason=nonsense, spec=spec)
