@@ -6,50 +6,33 @@ On policy by construction: every step samples with the weights that the last one
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from rlsdk.algorithms import (
-    PolicyObjective,
-    log_prob_difference,
-    loss_weights,
-    token_level_rewards,
-)
-from rlsdk.interfaces import Batch, Capability, ParityError, RlsdkError, SyncReport, TrainSpec
-from rlsdk.rewards import RewardResult
+from rlsdk.algorithms import log_prob_difference, loss_weights, token_level_rewards
+from rlsdk.interfaces import Batch, ParityError
+from rlsdk.kit.balance import balanced_partition
 from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.events import RunView
+from rlsdk.trainer.evaluation import evaluate
 from rlsdk.trainer.experience import cut_mini_batches, make_batch, make_requests, scatter_loss_weights
 from rlsdk.trainer.hosts import MiniBatchResult, Samples
-from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
-from rlsdk.trainer.session import Session, can
+from rlsdk.trainer.metrics import StepClock, batch_metrics, first_reward_accuracy, update_metrics
+from rlsdk.trainer.state import TrainerState, load_run_state, save_run_state
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.run import RunParts
+    from rlsdk.data import Prompt
+    from rlsdk.rewards import RewardResult
+    from rlsdk.trainer.parts import RunParts
+    from rlsdk.trainer.session import Session
 
-
-@dataclass
-class TrainerState:
-    """What a checkpoint keeps besides the engine's own part and the data's position."""
-
-    step: int = 0
-    """Trainer steps done."""
-    policy_version: int = 0
-    """Optimizer steps contained in the weights that changed them."""
-    moving: bool = False
-    """A gradient other than zero was seen: from now on every optimizer step changes the weights."""
-    warm_started: bool = False
-    """The supervised warm start is done."""
-    samples: int = 0
-    tokens: int = 0
-    reward_failures: dict[str, int] = field(default_factory=dict)
-    """Samples without a score, by kind, over the whole run."""
+TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages",
+                  "loss_weight")  # fmt: skip
+"""What leaves the controller for an update; everything else stays."""
 
 
 class Trainer:
@@ -63,32 +46,188 @@ class Trainer:
         self.state = TrainerState()
         self.stop_requested = False
         self.clock = StepClock()
+        self.parity_checked = False
         self.store = CheckpointStore(parts.run_dir / "checkpoints", self.config.trainer.keep_checkpoints)
 
     def fit(self) -> None:
         """Steps until `trainer.steps` are done or a stop is requested; always leaves a checkpoint behind."""
-        steps = self.config.trainer.steps
-        if self.state.step == 0 and self.config.eval.at_start:
+        if self.state.step == 0 and self.config.eval.at_start and self.config.eval.every_steps is not None:
             self.evaluate()
-        while self.state.step < steps and not self.stop_requested:
+        while self.state.step < self.config.trainer.steps and not self.stop_requested:
             self.step()
-            last = self.state.step == steps or self.stop_requested
-            if self._due(self.config.eval.every_steps, last):
+            finished = self.state.step == self.config.trainer.steps
+            if _due(self.state.step, self.config.eval.every_steps, last=finished):
                 self.evaluate()
-            if self._due(self.config.trainer.save_every_steps, last):
+            if _due(self.state.step, self.config.trainer.save_every_steps, last=finished or self.stop_requested):
                 self.save()
 
     def step(self) -> Mapping[str, float]:
-        """One turn of the loop."""
+        """One turn of the loop; returns its metrics."""
         self.clock = StepClock()
-        rows = self.parts.prompts.take(self.config.trainer.prompts_per_step)
-        samples = self.rollout([row.prompt_ids for row in rows])
-        batch = make_batch(
-            [row.prompt_ids for row in rows], samples, temperature=self.config.rollout.temperature
-        )
-        batch, rewards = self.reward(batch, rows, samples)
-        mini_batches = self.cut(batch.num_rows)
+        prompts = self.parts.prompts.take(self.config.trainer.prompts_per_step)
+        batch = self.rollout(prompts)
+        batch, rewards = self.reward(batch, prompts)
+        mini_batches = self.cut(batch)
         batch = self.log_probs(batch, mini_batches)
         batch = self.advantages(batch, mini_batches)
         results = self.update(batch, mini_batches)
         return self.finish(batch, rewards, results)
+
+    def rollout(self, prompts: Sequence[Prompt]) -> Batch:
+        """Brings the rollout engines to the current weights and samples every prompt."""
+        token_ids = [prompt.prompt_ids for prompt in prompts]
+        seed = (self.config.trainer.seed, "train", self.state.step)
+        with self.view.phase("rollout"), ExitStack() as phase:
+            self.enter_rollout(phase)
+            with self.clock.measure("rollout"):
+                samples = self.generate(token_ids, self.parts.sampling, self.config.trainer.samples_per_prompt, seed)
+            with self.clock.measure("sync"):
+                phase.close()
+        return make_batch(token_ids, samples, temperature=self.config.rollout.temperature)
+
+    def enter_rollout(self, phase: ExitStack) -> None:
+        """Swaps to the inference layout for as long as `phase` lives."""
+        with self.clock.measure("sync"):
+            report = phase.enter_context(self.session.manager.rollout_phase(self.state.policy_version))
+        if report is not None:
+            self.view.synced(report)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, n: int, seed: Sequence[int | str]
+    ) -> Samples:
+        """Samples `n` responses to each prompt, spread over the replicas by tokens."""
+        requests = make_requests(prompts, sampling, n=n, seed=seed)
+        group = self.session.rollout.group
+        costs = [len(request.prompt_ids) + n * sampling.max_tokens for request in requests]
+        shares = balanced_partition(costs, group.world_size)
+        done = group.run_each("generate", [([requests[i] for i in share],) for share in shares])
+        return Samples.merge(done, shares)
+
+    def reward(self, batch: Batch, prompts: Sequence[Prompt]) -> tuple[Batch, RewardResult]:
+        """Scores every response; a sample whose reward failed is counted and carries no gradient."""
+        with self.view.phase("reward"), self.clock.measure("reward"):
+            result = self.parts.score(batch, prompts)
+        for kind, count in result.failures.items():
+            self.state.reward_failures[kind] = self.state.reward_failures.get(kind, 0) + count
+        self.parts.check_failures(result, self.view)
+        return batch.with_rows(scores=torch.from_numpy(result.scores), valid=torch.from_numpy(result.valid)), result
+
+    def cut(self, batch: Batch) -> list[Tensor]:
+        """Rows of each mini-batch of this step."""
+        seed = (self.config.trainer.seed, "cut", self.state.step)
+        return cut_mini_batches(batch.num_rows, self.config.trainer.updates_per_step, seed=seed)
+
+    def log_probs(self, batch: Batch, mini_batches: Sequence[Tensor]) -> Batch:
+        """Adds `old_log_probs` where an update will need them, and `ref_log_probs` where a KL is asked for."""
+        with self.view.phase("log_probs"), self.clock.measure("log_probs"):
+            if not self.parity_checked:
+                self.check_parity(batch)
+            if self.config.algorithm.old_log_probs == "rollout":
+                batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
+            elif len(off_policy := self.off_policy_rows(batch, mini_batches)):
+                old = self.forward(self.session.actor.group, batch.select(off_policy), "old_log_probs")
+                flat = torch.zeros(batch.num_tokens)
+                flat[batch.token_index(off_policy)] = old
+                batch = batch.with_tokens(old_log_probs=flat)
+            if self.session.ref is not None:
+                ref = self.forward(self.session.ref.group, batch, "ref_log_probs")
+                batch = batch.with_tokens(ref_log_probs=ref)
+        return batch
+
+    def off_policy_rows(self, batch: Batch, mini_batches: Sequence[Tensor]) -> Tensor:
+        """Rows that some update will see with other weights than those that sampled them.
+
+        The first update of a step is exactly on policy: its ratio is one by definition and needs no second pass.
+        """
+        if self.config.algorithm.old_log_probs == "always" or self.config.trainer.epochs_per_step > 1:
+            return torch.arange(batch.num_rows)
+        return torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)]).sort().values
+
+    def forward(self, group: WorkerGroup, batch: Batch, field: str) -> Tensor:
+        """Log-probs of a batch's rows under a train engine, flat."""
+        needed = self.session.cluster.put(batch.keep(("input_ids", "response_mask")))
+        answer: Batch = group.run("forward", needed, {"log_probs": field})
+        return answer[field]
+
+    def check_parity(self, batch: Batch) -> None:
+        """The gate before the first update: both engines must give the same tokens the same log-probs.
+
+        Raises:
+            ParityError: they do not, and `trainer.parity_action` is `error`.
+        """
+        self.parity_checked = True
+        trained = self.forward(self.session.actor.group, batch, "old_log_probs")
+        found = log_prob_difference(trained, batch["rollout_log_probs"], batch["response_mask"])
+        limit = self.config.trainer.parity_threshold
+        if found.mean_abs <= limit:
+            return
+        text = (
+            f"train backend {self.session.actor.backend!r} and rollout backend {self.session.rollout.backend!r} give "
+            f"the same tokens log-probs that differ by {found.mean_abs:.4f} nats on average (largest "
+            f"{found.max_abs:.4f}); trainer.parity_threshold is {limit}"
+        )
+        if self.config.trainer.parity_action == "error":
+            raise ParityError(f"{text}. Compare model.dtype and the engines' options, or raise the threshold.")
+        self.view.notice(f"warning: {text}")
+
+    def advantages(self, batch: Batch, mini_batches: Sequence[Tensor]) -> Batch:
+        """Adds token rewards, advantages, and each token's share of its mini-batch loss."""
+        algorithm = self.config.algorithm
+        with self.clock.measure("advantages"):
+            penalty = algorithm.kl_coef if algorithm.kl_in_reward else 0.0
+            batch = token_level_rewards(batch, kl_coef=penalty, estimator=algorithm.kl_estimator)
+            batch = self.parts.advantage(batch, **algorithm.advantage_options)
+            batch.validate(("advantages",))
+            weights = [
+                loss_weights(batch.select(rows), algorithm.loss_aggregation, max_tokens=self.parts.sampling.max_tokens)
+                for rows in mini_batches
+            ]
+            return scatter_loss_weights(batch, mini_batches, weights)
+
+    def update(self, batch: Batch, mini_batches: Sequence[Tensor]) -> list[MiniBatchResult]:
+        """One optimizer step per mini-batch and epoch. All are sent at once; the workers run them in order."""
+        trained = batch.keep(TRAINED_FIELDS)
+        put = self.session.cluster.put
+        first, rest = mini_batches[0], torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)])
+        if self.config.trainer.epochs_per_step > 1 or "old_log_probs" not in batch or not len(rest):
+            whole = put(trained)
+            parts = [whole.select(rows) for rows in mini_batches]
+        else:
+            on_policy = put(trained.select(first).keep(set(TRAINED_FIELDS) - {"old_log_probs"}))
+            later = put(trained.select(rest))
+            ends = torch.tensor([len(rows) for rows in mini_batches[1:]]).cumsum(0).tolist()
+            parts = [on_policy, *(later.select(torch.arange(e - len(r), e)) for e, r in zip(ends, mini_batches[1:], strict=True))]
+        with self.view.phase("update", total=len(parts) * self.config.trainer.epochs_per_step):
+            with self.clock.measure("update"):
+                group = self.session.actor.group
+                waiting = [
+                    group.submit("update", part, self.parts.objective)
+                    for _ in range(self.config.trainer.epochs_per_step)
+                    for part in parts
+                ]
+                return [self.collect(pending) for pending in waiting]
+
+    def collect(self, pending: Pending) -> MiniBatchResult:
+        """Waits for one optimizer step and counts it."""
+        result: MiniBatchResult = pending.result(self.config.trainer.timeout_s)
+        self.view.advance()
+        self.state.count_update(result.step)
+        return result
+
+    def finish(self, batch: Batch, rewards: RewardResult, results: Sequence[MiniBatchResult]) -> Mapping[str, float]:
+        """Counts the step and tells whoever listens."""
+        self.state.step += 1
+        self.state.samples += batch.num_rows
+        self.state.tokens += batch.num_tokens
+        accuracy = first_reward_accuracy(rewards)
+        metrics = {
+            **batch_metrics(batch, accuracy),
+            **update_metrics(results),
+            **self.clock.metrics(),
+            "policy/version": float(self.state.policy_version),
+            "data/epoch": float(self.parts.prompts.epoch),
+        }
+        metrics["throughput/tokens_per_s"] = batch.num_tokens / metrics["time/step_s"]
+        self.parts.track(self.state.step, metrics, batch, rewards, self.view)
+        self.view.step(self.state.step, self.config.trainer.steps, metrics)
+        return metrics

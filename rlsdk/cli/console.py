@@ -1,0 +1,130 @@
+"""What a run looks like in a terminal, and in a file when the output is one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from rlsdk.interfaces import SyncReport
+from rlsdk.trainer.events import RunView
+
+COLUMNS = (
+    ("reward", "reward/mean", "{:7.3f}", 1.0),
+    ("right", "reward/accuracy", "{:5.1f}%", 100.0),
+    ("tokens", "response/tokens_mean", "{:6.1f}", 1.0),
+    ("KL", "policy/approx_kl", "{:7.4f}", 1.0),
+    ("|dlogp|", "parity/log_prob_diff_mean", "{:7.1e}", 1.0),
+    ("grad", "policy/grad_norm", "{:6.2f}", 1.0),
+    ("rollout", "time/rollout_s", "{:6.2f}s", 1.0),
+    ("sync", "time/sync_s", "{:5.2f}s", 1.0),
+    ("update", "time/update_s", "{:6.2f}s", 1.0),
+    ("step", "time/step_s", "{:6.2f}s", 1.0),
+    ("tok/s", "throughput/tokens_per_s", "{:7.0f}", 1.0),
+)
+"""Heading, metric, format, factor of each figure of a step's line."""
+
+HEADER_EVERY = 25
+
+
+class ConsoleView(RunView):
+    """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._lines = 0
+        self._phase: TaskID | None = None
+        self._run: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> ConsoleView:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[None]:
+        self._phase = self._progress.add_task(name.replace("_", " "), total=total)
+        try:
+            yield
+        finally:
+            self._progress.remove_task(self._phase)
+            self._phase = None
+
+    def advance(self, count: int = 1) -> None:
+        if self._phase is not None:
+            self._progress.advance(self._phase, count)
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self._show_run("steps", step, steps)
+        if self._lines % HEADER_EVERY == 0:
+            self._print(" " * (len(str(steps)) * 2 + 2) + "  ".join(_heading(*column) for column in COLUMNS))
+        self._lines += 1
+        figures = "  ".join(_figure(metrics, *column) for column in COLUMNS)
+        self._print(f"{step:>{len(str(steps))}}/{steps} {figures}")
+
+    def sft_step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self._show_run("warm-up", step, steps)
+        if step == steps or step % max(steps // 5, 1) == 0:
+            self._print(f"sft {step:>{len(str(steps))}}/{steps}  loss {metrics['sft/loss']:.4f}")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        parts = [
+            f"{name.removeprefix('eval/accuracy_')} {value:.1%}"
+            for name, value in metrics.items()
+            if name.startswith("eval/accuracy_")
+        ]
+        self._print(f"eval after step {step}: right {', '.join(parts)}")
+
+    def saved(self, step: int, path: Path) -> None:
+        self._print(f"saved {path}")
+
+    def notice(self, text: str) -> None:
+        self._print(text)
+
+    def synced(self, report: SyncReport) -> None:
+        """The step's line carries the seconds; the first sync is told in full."""
+        if self._lines == 0 and self._run is None:
+            rate = report.num_bytes / max(report.seconds, 1e-9) / 1e9
+            self._print(
+                f"weights: {report.num_tensors} tensors, {report.num_bytes / 1e6:.1f} MB served, "
+                f"{report.moved_bytes / 1e6:.1f} MB moved between processes, {report.seconds * 1e3:.0f} ms "
+                f"({rate:.2f} GB/s), version {report.version}"
+            )
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Samples are in `samples.jsonl` and the report."""
+
+    def _show_run(self, name: str, done: int, total: int) -> None:
+        if self._run is None or self._progress.tasks[0].total != total:
+            if self._run is not None:
+                self._progress.remove_task(self._run)
+            self._run = self._progress.add_task(name, total=total)
+        self._progress.update(self._run, completed=done)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+def _heading(name: str, metric: str, form: str, factor: float) -> str:
+    return f"{name:>{len(form.format(0.0))}}"
+
+
+def _figure(metrics: Mapping[str, float], name: str, metric: str, form: str, factor: float) -> str:
+    text = form.format(metrics[metric] * factor) if metric in metrics else "-"
+    return f"{text:>{len(form.format(0.0))}}"

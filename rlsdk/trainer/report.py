@@ -1,0 +1,116 @@
+"""One self-contained HTML page about a run: curves, time by phase, samples with their rewards, the configuration."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines, read_metrics
+
+CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("Accuracy", "%", {"samples": "reward/accuracy", "eval sampled": "eval/accuracy_sampled",
+                       "eval greedy": "eval/accuracy_greedy"}),
+    ("Reward", "", {"mean": "reward/mean", "std": "reward/std"}),
+    ("Response tokens", "", {"mean": "response/tokens_mean", "longest": "response/tokens_max"}),
+    ("Entropy and KL, nats", "", {"KL of update": "policy/approx_kl", "entropy": "policy/entropy",
+                                  "KL to reference": "policy/kl"}),
+    ("Log-prob difference, train against rollout, nats", "", {"mean": "parity/log_prob_diff_mean"}),
+    ("Gradient norm", "", {"before clipping": "policy/grad_norm"}),
+    ("Shares", "%", {"clipped": "policy/clip_fraction", "truncated": "response/truncated_share",
+                     "prompts with signal": "reward/groups_with_signal", "reward failed": "reward/invalid_share"}),
+    ("Tokens per second", "", {"all tokens": "throughput/tokens_per_s"}),
+)  # fmt: skip
+"""Title, unit, and metric by the curve's name."""
+
+MAX_BARS, MAX_SAMPLES = 120, 60
+
+
+def write_report(run_dir: Path) -> tuple[Path, Path]:
+    """Writes `report.html` and `curves.svg` into the run's folder from what its JSONL tracker left there.
+
+    Raises:
+        ConfigError: the folder holds no metrics.
+    """
+    metrics = read_metrics(run_dir)
+    if not metrics:
+        raise ConfigError(
+            f"{str(run_dir)!r} holds no metrics.jsonl with lines in it. Give a run's folder (runs/NAME), and keep 'jsonl' "
+            "among tracking.trackers"
+        )
+    charts = [_chart(title, unit, curves, metrics) for title, unit, curves in CHARTS]
+    charts.insert(4, _phases(metrics))
+    page, plot = run_dir / "report.html", run_dir / "curves.svg"
+    atomic_write_text(plot, sheet(charts))
+    atomic_write_text(page, _page(run_dir, metrics, charts))
+    return page, plot
+
+
+def _chart(title: str, unit: str, curves: Mapping[str, str], metrics: Sequence[Mapping[str, Any]]) -> str:
+    factor = 100.0 if unit == "%" else 1.0
+    lines = [
+        Line(name=name, points=[(m["step"], m[metric] * factor) for m in metrics if metric in m])
+        for name, metric in curves.items()
+    ]
+    return line_chart(title, [line for line in lines if line.points], unit=unit)
+
+
+def _phases(metrics: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        {key[5:-2]: m[key] for key in m if key.startswith("time/") and key not in ("time/step_s", "time/eval_s")}
+        for m in metrics
+        if "time/step_s" in m
+    ]
+    stride = max(len(rows) // MAX_BARS, 1)
+    return stacked_bars("Seconds by phase", rows[::stride], unit="s")
+
+
+def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[str]) -> str:
+    config_file = run_dir / "config.yaml"
+    config = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
+    samples = read_lines(run_dir / SAMPLES_FILE)[-MAX_SAMPLES:]
+    name = html.escape(run_dir.name)
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>rlsdk: {name}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
+padding: 0 1rem }} .charts {{ display: flex; flex-wrap: wrap; gap: 1rem }} table {{ border-collapse: collapse;
+width: 100%; font-size: 13px }} td, th {{ border-bottom: 1px solid #8884; padding: .3rem .5rem; text-align: left;
+vertical-align: top }} td.text {{ white-space: pre-wrap; overflow-wrap: anywhere; font-family: ui-monospace, monospace }}
+pre {{ overflow: auto; background: #8881; padding: 1rem; font-size: 12px }}</style></head><body>
+<h1>{name}</h1>{_summary(metrics)}<h2>Curves</h2><div class="charts">{"".join(charts)}</div>
+<h2>Samples of the last steps</h2>{_sample_table(samples)}<h2>Configuration</h2><details><summary>all fields</summary>
+<pre>{html.escape(config)}</pre></details></body></html>
+"""
+
+
+def _summary(metrics: Sequence[Mapping[str, Any]]) -> str:
+    def ends(name: str) -> str:
+        values = [m[name] for m in metrics if name in m]
+        return f"{values[0]:.1%} &rarr; {values[-1]:.1%}" if values else "not measured"
+
+    seconds = sum(m.get("time/step_s", 0.0) for m in metrics)
+    rows = {
+        "steps": f"{int(metrics[-1]['step'])}",
+        "accuracy of training samples": ends("reward/accuracy"),
+        "accuracy on held-out prompts, sampled": ends("eval/accuracy_sampled"),
+        "accuracy on held-out prompts, greedy": ends("eval/accuracy_greedy"),
+        "seconds in steps": f"{seconds:.1f}",
+    }
+    return "<table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items()) + "</table>"
+
+
+def _sample_table(samples: Sequence[Mapping[str, Any]]) -> str:
+    if not samples:
+        return "<p>None were logged (tracking.samples_per_step).</p>"
+    head = "<tr><th>step</th><th>prompt</th><th>response</th><th>answer</th><th>score</th></tr>"
+    rows = [
+        f"<tr><td>{s['step']}</td>"
+        + "".join(f'<td class="text">{html.escape(str(s.get(k, "")))}</td>' for k in ("prompt", "response", "answer"))
+        + f"<td>{s.get('score', float('nan')):.3g}</td></tr>"
+        for s in reversed(samples)
+    ]
+    return f"<table>{head}{''.join(rows)}</table>"
