@@ -1,0 +1,39 @@
+"""Prompts in: sources, rendering, filters, order.
+
+`load_rows` -> `split_by_content` -> `PromptDataset` -> `PromptStream`; each is of use without the next.
+"""
+
+from __future__ import annotations
+
+from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
+from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
+from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
+from rlsdk.data.sources import BUILTIN_SOURCES, Loader, SourceName, load_rows, parse_source
+from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
+from rlsdk.data.stream import PromptStream, epoch_order
+
+__all__ = [
+    "BUILTIN_SOURCES",
+    "DataRow",
+    "FilterReport",
+    "JsonValue",
+    "Loader",
+    "Messages",
+    "Prompt",
+    "PromptDataset",
+    "PromptFormat",
+    "PromptStream",
+    "SourceName",
+    "Template",
+    "Tokenizer",
+    "distinct",
+    "drop_seen",
+    "epoch_order",
+    "load_rows",
+    "parse_source",
+    "question_key",
+    "render",
+    "split_by_content",
+    "to_json",
+    "to_row",
+]

@@ -1,0 +1,205 @@
+"""Rows from local files: JSON lines, JSON, CSV, Parquet. Every error names file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rlsdk.data.rows import DataRow, to_row
+from rlsdk.interfaces import DataError, nearest
+
+MAX_CSV_FIELD_CHARS = 1 << 27
+_BOM = b"\xef\xbb\xbf"
+
+
+def load_json(rest: str, *, field: str | None = None) -> Iterator[DataRow]:
+    """Rows of a `.jsonl` file (one object a line; blank lines are passed over) or a `.json` file (one array).
+
+    Args:
+        rest: path of the file.
+        field: of a `.json` file whose top level is an object: the field that holds the array.
+
+    Raises:
+        DataError: not UTF-8, not JSON, or not an object, with file and line.
+    """
+    path = existing_file(rest)
+    with path.open("rb") as stream:
+        head = stream.read(4096).removeprefix(_BOM).lstrip()
+    if path.suffix == ".json" and (field is not None or not _looks_like_lines(head)):
+        return _json_array(path, field)
+    return _json_lines(path)
+
+
+def load_csv(rest: str, *, delimiter: str | None = None) -> Iterator[DataRow]:
+    """Rows of a CSV file with a header line; every value is text.
+
+    Args:
+        rest: path of the file.
+        delimiter: one character; by default a tab for `.tsv` and a comma otherwise.
+
+    Raises:
+        DataError: not UTF-8, a header with a name missing or twice, or a row of another width than the header.
+    """
+    path = existing_file(rest)
+    csv.field_size_limit(MAX_CSV_FIELD_CHARS)
+    reader = csv.reader(
+        (text for _, text in decoded_lines(path)),
+        delimiter=delimiter or ("\t" if path.suffix == ".tsv" else ","),
+        strict=True,
+    )
+    try:
+        header = next(reader, None)
+        names = _checked_header(path, header or [])
+        start = reader.line_num + 1
+        for cells in reader:
+            if cells:
+                yield to_row(_named_cells(names, cells, f"{path}:{start}"), f"{path}:{start}")
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+
+
+def load_parquet(rest: str, *, columns: Sequence[str] | None = None) -> Iterator[DataRow]:
+    """Rows of a Parquet file; the line in errors is the 1-based row number.
+
+    Args:
+        rest: path of the file.
+        columns: names of those to read; all by default.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = existing_file(rest)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            check_columns(columns, table.schema_arrow.names, str(path))
+            batches = table.iter_batches(batch_size=1024, columns=list(columns) if columns else None)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, 1):
+                yield to_row(row, f"{path}:{number}")
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def existing_file(name: str) -> Path:
+    """The path, when it is a file.
+
+    Raises:
+        DataError: it is not, with the nearest name in that folder.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, expected a file; give the folder with the source `folder:{path}`")
+    folder = path.parent
+    if not folder.is_dir():
+        raise DataError(f"{path}: no such file; the folder {str(folder)!r} does not exist either")
+    names = [entry.name for entry in folder.iterdir()]
+    raise DataError(f"{path}: no such file{nearest(path.name, names)}")
+
+
+def check_columns(columns: Sequence[str] | None, have: Sequence[str], where: str) -> None:
+    """Raises `DataError` for a name in `columns` that is not in `have`."""
+    for name in columns or ():
+        if name not in have:
+            raise DataError(f"{where}: no column {name!r}{nearest(name, have)}; it has {sorted(have)}")
+
+
+def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number from 1, and the line with its line end, as strict UTF-8 (a byte-order mark is dropped).
+
+    Raises:
+        DataError: not UTF-8; names line and column in bytes.
+    """
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, 1):
+            line = raw.removeprefix(_BOM) if number == 1 else raw
+            try:
+                yield number, line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                bad = line[error.start]
+                raise DataError(
+                    f"{path}:{number}: not UTF-8: byte 0x{bad:02x} at column {error.start + 1}; "
+                    f"save the file as UTF-8 and try again"
+                ) from error
+
+
+def _json_lines(path: Path) -> Iterator[DataRow]:
+    for number, line in decoded_lines(path):
+        if line.isspace():
+            continue
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}: {line.strip()[:60]!r}") from error
+        yield to_row(value, f"{path}:{number}")
+
+
+def _looks_like_lines(head: bytes) -> bool:
+    """True when the text starts with an object that ends on its first line: JSON lines under the name `.json`."""
+    first = head.split(b"\n", 1)[0].strip()
+    return first.startswith(b"{") and first.endswith(b"}") and len(first) > 2
+
+
+def _json_array(path: Path, field: str | None) -> Iterator[DataRow]:
+    text = "".join(line for _, line in decoded_lines(path))
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
+        raise DataError(f"{path}:{line}: not JSON: {error}") from error
+    if isinstance(value, dict):
+        return _rows_of_field(path, value, field)
+    if not isinstance(value, list):
+        raise DataError(f"{path}:1: expected an array of objects, got {type(value).__name__}")
+    return _rows_with_lines(path, text, len(value))
+
+
+def _rows_of_field(path: Path, value: Mapping[str, Any], field: str | None) -> Iterator[DataRow]:
+    lists = sorted(name for name, item in value.items() if isinstance(item, list))
+    if field is None or field not in lists:
+        asked = "" if field is None else f" and field={field!r} is none of them{nearest(field, lists)}"
+        raise DataError(
+            f"{path}:1: the top level is an object{asked}; name the field that holds the array of rows with the "
+            f"option `field`: one of {lists}"
+        )
+    return (to_row(item, f"{path}:{field}[{at}]") for at, item in enumerate(value[field]))
+
+
+def _rows_with_lines(path: Path, text: str, count: int) -> Iterator[DataRow]:
+    """Decodes the elements of a valid top-level array one by one, to know on which line each begins."""
+    decoder = json.JSONDecoder()
+    at, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("["))
+    for _ in range(count):
+        begin = at
+        while text[at] in " \t\r\n,":
+            at += 1
+        line += text.count("\n", begin, at)
+        value, end = decoder.raw_decode(text, at)
+        yield to_row(value, f"{path}:{line}")
+        line += text.count("\n", at, end)
+        at = end
+
+
+def _checked_header(path: Path, header: Sequence[str]) -> Sequence[str]:
+    names = [name.strip() for name in header]
+    if not names or "" in names or len(set(names)) != len(names):
+        raise DataError(
+            f"{path}:1: expected a header line with a name for every column, each once; got {names}. "
+            f"Add one, for example `question,answer`"
+        )
+    return names
+
+
+def _named_cells(names: Sequence[str], cells: Sequence[str], source: str) -> dict[str, str]:
+    if len(cells) != len(names):
+        raise DataError(
+            f"{source}: row has {len(cells)} values, but the header names {len(names)} columns {list(names)}; "
+            f"a value that holds the delimiter or a line break must stand in double quotes"
+        )
+    return dict(zip(names, cells, strict=True))

@@ -1,0 +1,51 @@
+"""Rows that are generated on the spot: the tasks of reasoning-gym."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from rlsdk.data.rows import DataRow, to_row
+from rlsdk.interfaces import ConfigError, nearest
+
+
+def load_reasoning_gym(
+    rest: str, *, limit: int | None = None, size: int | None = None, seed: int = 0, **parameters: Any
+) -> Iterator[DataRow]:
+    """Rows `{question, answer, metadata}` of a reasoning-gym task, the same for the same seed and parameters.
+
+    A row is the task's own item, so `score_answer(text, row)` of the task grades it; `metadata.source_dataset` names
+    the task.
+
+    Args:
+        rest: name of the task, for example `chain_sum`.
+        limit: rows to make when `size` is not given.
+        size: rows to make; the task's own default where neither is given.
+        seed: of the generator.
+        parameters: the task's own, for example `min_digits`.
+
+    Raises:
+        ConfigError: no such task, no such parameter (with the nearest name), or a value that the task refuses.
+    """
+    with warnings.catch_warnings():
+        # A dependency of reasoning-gym compares with `is`, which Python complains of where byte-code is not kept.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        from reasoning_gym.factory import DATASETS, create_dataset
+    if rest not in DATASETS:
+        raise ConfigError(
+            f"reasoning_gym:{rest}: no such task{nearest(rest, DATASETS)}; the installed reasoning-gym has "
+            f"{len(DATASETS)}: {', '.join(sorted(DATASETS))}"
+        )
+    fields = sorted(f.name for f in dataclasses.fields(DATASETS[rest][1]))
+    for name in parameters:
+        if name not in fields:
+            raise ConfigError(f"reasoning_gym:{rest}: no parameter {name!r}{nearest(name, fields)}; it has {fields}")
+    size = limit if size is None else size
+    chosen = {**parameters, "seed": seed, **({} if size is None else {"size": size})}
+    try:
+        items = create_dataset(rest, **chosen)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"reasoning_gym:{rest} refuses {chosen}: {error}") from error
+    return (to_row(items[at], f"reasoning_gym:{rest}:{at + 1}") for at in range(len(items)))

@@ -1,0 +1,209 @@
+"""Tokenized prompts, with what was left out and why."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.data.render import PromptFormat, Tokenizer, render
+from rlsdk.data.rows import DataRow, JsonValue
+from rlsdk.interfaces import DataError
+
+TOKENIZER_BATCH = 2048
+"""Texts given to the tokenizer at once: enough for its threads, small enough for memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt, ready for a `GenerationRequest` and, later, a `RewardSample`."""
+
+    index: int
+    """Position in its data set: the same in every epoch."""
+    prompt_ids: tuple[int, ...]
+    text: str
+    """What was tokenized, chat template included."""
+    answer: str | None
+    row: Mapping[str, JsonValue]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterReport:
+    """What became of the rows of a source."""
+
+    num_rows: int
+    num_kept: int
+    num_empty: int
+    """Left out: no text, or no token."""
+    num_too_long: int
+    """Left out: more than `max_prompt_tokens`."""
+    num_without_answer: int
+    """Kept, but without a reference answer."""
+    max_prompt_tokens: int | None
+    longest_kept: int
+    """Tokens."""
+    longest: int
+    """Tokens, of all rows."""
+    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Reason -> the first few rows left out for it, as `file:line`."""
+
+    def line(self) -> str:
+        """All of it on one line."""
+        parts = [f"{self.num_kept:,} of {self.num_rows:,} prompts kept (longest {self.longest_kept:,} tokens)"]
+        if self.num_too_long:
+            parts.append(
+                f"{self.num_too_long:,} longer than {self.max_prompt_tokens:,} tokens "
+                f"(up to {self.longest:,}; first {self.examples['too_long'][0]})"
+            )
+        if self.num_empty:
+            parts.append(f"{self.num_empty:,} empty (first {self.examples['empty'][0]})")
+        if self.num_without_answer:
+            parts.append(f"{self.num_without_answer:,} without an answer")
+        return "; ".join(parts)
+
+
+class PromptDataset(Sequence[Prompt]):
+    """Prompts in the order of their source. Never changes; order and position are a `PromptStream`'s business.
+
+    Token ids are held in one flat int32 array, so a million prompts cost what their tokens cost.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[DataRow],
+        tokenizer: Tokenizer,
+        form: PromptFormat | None = None,
+        *,
+        max_prompt_tokens: int | None = None,
+        name: str = "data",
+    ) -> None:
+        """Renders, tokenizes and filters.
+
+        Args:
+            rows: as `load_rows` or `split_by_content` gave them.
+            tokenizer: of the policy.
+            form: which fields make the prompt, and how.
+            max_prompt_tokens: longer prompts are left out and counted; None: no limit.
+            name: of this part of the data in messages.
+
+        Raises:
+            DataError: a row that cannot be used, with file and line; or no prompt was left.
+            ConfigError: a system prompt or messages, without a chat template.
+        """
+        form = form or PromptFormat()
+        selected = form.select(rows)
+        texts = render(selected, tokenizer, form)
+        ids = _tokenize(texts, tokenizer, add_special_tokens=not form.uses_chat_template(tokenizer))
+        kept, self.report = _filter(selected, texts, ids, max_prompt_tokens)
+        if not kept:
+            shortest = min((len(x) for x in ids if len(x)), default=0)
+            raise DataError(
+                f"{name}: no prompt is left: {self.report.line()}. The shortest has {shortest} tokens; raise "
+                f"max_prompt_tokens, or check prompt_field {form.prompt_field!r}"
+            )
+        self._rows = [selected[at] for at in kept]
+        self._texts = [texts[at] for at in kept]
+        self._offsets = np.cumsum([0, *(len(ids[at]) for at in kept)])
+        self._ids: NDArray[np.int32] = np.concatenate([ids[at] for at in kept])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        row = self._rows[at]
+        ids = self._ids[self._offsets[at] : self._offsets[at + 1]]
+        return Prompt(
+            index=at,
+            prompt_ids=tuple(ids.tolist()),
+            text=self._texts[at],
+            answer=row.answer,
+            row=row.row,
+            source=row.source,
+        )
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[at] for at in range(len(self)))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """`[len(self)]` int64: tokens of each prompt."""
+        return np.diff(self._offsets)
+
+    @property
+    def rows(self) -> Sequence[DataRow]:
+        """The rows that were kept."""
+        return self._rows
+
+    def fingerprint(self) -> int:
+        """63 bits that change when a prompt, an answer or their order does."""
+        digest = hashlib.blake2b(self._ids.astype("<i4").tobytes(), digest_size=8)
+        digest.update(self._offsets.astype("<i8").tobytes())
+        for row in self._rows:
+            digest.update(b"\x00" if row.answer is None else b"\x01" + row.answer.encode("utf-8", "surrogatepass"))
+        return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def _tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
+    ids: list[NDArray[np.int32]] = []
+    for start in range(0, len(texts), TOKENIZER_BATCH):
+        part = list(texts[start : start + TOKENIZER_BATCH])
+        encoded = tokenizer(part, add_special_tokens=add_special_tokens)["input_ids"]
+        ids.extend(np.asarray(row, np.int32) for row in encoded)
+    if add_special_tokens and ids and _ends_texts(tokenizer):
+        # A prompt is to be gone on with: the end token that some tokenizers add would stop the model at once.
+        ids = [row[:-1] for row in ids]
+    return ids
+
+
+def _ends_texts(tokenizer: Tokenizer) -> bool:
+    """True when the tokenizer puts its end-of-sequence token behind every text."""
+    bare = tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
+    dressed = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
+    end = tokenizer.eos_token_id
+    return end is not None and dressed[-1:] == [end] and bare[-1:] != [end]
+
+
+def _filter(
+    rows: Sequence[DataRow], texts: Sequence[str], ids: Sequence[NDArray[np.int32]], limit: int | None
+) -> tuple[list[int], FilterReport]:
+    kept: list[int] = []
+    dropped: dict[str, list[str]] = {"empty": [], "too_long": []}
+    for at, (row, text, tokens) in enumerate(zip(rows, texts, ids, strict=True)):
+        if _is_blank(row, text) or len(tokens) == 0:
+            dropped["empty"].append(row.source)
+        elif limit is not None and len(tokens) > limit:
+            dropped["too_long"].append(row.source)
+        else:
+            kept.append(at)
+    report = FilterReport(
+        num_rows=len(rows),
+        num_kept=len(kept),
+        num_empty=len(dropped["empty"]),
+        num_too_long=len(dropped["too_long"]),
+        num_without_answer=sum(rows[at].answer is None for at in kept),
+        max_prompt_tokens=limit,
+        longest_kept=max((len(ids[at]) for at in kept), default=0),
+        longest=max(map(len, ids), default=0),
+        examples={reason: tuple(sources[:3]) for reason, sources in dropped.items()},
+    )
+    return kept, report
+
+
+def _is_blank(row: DataRow, text: str) -> bool:
+    """True when there is nothing to answer: under a chat template the text is never empty, the message may be."""
+    bare = row.prompt if isinstance(row.prompt, str) else "".join(str(turn["content"]) for turn in row.prompt)
+    return not bare.strip() or not text.strip()

@@ -1,0 +1,104 @@
+"""One row of a data set, wherever it came from, and where to find it again."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rlsdk.interfaces import DataError, nearest
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+"""What a row may hold. Rows cross to the grading process as JSON."""
+
+Messages: TypeAlias = Sequence[Mapping[str, JsonValue]]
+"""Chat messages: `{"role": ..., "content": ...}` each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRow:
+    """A row as its source gave it; `prompt` and `answer` are filled in by `PromptFormat.select`."""
+
+    row: Mapping[str, JsonValue]
+    source: str
+    """`file:line`, or the data set's name and 1-based row number: what error messages point at."""
+    prompt: str | Messages = field(default="")
+    answer: str | None = None
+
+
+def lookup(row: Mapping[str, JsonValue], path: str) -> JsonValue:
+    """The value of a field; `reward_model.ground_truth` looks into nested objects unless a field has that very name.
+
+    Raises:
+        KeyError: with the part of `path` that is not there.
+    """
+    if path in row:
+        return row[path]
+    value: JsonValue = row
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(part)
+        value = value[part]
+    return value
+
+
+def missing_field(path: str, row: DataRow, asked_by: str) -> DataError:
+    """The error for a field that a row lacks: names the row, the fields that it has, and the nearest one."""
+    have = sorted(row.row)
+    return DataError(
+        f"{row.source}: row has no field {path!r}{nearest(path, have)} ({asked_by}); it has {have}. "
+        f"Name the right field, or mend the row"
+    )
+
+
+def to_json(value: object, where: str) -> JsonValue:
+    """`value` with tuples, sets, dates, decimals and numpy values turned into what JSON knows.
+
+    Raises:
+        DataError: something that has no JSON form (bytes, images, ...); `where` names the row and field.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return _exact_scalar(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item, where) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((to_json(item, where) for item in value), key=repr)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    to_list = getattr(value, "tolist", None)
+    if callable(to_list):
+        return to_json(to_list(), where)
+    raise DataError(
+        f"{where}: holds a {type(value).__name__}, which a row cannot carry (JSON types only). Leave the field out: "
+        f"name those you need in the option `columns`"
+    )
+
+
+def _exact_scalar(value: bool | int | float | str | None) -> JsonValue:
+    """Plain built-ins as they are; subclasses (`numpy.str_`, `numpy.float64`, enums) as the built-in they extend."""
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return None
+
+
+def to_row(value: object, source: str) -> DataRow:
+    """Wraps what a source yielded: a mapping of fields, or a row already made.
+
+    Raises:
+        DataError: it is neither, or a field has no JSON form.
+    """
+    if isinstance(value, DataRow):
+        return value
+    if not isinstance(value, Mapping):
+        raise DataError(
+            f"{source}: expected an object with named fields, got {type(value).__name__}: {str(value)[:60]!r}"
+        )
+    return DataRow(row={str(k): to_json(v, f"{source}: field {k!r}") for k, v in value.items()}, source=source)

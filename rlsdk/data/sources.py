@@ -1,0 +1,136 @@
+"""From what a person types after `--data` to rows: a registered source, a file, a folder, or a hub name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rlsdk.data.files import load_csv, load_json, load_parquet
+from rlsdk.data.generated import load_reasoning_gym
+from rlsdk.data.hub import load_folder, load_hub
+from rlsdk.data.rows import DataRow, to_row
+from rlsdk.interfaces import ConfigError, DataError, nearest
+
+__all__ = [
+    "BUILTIN_SOURCES",
+    "Loader",
+    "SourceName",
+    "load_csv",
+    "load_folder",
+    "load_hub",
+    "load_json",
+    "load_parquet",
+    "load_reasoning_gym",
+    "load_rows",
+    "parse_source",
+]
+
+Loader: TypeAlias = Callable[..., Iterable[object]]
+"""`load(rest, **options)` yields mappings of fields, or `DataRow`s. One that takes an argument `limit` is told how many
+rows are wanted; of any other the first so many are taken."""
+
+BUILTIN_SOURCES: Mapping[str, str] = {
+    "json": "rlsdk.data.sources:load_json",
+    "csv": "rlsdk.data.sources:load_csv",
+    "parquet": "rlsdk.data.sources:load_parquet",
+    "folder": "rlsdk.data.sources:load_folder",
+    "hf": "rlsdk.data.sources:load_hub",
+    "reasoning_gym": "rlsdk.data.sources:load_reasoning_gym",
+}
+"""Names under which the loaders of this package are registered."""
+
+SUFFIXES: Mapping[str, str] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceName:
+    """A source as a person named it, taken apart."""
+
+    kind: str
+    """Name of a registered source."""
+    rest: str
+    """What that source is to load."""
+
+
+def parse_source(name: str, kinds: Collection[str]) -> SourceName:
+    """Takes `KIND:REST`, a file with a known suffix, a folder, or `org/name` of the hub apart. Loads nothing.
+
+    Args:
+        name: as typed.
+        kinds: names of the registered sources.
+
+    Raises:
+        ConfigError: it is none of these, with the nearest registered name.
+    """
+    kind, colon, rest = name.partition(":")
+    if colon and kind in kinds:
+        return SourceName(kind=kind, rest=rest)
+    path = Path(name).expanduser()
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        return SourceName(kind=SUFFIXES[path.suffix.lower()], rest=name)
+    if path.is_dir() or Path(name.rpartition(":")[0] or "?").expanduser().is_dir():
+        return SourceName(kind="folder", rest=name)
+    if _HUB_NAME.fullmatch(name) and not name.startswith("."):
+        return SourceName(kind="hf", rest=name)
+    raise ConfigError(
+        f"data source {name!r} is neither SOURCE:REST of a registered source{nearest(kind, kinds)}, nor a file that "
+        f"ends in {', '.join(SUFFIXES)}, nor an existing folder, nor a hub name org/name. "
+        f"Registered sources: {', '.join(sorted(kinds))}"
+    )
+
+
+def load_rows(
+    name: str,
+    *,
+    kinds: Collection[str],
+    resolve: Callable[[str], Loader],
+    options: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+) -> list[DataRow]:
+    """Loads the rows of a source.
+
+    Args:
+        name: as typed: see `parse_source`.
+        kinds: names of the registered sources.
+        resolve: the loader of a registered source.
+        options: the source's own parameters.
+        limit: most rows; None: all.
+
+    Raises:
+        ConfigError: no such source, or an option that it does not know.
+        DataError: a row that cannot be used, with file and line; or no row at all.
+    """
+    source = parse_source(name, kinds)
+    loader = resolve(source.kind)
+    chosen = dict(options or {})
+    parameters = _parameters(loader)
+    _check_options(chosen, parameters, source)
+    if limit is not None and "limit" in parameters:
+        chosen.setdefault("limit", limit)
+    loaded = enumerate(loader(source.rest, **chosen), 1)
+    rows = [to_row(value, f"{name}:{number}") for number, value in islice(loaded, limit)]
+    if not rows:
+        raise DataError(f"{name}: has no rows")
+    return rows
+
+
+def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:
+    """Its keyword parameters; the first one takes `rest`."""
+    return dict(list(inspect.signature(loader).parameters.items())[1:])
+
+
+def _check_options(options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], source: SourceName) -> None:
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            raise ConfigError(
+                f"data source {source.kind!r} has no option {option!r}{nearest(option, parameters)}; "
+                f"it has {sorted(parameters)}"
+            )

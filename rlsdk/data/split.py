@@ -1,0 +1,93 @@
+"""Train and evaluation rows that share no question, told apart by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+from rlsdk.data.render import PromptFormat
+from rlsdk.data.rows import DataRow
+from rlsdk.interfaces import ConfigError, DataError
+
+
+def question_key(row: DataRow) -> str:
+    """What makes two questions the same: the selected prompt, runs of white space taken as one blank."""
+    prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, sort_keys=True)
+    return " ".join(prompt.split())
+
+
+def split_by_content(
+    rows: Sequence[DataRow],
+    *,
+    form: PromptFormat | None = None,
+    eval_fraction: float | None = None,
+    num_eval: int | None = None,
+    seed: int = 0,
+) -> tuple[list[DataRow], list[DataRow]]:
+    """Cuts rows into (train, eval) so that no question stands in both, however often it is repeated.
+
+    The side of a question follows from its text and the seed, not from its place: with `eval_fraction` it stays the
+    same when rows are added. Train keeps its repetitions; eval holds each question once. Both keep the given order.
+
+    Args:
+        rows: of one source.
+        form: which field is the question.
+        eval_fraction: share of the distinct questions, 0 to 1.
+        num_eval: number of distinct questions; exactly one of the two is given.
+        seed: another seed chooses other questions.
+
+    Raises:
+        ConfigError: both or none of the two, or a fraction outside 0 to 1.
+        DataError: fewer distinct questions than asked for and one to train on.
+    """
+    if (eval_fraction is None) == (num_eval is None):
+        raise ConfigError(f"give one of eval_fraction ({eval_fraction}) and num_eval ({num_eval}), not both or none")
+    if eval_fraction is not None and not 0 <= eval_fraction <= 1:
+        raise ConfigError(f"eval_fraction is {eval_fraction}; expected 0 to 1")
+    keys = [question_key(row) for row in (form or PromptFormat()).select(rows)]
+    places = {key: _place(key, seed) for key in keys}
+    if eval_fraction is not None:
+        held = {key for key, place in places.items() if place < eval_fraction * 2**64}
+    else:
+        held = set(sorted(places, key=lambda key: (places[key], key))[: num_eval or 0])
+    if len(held) == len(places) or (num_eval is not None and len(held) < num_eval):
+        raise DataError(
+            f"{rows[0].source if rows else 'data'}: cannot hold out {num_eval or eval_fraction} for evaluation: there "
+            f"are {len(rows)} rows with {len(places)} distinct questions, and one must be left to train on"
+        )
+    train = [row for row, key in zip(rows, keys, strict=True) if key not in held]
+    seen: set[str] = set()
+    evaluation = [row for row, key in zip(rows, keys, strict=True) if key in held and _first(key, seen)]
+    return train, evaluation
+
+
+def drop_seen(
+    rows: Sequence[DataRow], seen: Iterable[DataRow], *, form: PromptFormat | None = None
+) -> tuple[list[DataRow], int]:
+    """The rows whose question stands in none of `seen`, and how many were left out: for a data set of its own for
+    evaluation, whose questions must leave the train rows."""
+    form = form or PromptFormat()
+    taken = {question_key(row) for row in form.select(list(seen))}
+    kept = [row for row, picked in zip(rows, form.select(rows), strict=True) if question_key(picked) not in taken]
+    return kept, len(rows) - len(kept)
+
+
+def distinct(rows: Sequence[DataRow], *, form: PromptFormat | None = None) -> list[DataRow]:
+    """The first row of each question."""
+    seen: set[str] = set()
+    keys = [question_key(row) for row in (form or PromptFormat()).select(rows)]
+    return [row for row, key in zip(rows, keys, strict=True) if _first(key, seen)]
+
+
+def _place(key: str, seed: int) -> int:
+    """A 64-bit number that depends on the question and the seed alone."""
+    digest = hashlib.blake2b(f"{seed}\x00{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _first(key: str, seen: set[str]) -> bool:
+    """True the first time that it is asked about a key."""
+    new = key not in seen
+    seen.add(key)
+    return new
