@@ -11,6 +11,8 @@ from rlsdk.config.engines import (
     ShardingConfig,
     TrainConfig,
 )
+from rlsdk.config.load import dump_config, load_config
+from rlsdk.config.options import backend_options
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.schema import (
     AlgorithmConfig,
@@ -42,5 +44,8 @@ __all__ = [
     "TrackingConfig",
     "TrainConfig",
     "TrainerConfig",
+    "backend_options",
     "config_error",
+    "dump_config",
+    "load_config",
 ]

@@ -125,7 +125,7 @@ class RolloutConfig(Section):
 class PoolConfig(Section):
     """A set of devices."""
 
-    devices_per_node: tuple[NonNegativeInt, ...] = Field(strict=False, min_length=1)
+    devices_per_node: tuple[NonNegativeInt, ...] = Field(strict=False)
     """Devices taken on each node, one number per node: [8, 8] is sixteen devices on two nodes."""
     device: DeviceChoice = "auto"
     """What a device is; on cpu, one process with `placement.cpus_per_device` processors."""

@@ -5,7 +5,8 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
+from rlsdk.registry.known import FIRST_PARTY
 from rlsdk.registry.registry import Registry
 from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
 
-__all__ = ["PLUGIN", "ComponentKind", "Registry", "Row", "Source", "State"]
+__all__ = ["FIRST_PARTY", "PLUGIN", "ComponentKind", "Registry", "Row", "Source", "State"]

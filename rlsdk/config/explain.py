@@ -1,0 +1,105 @@
+"""pydantic's errors in the words of this project: path, value, what was expected, nearest valid name, origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config.problem import PROBLEMS, Problem
+from rlsdk.interfaces import nearest
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+Path = tuple[str | int, ...]
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "set_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "dataclass_exact_type": "a mapping",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+    "enum": "one of {expected}",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+}
+
+
+def explain(error: ValidationError, tree: Any, keys: Callable[[Path], Sequence[str]]) -> Iterator[Problem]:
+    """Yields every problem of a failed validation, paths relative to `tree`.
+
+    Args:
+        error: what pydantic raised.
+        tree: the data that was validated.
+        keys: the valid keys of the mapping at a path, for the nearest name.
+    """
+    for detail in error.errors(include_url=False):
+        path = _real_path(detail["loc"], tree)
+        if detail["type"] == PROBLEMS:
+            for problem in detail["ctx"]["problems"]:
+                yield Problem(dotted((*path, problem.path)), problem.message)
+        else:
+            yield Problem(dotted(path), _message(detail, path, keys))
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """`trainer.steps`, `rewards.0.name`; empty parts are left out."""
+    return ".".join(str(part) for part in path if part != "")
+
+
+def unknown_key(key: str, valid: Sequence[str]) -> str:
+    """Message for a key that does not exist."""
+    near = nearest(key, valid)
+    return f"unknown key{near}" if near else f"unknown key; expected one of {', '.join(sorted(valid)) or 'none'}"
+
+
+def _message(detail: ErrorDetails, path: Path, keys: Callable[[Path], Sequence[str]]) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown_key(str(path[-1]), keys(path[:-1]))
+    if kind in ("missing", "missing_argument"):
+        return "is required"
+    if kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**context)
+        choices = context.get("expected", "").replace(" or ", ", ").replace("'", "").split(", ")
+        near = nearest(value, choices) if kind in ("literal_error", "enum") and isinstance(value, str) else ""
+        return f"{shown(value)}: expected {expected}{near}"
+    return f"{shown(value)}: {detail['msg']}"
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _real_path(location: Sequence[str | int], tree: Any) -> Path:
+    """The location without pydantic's own marks (union branches, `[key]`), which name nothing in the data."""
+    path: list[str | int] = []
+    for position, part in enumerate(location):
+        last = position == len(location) - 1
+        if isinstance(tree, Mapping) and (part in tree or (last and part != "[key]")):
+            path.append(part)
+            tree = tree.get(part)
+        elif isinstance(tree, list | tuple) and isinstance(part, int) and part < len(tree):
+            path.append(part)
+            tree = tree[part]
+    return tuple(path)

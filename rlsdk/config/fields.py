@@ -1,0 +1,67 @@
+"""Walks types by dotted path: what a field is declared as, and which keys a mapping may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+
+def option_fields(options: type[Any]) -> dict[str, Any]:
+    """Name and annotation of each field of a dataclass or pydantic model."""
+    if dataclasses.is_dataclass(options):
+        hints = typing.get_type_hints(options, include_extras=True)
+        return {field.name: hints[field.name] for field in dataclasses.fields(options) if field.init}
+    fields: Mapping[str, Any] = getattr(options, "model_fields", {})
+    return {name: field.annotation for name, field in fields.items()}
+
+
+def is_section(annotation: Any) -> bool:
+    """True for a dataclass or a pydantic model."""
+    return isinstance(annotation, type) and (
+        dataclasses.is_dataclass(annotation) or hasattr(annotation, "model_fields")
+    )
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the annotation alone; `Annotated` is looked through."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return members(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(member for argument in typing.get_args(annotation) for member in members(argument))
+    return (annotation,)
+
+
+def section_of(annotation: Any) -> type[Any] | None:
+    """The dataclass or pydantic model among the alternatives, if there is one."""
+    return next((member for member in members(annotation) if is_section(member)), None)
+
+
+def annotation_at(annotation: Any, path: Path) -> Any:
+    """What stands at `path` below something of type `annotation`; `Any` where that is not declared."""
+    for part in path:
+        section = section_of(annotation)
+        if section is not None:
+            annotation = option_fields(section).get(str(part), Any)
+        else:
+            annotation = next((_item(member) for member in members(annotation)), Any)
+    return annotation
+
+
+def keys_at(annotation: Any, path: Path) -> Sequence[str]:
+    """The keys that a mapping at `path` may have; empty where any may be."""
+    section = section_of(annotation_at(annotation, path))
+    return sorted(option_fields(section)) if section is not None else ()
+
+
+def _item(annotation: Any) -> Any:
+    """Type of the items of a list, or of the values of a mapping."""
+    arguments = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if origin is dict:
+        return arguments[1]
+    return arguments[0] if origin in (list, tuple, set, frozenset) and arguments else Any

@@ -1,0 +1,173 @@
+"""From YAML files and dotted overrides to a `RunConfig`, or to one error that lists every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlsdk.config.explain import explain
+from rlsdk.config.fields import annotation_at, keys_at, members
+from rlsdk.config.options import build_options
+from rlsdk.config.overrides import Override, split_arguments
+from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.schema import RunConfig
+from rlsdk.config.tree import Place, Tree
+from rlsdk.config.yaml_text import read_value, write_yaml
+from rlsdk.interfaces import BackendKind, PluginError
+from rlsdk.registry import FIRST_PARTY, Registry
+
+
+def load_config(
+    files: Sequence[str | Path] = (), overrides: Sequence[str] = (), registry: Registry | None = None
+) -> RunConfig:
+    """Reads a run's configuration: defaults, then each file, then the command line; the later wins.
+
+    Mappings merge, lists are replaced. A key under `train` or `rollout` that is named as the chosen backend holds
+    that backend's own options. Nothing is expanded or evaluated.
+
+    Args:
+        files: YAML files.
+        overrides: arguments as typed (`--trainer.steps`, `100`); `--config FILE` among them comes after `files`.
+        registry: what is installed; None: discovered now.
+
+    Raises:
+        ConfigError: lists all that is wrong: path, value, what was expected, nearest name, file and line or flag.
+    """
+    more, flags = split_arguments(overrides)
+    tree = Tree()
+    for file in (*files, *more):
+        tree.merge_file(Path(file))
+    registry = Registry.discover() if registry is None else registry
+    backends = [_Backend(kind, _chosen(kind, tree, flags), registry) for kind in BackendKind]
+    problems = [problem for backend in backends for problem in backend.take_options(tree)]
+    problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
+    problems += [problem for backend in backends for problem in backend.check_options(tree)]
+    config, found = _validate(tree, backends)
+    if config is None or problems or found:
+        raise config_error([_as_written(problem, tree, backends) for problem in (*problems, *found)])
+    return config
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML text of the whole configuration; `load_config` reads it back equal."""
+    return write_yaml(config.model_dump(mode="json"))
+
+
+class _Backend:
+    """The backend chosen for one kind, and its own options."""
+
+    def __init__(self, kind: BackendKind, name: str, registry: Registry) -> None:
+        self.kind = kind
+        self.name = name
+        self.registry = registry
+        self.options: type[Any] | None = None
+        self.failure = ""
+        try:
+            self.options = registry.load_options(registry.backend(kind, name))
+        except PluginError as error:
+            self.failure = str(error)
+
+    def take_options(self, tree: Tree) -> list[Problem]:
+        """Moves `train.BACKEND` to `train.options`; says which options belong to a backend that is not in use."""
+        section, fields = tree.section(self.kind), keys_at(RunConfig, (self.kind.value,))
+        if isinstance(section.get(self.name), dict) and self.name not in fields:
+            tree.move((self.kind.value, self.name), (self.kind.value, "options"))
+        unread = [problem for key in section if key not in fields and (problem := self.not_in_use(key))]
+        for problem in unread:
+            del section[problem.path.partition(".")[2]]
+        return unread
+
+    def not_in_use(self, key: str) -> Problem | None:
+        """The problem with a key that is named as another backend; None when no backend has that name."""
+        for kind in BackendKind:
+            rows = self.registry.rows()
+            if key in FIRST_PARTY[kind] or any(row.kind == kind and row.name == key for row in rows):
+                why = f"{self.kind}.backend is {self.name!r}" if kind is self.kind else f"it is a {kind} backend"
+                return Problem(f"{self.kind}.{key}", f"options of backend {key!r} that nobody reads: {why}")
+        return None
+
+    def check_options(self, tree: Tree) -> list[Problem]:
+        """Says what is wrong with the backend, or with the options it is given."""
+        if self.failure:
+            return [Problem(f"{self.kind}.backend", self.failure)]
+        raw = tree.section(self.kind).get("options", {})
+        if not isinstance(raw, dict):
+            return []  # Found by the schema.
+        if self.options is None:
+            return [Problem(f"{self.kind}.options.{key}", f"backend {self.name!r} has no options") for key in raw]
+        try:
+            _, found = build_options(self.options, raw)
+        except PluginError as error:
+            return [Problem(f"{self.kind}.backend", str(error))]
+        return [Problem(f"{self.kind}.options.{problem.path}", problem.message) for problem in found]
+
+
+def _chosen(kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:
+    """Name of the backend that the finished configuration will have."""
+    typed = [flag.text for flag in flags if flag.path == (kind.value, "backend")]
+    default = RunConfig().train.backend if kind is BackendKind.TRAIN else RunConfig().rollout.backend
+    return str((typed[-1] if typed else None) or tree.section(kind).get("backend") or default)
+
+
+def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Problem]:
+    """Puts a flag's value at its place."""
+    if flag.flag == "--reward":
+        earlier = tree.data["rewards"] if tree.origin("rewards") == flag.flag else []
+        tree.put(("rewards",), [*earlier, {"name": flag.text}], flag.flag)
+        return []
+    place = _place(flag.path)
+    annotation = annotation_at(RunConfig, place)
+    backend = next((backend for backend in backends if len(place) > 1 and place[0] == backend.kind), None)
+    if backend is not None:
+        if place[1] not in keys_at(RunConfig, place[:1]):
+            if place[1] != backend.name and (problem := backend.not_in_use(str(place[1]))):
+                return [replace(problem, origin=flag.flag)]
+            place = (place[0], "options", *place[2:]) if place[1] == backend.name else place
+        if place[1] == "options" and backend.options is not None:
+            annotation = annotation_at(backend.options, place[2:])
+    problem = tree.put(place, _typed(flag.text, annotation), flag.flag)
+    return [problem] if problem else []
+
+
+def _place(parts: Sequence[str]) -> Place:
+    """The path with whole numbers as list positions, and dashes as underscores where that is a field's name."""
+    place: list[str | int] = []
+    for part in parts:
+        spelled = part.replace("-", "_")
+        place.append(int(part) if part.isdigit() else spelled if spelled in keys_at(RunConfig, tuple(place)) else part)
+    return tuple(place)
+
+
+def _typed(text: str | None, annotation: Any) -> object:
+    """The value that a flag's text stands for in a field declared as `annotation`: a text stays as it was typed."""
+    if text is None:
+        return True
+    value = read_value(text)
+    kinds = {getattr(member, "__origin__", member) for member in members(annotation)}
+    if kinds & {tuple, list} and not isinstance(value, list):
+        return None if value is None and type(None) in kinds else [_typed(text, annotation_at(annotation, (0,)))]
+    return text if str in kinds and (type(value) is str or type(value) not in kinds) else value
+
+
+def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | None, list[Problem]]:
+    def keys(place: Place) -> Sequence[str]:
+        return (*keys_at(RunConfig, place), *(backend.name for backend in backends if place == (backend.kind.value,)))
+
+    try:
+        return RunConfig.model_validate(tree.data), []
+    except ValidationError as error:
+        return None, list(explain(error, tree.data, keys))
+
+
+def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> Problem:
+    """Adds where the value came from, and writes a backend's options as the user does: `train.BACKEND.option`."""
+    origin = problem.origin or tree.origin(problem.path)
+    path = problem.path
+    names: Mapping[str, str] = {f"{backend.kind}.options.": f"{backend.kind}.{backend.name}." for backend in backends}
+    for prefix, written in names.items():
+        path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
+    return replace(problem, path=path, origin=origin)

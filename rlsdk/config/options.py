@@ -1,0 +1,62 @@
+"""A backend's own options: from plain data to an instance of the class that its plugin declares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsdk.config.explain import dotted, explain, shown, unknown_key
+from rlsdk.config.fields import option_fields, section_of
+from rlsdk.config.problem import Problem, config_error
+from rlsdk.interfaces import BackendSpec, PluginLoadError
+from rlsdk.registry import Registry
+
+
+def backend_options(spec: BackendSpec, raw: Mapping[str, Any], registry: Registry) -> object | None:
+    """The instance that goes into `TrainSpec.options` or `RolloutSpec.options`; None for a backend without options.
+
+    Raises:
+        ConfigError: an option that the backend does not have, or a value of the wrong type; lists all of them.
+        PluginLoadError: the options' class cannot be imported, or its types cannot be read.
+    """
+    options = registry.load_options(spec)
+    if options is None:
+        if raw:
+            raise config_error([Problem(f"{spec.kind}.options", f"{shown(dict(raw))}: {spec.name!r} has no options")])
+        return None
+    built, problems = build_options(options, raw)
+    if problems:
+        prefix = f"{spec.kind}.{spec.name}"
+        raise config_error([Problem(f"{prefix}.{problem.path}", problem.message) for problem in problems])
+    return built
+
+
+def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | None, list[Problem]]:
+    """Builds an instance of a dataclass or pydantic model from plain data; paths are relative to it."""
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        problems = list(_unknown(options, raw, ()))
+        # As JSON, because strict types then still take a list for a tuple and a text for an enum or a path.
+        return TypeAdapter(options).validate_json(json.dumps(raw), strict=True), problems
+    except ValidationError as error:
+        return None, problems + [
+            p for p in explain(error, raw, lambda path: ()) if not p.message.startswith("unknown key")
+        ]
+    except (PydanticUserError, NameError, TypeError) as error:
+        name = f"{options.__module__}:{options.__qualname__}"
+        raise PluginLoadError(f"the types of options {name!r} cannot be read: {error}") from error
+
+
+def _unknown(options: type[Any], raw: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:
+    """A dataclass ignores keys that it does not have; an option that nobody reads is an error here."""
+    fields = option_fields(options)
+    for key, value in raw.items():
+        if key not in fields:
+            yield Problem(dotted((*path, key)), unknown_key(key, sorted(fields)))
+            continue
+        nested = section_of(fields[key])
+        if nested is not None and isinstance(value, Mapping):
+            yield from _unknown(nested, value, (*path, key))

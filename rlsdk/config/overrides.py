@@ -1,0 +1,63 @@
+"""The command line as dotted overrides: `--trainer.steps 100`, `--trainer.steps=100`, `--data.shuffle false`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlsdk.config.problem import Problem, config_error
+
+FILE_FLAG = "config"
+ALIASES: Mapping[str, str] = {
+    "model": "model.path",
+    "data": "data.train",
+    "reward": "rewards",
+    "train-backend": "train.backend",
+    "rollout-backend": "rollout.backend",
+    "steps": "trainer.steps",
+    "seed": "trainer.seed",
+    "resume": "trainer.resume",
+}
+"""Short flags, and the fields they set. `--reward` may be given several times."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One value from the command line."""
+
+    path: tuple[str, ...]
+    text: str | None
+    """As typed; None for a flag without a value, which stands for true."""
+    flag: str
+    """As typed, for messages."""
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]]:
+    """Splits a command line into configuration files (`--config FILE`, repeatable) and overrides.
+
+    A flag takes the next argument as its value unless that starts with `--`; a value that does is written
+    `--flag=value`.
+
+    Raises:
+        ConfigError: an argument that belongs to no flag, with every such argument.
+    """
+    files: list[str] = []
+    overrides: list[Override] = []
+    problems: list[Problem] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, assigned, text = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not name:
+            problems.append(Problem("", f"argument {argument!r}: expected a flag such as --trainer.steps 100"))
+            continue
+        value = text if assigned else (rest.pop(0) if rest and not rest[0].startswith("--") else None)
+        if name != FILE_FLAG:
+            overrides.append(Override(tuple(ALIASES.get(name, name).split(".")), value, f"--{name}"))
+        elif value is None:
+            problems.append(Problem("", "--config: expected a file"))
+        else:
+            files.append(value)
+    if problems:
+        raise config_error(problems)
+    return files, overrides

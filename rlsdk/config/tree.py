@@ -1,0 +1,86 @@
+"""Nested plain data, with the file and line or the flag that each value came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config.explain import dotted, shown
+from rlsdk.config.problem import Problem
+from rlsdk.config.yaml_text import read_yaml
+from rlsdk.interfaces import ConfigError
+
+Place = tuple[str | int, ...]
+
+
+class Tree:
+    """The values of a configuration before they are validated."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, Any] = {}
+        self._origins: dict[Place, str] = {}
+
+    def merge_file(self, file: Path) -> None:
+        """Lays a YAML file over what is there: mappings merge, everything else is replaced.
+
+        Raises:
+            ConfigError: it cannot be read, is not YAML, or not a mapping.
+        """
+        try:
+            data, lines = read_yaml(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {str(file)!r}: cannot be read: {error}") from error
+        if not isinstance(data, dict | None):
+            raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")
+        _merge(self.data, data or {})
+        self._origins.update({place: f"{file}:{line}" for place, line in lines.items() if place})
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The mapping of that name at the top; an empty one where there is none."""
+        section = self.data.get(name)
+        return section if isinstance(section, dict) else {}
+
+    def put(self, place: Place, value: object, origin: str) -> Problem | None:
+        """Sets one value, making mappings on the way; says why where that cannot be done."""
+        inside: Any = self.data
+        for depth, part in enumerate(place):
+            above = dotted(place[:depth])
+            if isinstance(part, int) and not (isinstance(inside, list) and part < len(inside)):
+                return Problem(above, f"has no item {part}", origin)
+            if isinstance(part, str) and not isinstance(inside, dict):
+                return Problem(above, f"{shown(inside)} has no field {part!r}", origin)
+            if depth == len(place) - 1:
+                inside[part] = value
+            elif isinstance(part, str) and (inside.get(part) is None and isinstance(place[depth + 1], str)):
+                inside[part] = {}
+            inside = inside[part] if isinstance(part, int) else inside.get(part)
+        self._forget(place)
+        self._origins[place] = origin
+        return None
+
+    def move(self, old: Place, new: Place) -> None:
+        """Lays the mapping at `old`, a key of a top section, over the one at `new`."""
+        _merge(self.data[str(new[0])].setdefault(new[1], {}), self.data[str(old[0])].pop(old[1]))
+        for place in [place for place in self._origins if place[: len(old)] == old]:
+            self._origins[(*new, *place[len(old) :])] = self._origins.pop(place)
+
+    def origin(self, path: str) -> str:
+        """Where the value at a dotted path came from: its own origin, that of what is in it, or of what it is in."""
+        place: Place = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+        if place in self._origins:
+            return self._origins[place]
+        inside = [origin for known, origin in self._origins.items() if known[: len(place)] == place]
+        around = [self._origins[place[:end]] for end in range(len(place) - 1, 0, -1) if place[:end] in self._origins]
+        return next(iter(inside + around), "")
+
+    def _forget(self, place: Place) -> None:
+        for known in [known for known in self._origins if known[: len(place)] == place]:
+            del self._origins[known]
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            _merge(below[key], value)
+        else:
+            below[key] = value

@@ -1,0 +1,115 @@
+"""YAML in and out. The scalars of YAML 1.2: `1e-6` is a number, `no` and `2024-01-01` are texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from rlsdk.interfaces import ConfigError
+
+Path = tuple[str | int, ...]
+
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_SCALARS = (
+    ("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$"), "-+0123456789"),
+    ("tag:yaml.org,2002:float", _FLOAT, "-+0123456789."),
+    ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+)
+
+
+_PLAIN = frozenset({"map", "seq", "str", "int", "float", "bool", "null"})
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe: builds plain data only, and refuses a key that stands twice."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own design
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly what `_Loader` would not read as text."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own design
+
+
+def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    # PyYAML would read 010 as octal and 1:30 as sixty-based.
+    text = node.value.replace("+", "")
+    return int(text, 16) if text.lower().startswith("0x") else int(text)
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+
+
+def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
+    """Parses YAML text.
+
+    Args:
+        text: one document.
+        name: what error messages call it.
+
+    Returns:
+        The data, and the 1-based line on which each key's value stands.
+
+    Raises:
+        ConfigError: not YAML, a key that stands twice or is no text, or a tag that is not plain data.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines = dict(_lines(node, (), name, set()))
+        return loader.construct_document(node), lines
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError(f"{name}:{line}: {error.problem}; expected YAML") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{name}: {error}; expected YAML") from error
+    finally:
+        loader.dispose()
+
+
+def read_value(text: str) -> Any:
+    """The value that a text on the command line stands for; a text that is no YAML stands for itself."""
+    try:
+        value, _ = read_yaml(text, "value")
+    except ConfigError:
+        return text
+    return text if value is None and not text else value
+
+
+def write_yaml(data: Any) -> str:
+    """YAML text that `read_yaml` reads back equal."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
+
+
+def _lines(node: yaml.Node, path: Path, name: str, above: set[int]) -> Iterator[tuple[Path, int]]:
+    yield path, node.start_mark.line + 1
+    if id(node) in above:
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: an alias that contains itself")
+    above = above | {id(node)}
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN:
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: tag {node.tag!r}: expected plain data")
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _lines(item, (*path, index), name, above)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag != "tag:yaml.org,2002:str":
+                raise ConfigError(f"{name}:{line}: key {key.value!r}: expected a text (quote it)")
+            if key.value in seen:
+                raise ConfigError(f"{name}:{line}: key {key.value!r} stands twice")
+            seen.add(key.value)
+            yield from _lines(value, (*path, key.value), name, above)
