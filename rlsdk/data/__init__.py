@@ -8,12 +8,11 @@ from __future__ import annotations
 from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
-from rlsdk.data.sources import BUILTIN_SOURCES, Loader, SourceName, load_rows, parse_source
+from rlsdk.data.sources import Loader, SourceName, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
 from rlsdk.data.stream import PromptStream, epoch_order
 
 __all__ = [
-    "BUILTIN_SOURCES",
     "DataRow",
     "FilterReport",
     "JsonValue",

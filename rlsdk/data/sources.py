@@ -17,7 +17,6 @@ from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, DataError, nearest
 
 __all__ = [
-    "BUILTIN_SOURCES",
     "Loader",
     "SourceName",
     "load_csv",
@@ -34,17 +33,8 @@ Loader: TypeAlias = Callable[..., Iterable[object]]
 """`load(rest, **options)` yields mappings of fields, or `DataRow`s. One that takes an argument `limit` is told how many
 rows are wanted; of any other the first so many are taken."""
 
-BUILTIN_SOURCES: Mapping[str, str] = {
-    "json": "rlsdk.data.sources:load_json",
-    "csv": "rlsdk.data.sources:load_csv",
-    "parquet": "rlsdk.data.sources:load_parquet",
-    "folder": "rlsdk.data.sources:load_folder",
-    "hf": "rlsdk.data.sources:load_hub",
-    "reasoning_gym": "rlsdk.data.sources:load_reasoning_gym",
-}
-"""Names under which the loaders of this package are registered."""
-
-SUFFIXES: Mapping[str, str] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+"""Of a file -> the registered source that reads it."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 

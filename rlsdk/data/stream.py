@@ -20,9 +20,10 @@ def epoch_order(size: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     Returns:
         `[size]` int64.
     """
-    seeds, epochs = np.full(size, seed, np.uint64), np.full(size, epoch, np.uint64)
-    keys = _splitmix64(_splitmix64(_splitmix64(seeds) + epochs) + np.arange(size, dtype=np.uint64))
-    return np.argsort(keys, kind="stable")
+    key: NDArray[np.uint64] = np.zeros(size, np.uint64)
+    for number in (seed, epoch, np.arange(size)):
+        key = _splitmix64(key + np.asarray(number, np.uint64))
+    return np.argsort(key, kind="stable")
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -64,7 +65,7 @@ class PromptStream:
         """Prompts of this epoch that were given."""
         return self._position
 
-    def next_batch(self, num_prompts: int) -> list[Prompt]:
+    def take(self, num_prompts: int) -> list[Prompt]:
         """The next so many prompts, and moves on."""
         batch: list[Prompt] = []
         while len(batch) < num_prompts:
