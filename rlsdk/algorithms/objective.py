@@ -54,6 +54,9 @@ class PolicyObjective:
     """A name of `rlsdk.algorithms.kl.KL_ESTIMATORS`."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; other than 0 needs `Capability.ENTROPY`."""
+    on_policy: bool = False
+    """The weights are those that `old_log_probs` stand for: the current log-probs are taken for them, and rows may
+    leave them out. True for the first update of a step."""
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -63,7 +66,7 @@ class PolicyObjective:
         mask, weight = batch["response_mask"], batch["loss_weight"]
         log_probs = outputs["log_probs"]
         current = log_probs.detach()
-        old = batch.tokens.get("old_log_probs", current)
+        old = current if self.on_policy else batch.tokens.get("old_log_probs", current)
 
         def weighed(per_token: Tensor) -> Tensor:
             return (torch.where(mask, per_token, 0.0) * weight).sum()

@@ -61,11 +61,21 @@ from rlsdk.interfaces.train import (
     OptimStepResult,
     TrainEngine,
 )
-from rlsdk.interfaces.weights import DTYPE_BYTES, Box, SyncReceipt, TensorMeta, WeightLayout, WeightShard, fingerprint
+from rlsdk.interfaces.weights import (
+    DTYPE_BYTES,
+    FINGERPRINT_MODULUS,
+    Box,
+    SyncReceipt,
+    TensorMeta,
+    WeightLayout,
+    WeightShard,
+    fingerprint,
+)
 
 __all__ = [
     "DTYPE_BYTES",
     "ENTRY_POINT_GROUP",
+    "FINGERPRINT_MODULUS",
     "INTERFACE_VERSION",
     "OUTPUTS",
     "SCHEMA",

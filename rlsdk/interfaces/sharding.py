@@ -19,7 +19,10 @@ class Transfer:
     """One box, from the rank that holds it to the rank that wants it."""
 
     name: str
+    """As the target calls it; a source that holds it under a tied name resolves that itself."""
     box: Box
+    dtype: str
+    """On the wire."""
     num_bytes: int
     """On the wire."""
 
@@ -35,6 +38,9 @@ class Bucket:
     transport: str
     transfers: tuple[Transfer, ...]
     num_bytes: int
+    round: int
+    """Buckets of one target with the same round, from different sources, are taken together: all pieces of a name are
+    in one round, or in rounds that follow each other. A round is bounded like a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,7 @@ class ReshardPlan:
     tensors: Mapping[str, TensorMeta]
     """Every canonical tensor that moves, with its dtype on the wire."""
     buckets: tuple[Bucket, ...]
-    """By target, in the order in which each target takes them."""
+    """By target, then round: the order in which each target takes them."""
     num_bytes: int
     """Sum over all buckets."""
     lower_bound_bytes: int
