@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlsdk.config.check import check_backend, check_run, rollout_requirements, train_requirements
 from rlsdk.config.engines import (
     ModelConfig,
     OptimConfig,
@@ -45,7 +46,11 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "backend_options",
+    "check_backend",
+    "check_run",
     "config_error",
     "dump_config",
     "load_config",
+    "rollout_requirements",
+    "train_requirements",
 ]

@@ -99,7 +99,8 @@ class AlgorithmConfig(Section):
     """Keyword arguments of the loss, for instance `clip_low` and `clip_high`."""
     loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     """Over one mini-batch: token_mean, every response token weighs the same (long answers weigh more);
-    sequence_mean, mean over tokens in a row, then over rows; sequence_sum, sum over tokens, then mean over rows."""
+    sequence_mean, mean over tokens in a row, then over rows; sequence_sum, sum over tokens
+    divided by `rollout.max_response_tokens`, then mean over rows."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence (nats) from the reference policy; 0: no reference model is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -1,0 +1,206 @@
+"""What a configuration asks of the installed plugins, checked before a device is taken."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsdk.config.base import Options
+from rlsdk.config.engines import PlacementConfig, RolloutConfig
+from rlsdk.config.explain import shown, unknown_key
+from rlsdk.config.options import backend_options
+from rlsdk.config.problem import Problem
+from rlsdk.config.schema import RunConfig
+from rlsdk.interfaces import BackendKind, Capability, LogProbKind, RlsdkError
+from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
+
+
+def check_run(
+    config: RunConfig, registry: Registry, model_type: str | None = None, device: str | None = None
+) -> list[Problem]:
+    """Everything that keeps `rlsdk train` from running this configuration with what is installed.
+
+    Imports the functions that the configuration names (so that their options can be checked), but no engine.
+
+    Args:
+        config: the run.
+        registry: what is installed.
+        model_type: of the model's `config.json`; None: not checked.
+        device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
+    """
+    return [
+        *_missing(config),
+        *check_backend(train_requirements(config, model_type, device), config.train.backend, registry),
+        *check_backend(rollout_requirements(config, model_type, device), config.rollout.backend, registry),
+        *_backend_options(config, registry),
+        *_log_prob_kind(config, registry),
+        *_components(config, registry),
+    ]
+
+
+def check_backend(needed: Requirements, name: str, registry: Registry) -> list[Problem]:
+    """What is wrong with a backend for these needs; each problem stands at the field that asks."""
+    try:
+        spec = registry.backend(needed.kind, name)
+    except RlsdkError as error:
+        return [Problem(f"{needed.kind}.backend", str(error))]
+    return [
+        Problem(
+            needed.because.get(lack.requirement, f"{needed.kind}.backend"), explain_lack(lack, needed, name, registry)
+        )
+        for lack in lacks(needed, spec)
+    ]
+
+
+def train_requirements(config: RunConfig, model_type: str | None = None, device: str | None = None) -> Requirements:
+    """What the run needs of its train backend."""
+    capabilities = {Capability.ENTROPY: "algorithm.entropy_coef"} if config.algorithm.entropy_coef else {}
+    return _requirements(
+        BackendKind.TRAIN, config, model_type, device, role_devices(config.placement, "actor"), capabilities
+    )
+
+
+def rollout_requirements(config: RunConfig, model_type: str | None = None, device: str | None = None) -> Requirements:
+    """What the run needs of its rollout backend."""
+    rollout = config.rollout
+    asked = {
+        Capability.MIN_P: ("rollout.min_p", rollout.min_p > 0),
+        Capability.STOP_STRINGS: ("rollout.stop_strings", bool(rollout.stop_strings)),
+        Capability.TENSOR_PARALLEL: ("rollout.tp_size", rollout.tp_size > 1),
+    }
+    capabilities = {capability: field for capability, (field, needed) in asked.items() if needed}
+    return _requirements(BackendKind.ROLLOUT, config, model_type, device, rollout.tp_size, capabilities)
+
+
+def role_devices(placement: PlacementConfig, role: str) -> int | None:
+    """Devices that a role runs on; None where the preset decides it."""
+    if placement.preset is None:
+        pool = next((pool for name, pool in placement.roles.items() if name == role), None)
+        return sum(placement.pools[pool].devices_per_node) if pool else None
+    return placement.num_nodes * placement.devices_per_node if placement.preset == "colocate_all" else None
+
+
+def _requirements(
+    kind: BackendKind,
+    config: RunConfig,
+    model_type: str | None,
+    device: str | None,
+    num_ranks: int | None,
+    capabilities: Mapping[Capability, str],
+) -> Requirements:
+    chosen = config.placement.device if config.placement.device != "auto" else device
+    devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
+    sizes = "rollout.tp_size" if kind is BackendKind.ROLLOUT else devices
+    because = {"device": "placement.device", "dtype": "model.dtype", "model_type": "model.path", "num_ranks": sizes}
+    return Requirements(
+        kind=kind,
+        device=chosen,
+        dtype=config.model.dtype,
+        model_type=model_type,
+        num_ranks=num_ranks or 1,
+        capabilities=frozenset(capabilities),
+        because=because | {capability.value: field for capability, field in capabilities.items()},
+    )
+
+
+def _missing(config: RunConfig) -> Iterator[Problem]:
+    if config.model.path is None:
+        yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
+    if config.data.train is None:
+        yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
+    if not config.rewards:
+        yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
+    devices = role_devices(config.placement, "rollout")
+    if devices is not None and devices % config.rollout.tp_size:
+        yield Problem(
+            "rollout.tp_size", f"{config.rollout.tp_size} does not divide the {devices} devices of the rollout"
+        )
+
+
+def _backend_options(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    for kind, name, raw in (
+        (BackendKind.TRAIN, config.train.backend, config.train.options),
+        (BackendKind.ROLLOUT, config.rollout.backend, config.rollout.options),
+    ):
+        if name in registry.usable(kind):
+            try:
+                backend_options(registry.backend(kind, name), raw, registry)
+            except RlsdkError as error:
+                yield Problem("", str(error))
+
+
+def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    """Rollout log-probs that mean something else may not enter the loss, nor be held against the train engine's."""
+    if config.rollout.backend not in registry.usable(BackendKind.ROLLOUT):
+        return
+    spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
+    why = _differs(spec.log_prob_kind, config.rollout)
+    if not why:
+        return
+    said = f"rollout backend {spec.name!r} gives log-probs {spec.log_prob_kind.value!r}, which differ with {why}"
+    if config.algorithm.old_log_probs == "rollout":
+        yield Problem("algorithm.old_log_probs", f"'rollout': {said}; use 'always'")
+    if config.trainer.parity_action == "error":
+        yield Problem("trainer.parity_action", f"'error': {said}; use 'warn'")
+
+
+def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
+    """The settings under which log-probs of this kind are not those of the contract; empty when they are."""
+    cuts = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
+    if kind is LogProbKind.RAW and rollout.temperature != 1:
+        return f"rollout.temperature {rollout.temperature}"
+    if kind is LogProbKind.PROCESSED and any(cuts.values()):
+        return " and ".join(f"rollout.{name} {getattr(rollout, name)}" for name, cut in cuts.items() if cut)
+    return ""
+
+
+def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    yield from _function(
+        registry, ComponentKind.ADVANTAGE, "algorithm.advantage", algorithm.advantage, algorithm.advantage_options
+    )
+    yield from _function(registry, ComponentKind.LOSS, "algorithm.loss", algorithm.loss, algorithm.loss_options)
+    for index, reward in enumerate(config.rewards):
+        if ":" not in reward.name:
+            yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)
+    named = {
+        ComponentKind.TRACKER: ("tracking.trackers", config.tracking.trackers),
+        ComponentKind.CALLBACK: ("trainer.callbacks", [name for name in config.trainer.callbacks if ":" not in name]),
+    }
+    for kind, (path, names) in named.items():
+        for name in names:
+            yield from _registered(registry, kind, path, name)
+    if config.sharding.manager != "auto":
+        yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
+
+
+def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -> Iterator[Problem]:
+    try:
+        registry.row(kind, name)
+    except RlsdkError as error:
+        yield Problem(path, str(error))
+
+
+def _function(registry: Registry, kind: ComponentKind, path: str, name: str, options: Options) -> Iterator[Problem]:
+    """Looks a function up, and its options among its keyword parameters: one that it does not take is an error."""
+    try:
+        known = keyword_parameters(registry.component(kind, name))
+    except RlsdkError as error:
+        yield Problem(path, str(error))
+        return
+    prefix = path.removesuffix(".name") + ("_options" if kind is not ComponentKind.REWARD else ".options")
+    for option, value in options.items():
+        if known is not None and option not in known:
+            yield Problem(f"{prefix}.{option}", f"{shown(value)}: {unknown_key(option, sorted(known))}")
+
+
+def keyword_parameters(function: Any) -> dict[str, inspect.Parameter] | None:
+    """Keyword parameters after the first, positional one; None when it takes any, or has no signature."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {p.name: p for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}

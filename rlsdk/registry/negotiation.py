@@ -1,0 +1,86 @@
+"""Whether a backend can do what a run needs, decided from specifications alone, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, UnsupportedCapabilityError
+from rlsdk.registry.explain import spoken
+from rlsdk.registry.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """What a run needs of one backend. A field left at None is not asked for."""
+
+    kind: BackendKind
+    device: str | None = None
+    """`cpu` or `cuda`."""
+    dtype: str | None = None
+    model_type: str | None = None
+    """Of the model's `config.json`."""
+    num_ranks: int = 1
+    """Processes that one engine spans: all of a train engine, one replica of a rollout engine."""
+    capabilities: frozenset[Capability] = frozenset()
+    because: Mapping[str, str] = field(default_factory=dict)
+    """Name of a requirement (`device`, ..., or a capability's value) -> the field of the configuration that asks."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """One thing that a backend cannot do."""
+
+    requirement: str
+    """`device`, `dtype`, `model_type`, `num_ranks`, or a capability's value."""
+    message: str
+    """What follows the backend's name: "does not support ..."."""
+
+
+def lacks(needed: Requirements, spec: BackendSpec) -> list[Lack]:
+    """Everything in `needed` that this backend cannot do."""
+    return list(_lacks(needed, spec))
+
+
+def require(needed: Requirements, name: str, registry: Registry) -> BackendSpec:
+    """The specification of a backend that can do all that is needed.
+
+    Raises:
+        PluginError: there is no usable backend of that name.
+        UnsupportedCapabilityError: names all that is missing, which field needs it, and which backends can.
+    """
+    spec = registry.backend(needed.kind, name)
+    if found := lacks(needed, spec):
+        raise UnsupportedCapabilityError("; ".join(explain_lack(lack, needed, name, registry) for lack in found))
+    return spec
+
+
+def explain_lack(lack: Lack, needed: Requirements, name: str, registry: Registry) -> str:
+    """One lack as a person reads it: who cannot do what, what asks for it, and who can."""
+    field_name = needed.because.get(lack.requirement)
+    asked = f", needed by {field_name}" if field_name else ""
+    able = [
+        other.name
+        for other in registry.backends(needed.kind)
+        if lack.requirement not in {missing.requirement for missing in lacks(needed, other)}
+    ]
+    return f"{spoken(needed.kind)} {name!r} {lack.message}{asked}; installed and able: {_listed(able)}"
+
+
+def _lacks(needed: Requirements, spec: BackendSpec) -> Iterator[Lack]:
+    if needed.device is not None and needed.device not in spec.devices:
+        yield Lack("device", f"does not run on {needed.device!r} (but on {_listed(sorted(spec.devices))})")
+    if needed.dtype is not None and needed.dtype not in spec.dtypes:
+        yield Lack("dtype", f"does not compute in {needed.dtype!r} (but in {_listed(sorted(spec.dtypes))})")
+    if needed.model_type is not None and spec.architectures is not None and needed.model_type not in spec.architectures:
+        runs = _listed(sorted(spec.architectures))
+        yield Lack("model_type", f"does not run models of type {needed.model_type!r} (but {runs})")
+    if spec.max_ranks is not None and needed.num_ranks > spec.max_ranks:
+        processes = "1 process" if spec.max_ranks == 1 else f"{spec.max_ranks} processes"
+        yield Lack("num_ranks", f"spans at most {processes}, not {needed.num_ranks}")
+    for capability in sorted(needed.capabilities - spec.capabilities):
+        yield Lack(capability.value, f"does not support {capability.value!r}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
