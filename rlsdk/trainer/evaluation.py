@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.trainer.experience import make_batch
 from rlsdk.trainer.metrics import first_reward_accuracy
+from rlsdk.trainer.rollout import sample
 
 if TYPE_CHECKING:
-    from rlsdk.data import Prompt
     from rlsdk.interfaces import SamplingParams
-    from rlsdk.trainer.loop import Trainer
+    from rlsdk.trainer.parts import RunParts
+    from rlsdk.trainer.session import RoleGroup
 
 
-def evaluate(trainer: Trainer) -> dict[str, float]:
-    """Figures of the current weights on the evaluation prompts, under `eval/`.
+def measure_all(rollout: RoleGroup, parts: RunParts) -> dict[str, float]:
+    """Figures of the weights now served on the evaluation prompts, under `eval/`.
 
-    Samples are drawn with the same seeds at every evaluation, so two of them differ by the weights alone.
+    Samples are drawn with the same seeds every time, so two evaluations differ by the weights alone.
     """
-    config = trainer.config.eval
-    prompts = trainer.parts.eval_prompts
+    config = parts.config.eval
     metrics: dict[str, float] = {}
-    with trainer.view.phase("eval"), ExitStack() as phase:
-        trainer.enter_rollout(phase)
-        if config.samples_per_prompt:
-            sampling = replace(trainer.parts.sampling, temperature=config.temperature, top_p=1.0, top_k=0, min_p=0.0)
-            metrics |= _measure(trainer, prompts, sampling, config.samples_per_prompt, "sampled")
-        if config.greedy:
-            metrics |= _measure(trainer, prompts, replace(trainer.parts.sampling, temperature=0.0), 1, "greedy")
+    if config.samples_per_prompt:
+        plain = replace(parts.sampling, temperature=config.temperature, top_p=1.0, top_k=0, min_p=0.0)
+        metrics |= measure(rollout, parts, plain, config.samples_per_prompt, "sampled")
+    if config.greedy:
+        metrics |= measure(rollout, parts, replace(parts.sampling, temperature=0.0), 1, "greedy")
     return metrics
 
 
-def _measure(
-    trainer: Trainer, prompts: Sequence[Prompt], sampling: SamplingParams, n: int, name: str
-) -> dict[str, float]:
-    token_ids = [prompt.prompt_ids for prompt in prompts]
-    samples = trainer.generate(token_ids, sampling, n, (trainer.config.trainer.seed, "eval", name))
-    batch = make_batch(token_ids, samples, temperature=1.0)
-    result = trainer.parts.score(batch, prompts)
+def measure(rollout: RoleGroup, parts: RunParts, sampling: SamplingParams, n: int, name: str) -> dict[str, float]:
+    """Accuracy (share that the first reward calls right), mean reward and length of one way of sampling."""
+    token_ids = [prompt.prompt_ids for prompt in parts.eval_prompts]
+    samples = sample(rollout, token_ids, sampling, n=n, seed=(parts.config.trainer.seed, "eval", name))
+    result = parts.score(make_batch(token_ids, samples, temperature=1.0), parts.eval_prompts)
     return {
         f"eval/accuracy_{name}": first_reward_accuracy(result.by_reward, result.valid),
         f"eval/reward_{name}": float(result.scores.mean()),

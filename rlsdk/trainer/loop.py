@@ -6,29 +6,36 @@ On policy by construction: every step samples with the weights that the last one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference, loss_weights, token_level_rewards
-from rlsdk.interfaces import Batch, ParityError
-from rlsdk.kit.balance import balanced_partition
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.config import dump_config
+from rlsdk.interfaces import Batch, Capability, ParityError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.evaluation import evaluate
-from rlsdk.trainer.experience import cut_mini_batches, make_batch, make_requests, scatter_loss_weights
-from rlsdk.trainer.hosts import MiniBatchResult, Samples
+from rlsdk.trainer.evaluation import measure_all
+from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_weights
+from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock, batch_metrics, first_reward_accuracy, update_metrics
-from rlsdk.trainer.state import TrainerState, load_run_state, save_run_state
+from rlsdk.trainer.parts import check_failures
+from rlsdk.trainer.rollout import sample
+from rlsdk.trainer.state import TrainerState
 
 if TYPE_CHECKING:
+    from rlsdk.cluster import Pending, WorkerGroup
     from rlsdk.data import Prompt
     from rlsdk.rewards import RewardResult
     from rlsdk.trainer.parts import RunParts
-    from rlsdk.trainer.session import Session
+    from rlsdk.trainer.session import RlSession
 
 TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages",
                   "loss_weight")  # fmt: skip
@@ -38,40 +45,43 @@ TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_pr
 class Trainer:
     """Runs steps. One object per run, in the controller process, which owns no device."""
 
-    def __init__(self, session: Session, parts: RunParts, view: RunView) -> None:
+    def __init__(self, session: RlSession, parts: RunParts, view: RunView, stop: Callable[[], bool]) -> None:
         self.session = session
         self.config = session.config
         self.parts = parts
         self.view = view
         self.state = TrainerState()
-        self.stop_requested = False
+        self.stop = stop
         self.clock = StepClock()
         self.parity_checked = False
+        self.first_eval: Mapping[str, float] | None = None
+        self.last_eval: Mapping[str, float] = {}
+        self.last_checkpoint: Path | None = None
         self.store = CheckpointStore(parts.run_dir / "checkpoints", self.config.trainer.keep_checkpoints)
 
     def fit(self) -> None:
         """Steps until `trainer.steps` are done or a stop is requested; always leaves a checkpoint behind."""
         if self.state.step == 0 and self.config.eval.at_start and self.config.eval.every_steps is not None:
             self.evaluate()
-        while self.state.step < self.config.trainer.steps and not self.stop_requested:
+        while self.state.step < self.config.trainer.steps and not self.stop():
             self.step()
             finished = self.state.step == self.config.trainer.steps
             if _due(self.state.step, self.config.eval.every_steps, last=finished):
                 self.evaluate()
-            if _due(self.state.step, self.config.trainer.save_every_steps, last=finished or self.stop_requested):
+            if _due(self.state.step, self.config.trainer.save_every_steps, last=finished or self.stop()):
                 self.save()
 
     def step(self) -> Mapping[str, float]:
         """One turn of the loop; returns its metrics."""
         self.clock = StepClock()
-        prompts = self.parts.prompts.take(self.config.trainer.prompts_per_step)
+        prompts = self.parts.prompts.next_batch(self.config.trainer.prompts_per_step)
         batch = self.rollout(prompts)
         batch, rewards = self.reward(batch, prompts)
         mini_batches = self.cut(batch)
         batch = self.log_probs(batch, mini_batches)
         batch = self.advantages(batch, mini_batches)
         results = self.update(batch, mini_batches)
-        return self.finish(batch, rewards, results)
+        return self.finish(batch, prompts, rewards, results)
 
     def rollout(self, prompts: Sequence[Prompt]) -> Batch:
         """Brings the rollout engines to the current weights and samples every prompt."""
@@ -80,7 +90,8 @@ class Trainer:
         with self.view.phase("rollout"), ExitStack() as phase:
             self.enter_rollout(phase)
             with self.clock.measure("rollout"):
-                samples = self.generate(token_ids, self.parts.sampling, self.config.trainer.samples_per_prompt, seed)
+                n = self.config.trainer.samples_per_prompt
+                samples = sample(self.session.rollout, token_ids, self.parts.sampling, n=n, seed=seed)
             with self.clock.measure("sync"):
                 phase.close()
         return make_batch(token_ids, samples, temperature=self.config.rollout.temperature)
@@ -92,24 +103,13 @@ class Trainer:
         if report is not None:
             self.view.synced(report)
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, n: int, seed: Sequence[int | str]
-    ) -> Samples:
-        """Samples `n` responses to each prompt, spread over the replicas by tokens."""
-        requests = make_requests(prompts, sampling, n=n, seed=seed)
-        group = self.session.rollout.group
-        costs = [len(request.prompt_ids) + n * sampling.max_tokens for request in requests]
-        shares = balanced_partition(costs, group.world_size)
-        done = group.run_each("generate", [([requests[i] for i in share],) for share in shares])
-        return Samples.merge(done, shares)
-
     def reward(self, batch: Batch, prompts: Sequence[Prompt]) -> tuple[Batch, RewardResult]:
         """Scores every response; a sample whose reward failed is counted and carries no gradient."""
         with self.view.phase("reward"), self.clock.measure("reward"):
             result = self.parts.score(batch, prompts)
         for kind, count in result.failures.items():
             self.state.reward_failures[kind] = self.state.reward_failures.get(kind, 0) + count
-        self.parts.check_failures(result, self.view)
+        check_failures(result, self.config, self.view)
         return batch.with_rows(scores=torch.from_numpy(result.scores), valid=torch.from_numpy(result.valid)), result
 
     def cut(self, batch: Batch) -> list[Tensor]:
@@ -185,27 +185,22 @@ class Trainer:
             return scatter_loss_weights(batch, mini_batches, weights)
 
     def update(self, batch: Batch, mini_batches: Sequence[Tensor]) -> list[MiniBatchResult]:
-        """One optimizer step per mini-batch and epoch. All are sent at once; the workers run them in order."""
-        trained = batch.keep(TRAINED_FIELDS)
-        put = self.session.cluster.put
-        first, rest = mini_batches[0], torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)])
-        if self.config.trainer.epochs_per_step > 1 or "old_log_probs" not in batch or not len(rest):
-            whole = put(trained)
-            parts = [whole.select(rows) for rows in mini_batches]
-        else:
-            on_policy = put(trained.select(first).keep(set(TRAINED_FIELDS) - {"old_log_probs"}))
-            later = put(trained.select(rest))
-            ends = torch.tensor([len(rows) for rows in mini_batches[1:]]).cumsum(0).tolist()
-            parts = [on_policy, *(later.select(torch.arange(e - len(r), e)) for e, r in zip(ends, mini_batches[1:], strict=True))]
-        with self.view.phase("update", total=len(parts) * self.config.trainer.epochs_per_step):
-            with self.clock.measure("update"):
-                group = self.session.actor.group
-                waiting = [
-                    group.submit("update", part, self.parts.objective)
-                    for _ in range(self.config.trainer.epochs_per_step)
-                    for part in parts
-                ]
-                return [self.collect(pending) for pending in waiting]
+        """One optimizer step per mini-batch and epoch. All are sent at once; the workers run them in order.
+
+        The first update of a step sees the very weights that sampled, so it needs no old log-probs.
+        """
+        config = self.config.trainer
+        shared = self.session.cluster.put(batch.keep(TRAINED_FIELDS))
+        later = self.parts.objective
+        first = replace(later, on_policy=self.config.algorithm.old_log_probs == "auto" and config.epochs_per_step == 1)
+        turns = [rows for _ in range(config.epochs_per_step) for rows in mini_batches]
+        group = self.session.actor.group
+        with self.view.phase("update", total=len(turns)), self.clock.measure("update"):
+            waiting = [
+                group.submit("update", shared.select(rows), later if turn else first)
+                for turn, rows in enumerate(turns)
+            ]
+            return [self.collect(pending) for pending in waiting]
 
     def collect(self, pending: Pending) -> MiniBatchResult:
         """Waits for one optimizer step and counts it."""
@@ -214,20 +209,70 @@ class Trainer:
         self.state.count_update(result.step)
         return result
 
-    def finish(self, batch: Batch, rewards: RewardResult, results: Sequence[MiniBatchResult]) -> Mapping[str, float]:
+    def finish(
+        self, batch: Batch, prompts: Sequence[Prompt], rewards: RewardResult, results: Sequence[MiniBatchResult]
+    ) -> Mapping[str, float]:
         """Counts the step and tells whoever listens."""
         self.state.step += 1
         self.state.samples += batch.num_rows
         self.state.tokens += batch.num_tokens
-        accuracy = first_reward_accuracy(rewards)
         metrics = {
-            **batch_metrics(batch, accuracy),
+            **batch_metrics(batch, first_reward_accuracy(rewards.by_reward, rewards.valid)),
             **update_metrics(results),
-            **self.clock.metrics(),
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.parts.prompts.epoch),
+            **self.clock.metrics(),
         }
         metrics["throughput/tokens_per_s"] = batch.num_tokens / metrics["time/step_s"]
-        self.parts.track(self.state.step, metrics, batch, rewards, self.view)
+        samples = self.parts.show_samples(batch, prompts, rewards)
+        self.parts.track(self.state.step, metrics, samples)
         self.view.step(self.state.step, self.config.trainer.steps, metrics)
+        self.view.samples(self.state.step, samples)
+        for callback in self.parts.callbacks:
+            callback(self.state.step, metrics)
         return metrics
+
+    def evaluate(self) -> None:
+        """Accuracy of the current weights on held-out prompts."""
+        if not self.parts.eval_prompts:
+            return
+        start = time.perf_counter()
+        with self.view.phase("eval"), ExitStack() as phase:
+            self.enter_rollout(phase)
+            metrics = measure_all(self.session.rollout, self.parts)
+        metrics["time/eval_s"] = time.perf_counter() - start
+        self.parts.track(self.state.step, metrics)
+        self.view.evaluated(self.state.step, metrics)
+        self.last_eval = metrics
+        if self.first_eval is None:
+            self.first_eval = metrics
+
+    def save(self) -> Path:
+        """Writes a checkpoint: engine state, a Hugging Face folder `model/`, and everything else a resume needs."""
+        actor = self.session.actor
+        state = {"trainer": self.state.dump(), "prompts": self.parts.prompts.state_dict(), "first_eval": self.first_eval}
+        with self.view.phase("save"), self.store.write(self.state.step, state) as draft:
+            engine, model = draft / "actor", draft / "model"
+            engine.mkdir()
+            actor.run("save_checkpoint", str(engine))
+            if Capability.EXPORT in actor.spec.capabilities:
+                model.mkdir()
+                actor.run("save_pretrained", str(model))
+                self.parts.tokenizer.save_pretrained(str(model))
+            atomic_write_text(draft / "config.yaml", dump_config(self.config))
+        self.last_checkpoint = self.store.folder / f"step_{self.state.step:08d}"
+        self.view.saved(self.state.step, self.last_checkpoint)
+        return self.last_checkpoint
+
+    def restore(self, checkpoint: Path) -> None:
+        """Goes on from a whole checkpoint."""
+        saved = read_state(checkpoint)
+        self.session.actor.run("load_checkpoint", str(checkpoint / "actor"))
+        self.state = TrainerState.load(saved["trainer"])
+        self.parts.prompts.load_state_dict(saved["prompts"])
+        self.first_eval = saved["first_eval"]
+        self.last_checkpoint = checkpoint
+
+
+def _due(step: int, every: int | None, *, last: bool) -> bool:
+    return every is not None and (last or step % every == 0)

@@ -53,19 +53,31 @@ def batch_metrics(batch: Batch, accuracy: float) -> dict[str, float]:
 
 
 def update_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """Mean over mini-batches of what adds up, largest of what does not, and the optimizer's figures."""
-    metrics: dict[str, float] = {"policy/loss": _average([r.update.loss for r in results])}
-    for name in results[0].update.sums:
-        metrics[f"policy/{name}"] = _average([r.update.sums[name] for r in results])
-    for name in results[0].update.maxima:
-        metrics[f"policy/{name}_max"] = max(r.update.maxima[name] for r in results)
+    """Mean over mini-batches of what is weighed by token, largest of what is not, and the optimizer's figures.
+
+    The difference between the engines is that of the first mini-batch, before any weight has moved.
+    """
+    metrics = {"policy/loss": _average([r.update.loss for r in results])}
+    first = _means(results[0])
+    if "rollout_difference" in first:
+        metrics["parity/log_prob_diff_mean"] = first["rollout_difference"]
+        metrics["parity/log_prob_diff_max"] = results[0].update.maxima["rollout_difference"]
+    for name in first.keys() - {"rollout_difference", "rollout_kl", "loss_weight"}:
+        metrics[f"policy/{name}"] = _average([_means(r)[name] for r in results])
     return {
         **metrics,
+        "policy/log_ratio_max": max(r.update.maxima.get("log_ratio", 0.0) for r in results),
         "policy/grad_norm": _average([r.step.grad_norm for r in results]),
         "policy/lr": results[-1].step.lr,
         "policy/skipped_updates": float(sum(r.step.skipped for r in results)),
         "policy/micro_batches": float(sum(r.update.num_micro_batches for r in results)),
     }
+
+
+def _means(result: MiniBatchResult) -> dict[str, float]:
+    """Weighed sums over their weight: 1 in a mean aggregation, less where rows carry no gradient."""
+    weight = result.update.sums.get("loss_weight", 1.0) or 1.0
+    return {name: value / weight for name, value in result.update.sums.items()}
 
 
 def first_reward_accuracy(scores: Mapping[str, torch.Tensor], valid: torch.Tensor) -> float:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup, preset_placement
-from rlsdk.config import OptimConfig, RunConfig
+from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
+    BackendKind,
     BackendSpec,
-    Capability,
     ModelSpec,
     OptimSpec,
     Peer,
@@ -62,15 +61,21 @@ class RoleGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A running set of workers."""
+    """A running set of workers that trains only: `rlsdk sft`."""
 
     config: RunConfig
     cluster: Cluster
     actor: RoleGroup
-    rollout: RoleGroup | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlSession(Session):
+    """A running set of workers that samples and trains."""
+
+    rollout: RoleGroup
+    manager: ShardingManager
     ref: RoleGroup | None = None
-    sharding: ShardingManager | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The frozen policy that the KL is measured from, where one is asked for."""
 
 
 def roles_of(config: RunConfig, *, train_only: bool = False) -> list[str]:
@@ -130,56 +135,40 @@ def sft_optim_spec(config: RunConfig) -> OptimSpec:
     return optim_spec(own, config.sft.steps)
 
 
-@contextmanager
-def open_session(
-    config: RunConfig, registry: Registry, *, run_dir: Path, device: str, train_only: bool = False, resuming: bool = False
-) -> Iterator[Session]:
-    """Starts the workers of a run and takes everything down again, whatever happens inside.
-
-    Raises:
-        PlacementError: the cluster cannot give what the configuration asks for.
-        ConfigError: an engine refused its part of the configuration.
-    """
-    roles = roles_of(config, train_only=train_only)
-    placement = placement_of(config, roles, device)
-    with Cluster.start(
-        placement,
-        address=config.placement.ray_address,
-        timeout_s=config.trainer.timeout_s,
-        log_dir=run_dir / "logs",
-        seed=config.trainer.seed,
-    ) as cluster:
-        yield _build(config, registry, cluster, roles, resuming=resuming)
+def resolve_device(config: RunConfig) -> str:
+    """`cpu` or `cuda` for a placement that leaves it open: what this machine, or the named cluster, has."""
+    if config.placement.device != "auto":
+        return config.placement.device
+    if config.placement.ray_address is not None:
+        return "cuda" if cluster_has_gpus(config.placement.ray_address) else "cpu"
+    return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
 
 
-def _build(config: RunConfig, registry: Registry, cluster: Cluster, roles: Sequence[str], *, resuming: bool) -> Session:
-    model = ModelSpec(
-        path=config.model.path or "",
+def model_spec(config: RunConfig, path: str | None = None) -> ModelSpec:
+    return ModelSpec(
+        path=path or config.model.path or "",
         revision=config.model.revision,
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
     )
-    warm_start = config.sft.steps > 0 and not resuming
-    first_optim = (
-        sft_optim_spec(config) if warm_start else optim_spec(config.train.optim, config.trainer.optimizer_steps)
+
+
+def start_cluster(config: RunConfig, roles: Sequence[str], *, device: str, run_dir: Path) -> Cluster:
+    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager."""
+    return Cluster.start(
+        placement_of(config, roles, device),
+        address=config.placement.ray_address,
+        timeout_s=config.trainer.timeout_s,
+        log_dir=run_dir / "logs",
+        seed=config.trainer.seed,
     )
-    actor = _train_role(config, registry, cluster, "actor", model, first_optim)
-    rollout = ref = manager = None
-    if "ref" in roles:
-        ref = _train_role(config, registry, cluster, "ref", model, None)
-    if "rollout" in roles:
-        rollout = _rollout_role(config, registry, cluster, model)
-        target = f"{actor.backend}+{rollout.backend}" if config.sharding.manager == "auto" else config.sharding.manager
-        manager = registry.sharding_manager(target)(
-            actor, rollout, timeout_s=config.trainer.timeout_s, bucket_bytes=config.sharding.bucket_mb << 20
-        )
-    return Session(config=config, cluster=cluster, actor=actor, rollout=rollout, ref=ref, sharding=manager)
 
 
-def _train_role(
+def train_role(
     config: RunConfig, registry: Registry, cluster: Cluster, role: str, model: ModelSpec, optim: OptimSpec | None
 ) -> RoleGroup:
-    spec = registry.backend("train", config.train.backend)
+    """Starts the train backend under a role; `optim` None makes a frozen one."""
+    spec = registry.backend(BackendKind.TRAIN, config.train.backend)
     train = TrainSpec(
         model=model,
         optim=optim,
@@ -187,27 +176,35 @@ def _train_role(
         micro_batch_rows=config.train.micro_batch_rows,
         activation_checkpointing=config.train.activation_checkpointing,
         init_from_config=config.model.init_from_config,
-        options=registry.options(spec, config.train.options),
+        options=backend_options(spec, config.train.options, registry),
         engine_kwargs=dict(config.train.engine_kwargs),
     )
     group = cluster.create_group(role, host=TRAIN_HOST, args=(spec.engine, train))
     return RoleGroup(group=group, spec=spec, layout_method="weight_layout")
 
 
-def _rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, model: ModelSpec) -> RoleGroup:
-    spec = registry.backend("rollout", config.rollout.backend)
+def rollout_role(
+    config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False
+) -> RoleGroup:
+    """Starts the rollout backend; unless it loads them itself, its weights arrive by the first sync."""
+    spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
     rollout = RolloutSpec(
-        model=model,
+        model=model_spec(config),
         max_model_tokens=config.max_model_tokens,
         max_running=config.rollout.max_running_samples,
         tp_size=config.rollout.tp_size,
-        load_weights=False,
-        options=registry.options(spec, config.rollout.options),
+        load_weights=load_weights,
+        options=backend_options(spec, config.rollout.options, registry),
         engine_kwargs=dict(config.rollout.engine_kwargs),
     )
     group = cluster.create_group("rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout))
     return RoleGroup(group=group, spec=spec, layout_method="target_layouts")
 
 
-def can(group: RoleGroup, capability: Capability) -> bool:
-    return capability in group.spec.capabilities
+def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:
+    """The registered manager for this pair of backends, else the generic one."""
+    chosen = registry.sharding_manager(train.backend, rollout.backend, config.sharding.manager)
+    manager: ShardingManager = chosen(
+        train, rollout, timeout_s=config.trainer.timeout_s, bucket_bytes=config.sharding.bucket_mb << 20
+    )
+    return manager

@@ -1,0 +1,13 @@
+"""`rlsdk report RUN`: one HTML page about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def run(run_dir: Path) -> None:
+    """Writes `report.html` and `curves.svg` into the run's folder and says where."""
+    from rlsdk.trainer.report import write_report
+
+    page, plot = write_report(run_dir)
+    print(f"report  {page}\nplot    {plot}")

@@ -1,0 +1,29 @@
+"""`rlsdk sft`: supervised training on reference answers, on the same engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlsdk.cli.console import ConsoleView
+from rlsdk.cli.signals import stop_on_signal
+from rlsdk.config import check_run, config_error, load_config
+from rlsdk.registry import Registry
+
+
+def run(args: Sequence[str]) -> None:
+    """Trains, and leaves a Hugging Face folder."""
+    from rlsdk.trainer.run import StopFlag, make_run_dir, run_sft
+    from rlsdk.trainer.session import resolve_device
+
+    registry = Registry.discover()
+    config = load_config([], list(args), registry)
+    if problems := check_run(config, registry):
+        raise config_error(problems)
+    run_dir = make_run_dir(config)
+    stop = StopFlag()
+    with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
+        view.notice(f"run {run_dir}")
+        result = run_sft(config, registry, view, run_dir=run_dir, device=resolve_device(config), stop=stop)
+    loss = result.last_eval.get("sft/loss", float("nan"))
+    print(f"\nloss {loss:.4f} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
+    print(f"\nnext:\n  rlsdk generate {result.checkpoint} --prompt '...'")

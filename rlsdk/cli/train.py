@@ -1,0 +1,85 @@
+"""`rlsdk train`: reinforcement learning from one command; without arguments, the quickstart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.cli.console import ConsoleView
+from rlsdk.cli.signals import stop_on_signal
+from rlsdk.config import RunConfig, check_run, config_error, load_config
+from rlsdk.registry import Registry
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.run import RunResult
+
+QUICKSTART = "quickstart.yaml"
+
+
+def run(args: Sequence[str]) -> None:
+    """Checks everything that can be checked, then trains."""
+    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
+    from rlsdk.trainer.session import resolve_device
+
+    registry = Registry.discover()
+    quickstart = not names_a_task(args)
+    recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
+    config = load_config(recipe, list(args), registry)
+    if problems := check_run(config, registry):
+        raise config_error(problems)
+    run_dir = make_run_dir(config)
+    if quickstart:
+        from rlsdk.trainer.quickstart import make_model
+
+        config = make_model(config, run_dir)
+    stop = StopFlag()
+    with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
+        view.notice(f"run {run_dir}")
+        result = run_train(config, registry, view, run_dir=run_dir, device=resolve_device(config), stop=stop)
+    tell(result, config)
+
+
+def names_a_task(args: Sequence[str]) -> bool:
+    """True when the person brings a model, data or a file of their own; else the quickstart recipe is the base."""
+    flags = {arg.split("=")[0] for arg in args}
+    return bool(flags & {"--model", "--model.path", "--data", "--data.train", "--config"})
+
+
+def tell(result: RunResult, config: RunConfig) -> None:
+    """The last lines: what was reached, where everything is, what to type next."""
+    from rich.console import Console
+
+    from rlsdk.trainer.report import write_report
+
+    say = Console(highlight=False, soft_wrap=True)
+    say.print()
+    for name in ("sampled", "greedy"):
+        key = f"eval/accuracy_{name}"
+        if key in result.first_eval and key in result.last_eval:
+            before, after = result.first_eval[key], result.last_eval[key]
+            how = "samples at temperature 1" if name == "sampled" else "greedy answers"
+            say.print(f"right on held-out prompts, {how}: {before:.1%} before, {after:.1%} after ({after - before:+.1%})")
+    state = "stopped" if result.stopped else "finished"
+    say.print(f"{state} after {result.steps} steps, {result.seconds:.0f} s")
+    here = _shown(result.run_dir)
+    if "jsonl" in config.tracking.trackers:
+        page, plot = write_report(result.run_dir)
+        say.print(f"report      {_shown(page)}", markup=False)
+        say.print(f"plot        {_shown(plot)}", markup=False)
+    if result.checkpoint is not None:
+        say.print(f"checkpoint  {_shown(result.checkpoint)}", markup=False)
+        say.print("\nnext:", markup=False)
+        say.print(f"  rlsdk eval {_shown(result.checkpoint)}", markup=False)
+        say.print(f"  rlsdk generate {_shown(result.checkpoint)} --num-prompts 5", markup=False)
+        more = max(result.steps * 2, config.trainer.steps)
+        say.print(f"  rlsdk train --config {here}/config.yaml --resume {here} --steps {more}", markup=False)
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the person stands, when that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

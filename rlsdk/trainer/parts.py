@@ -1,0 +1,283 @@
+"""What a run needs besides engines: tokenizer, prompts, rewards, estimator, objective, trackers, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlsdk.algorithms import PolicyObjective
+from rlsdk.config import RunConfig
+from rlsdk.data import Prompt, PromptDataset, PromptFormat, PromptStream, distinct, drop_seen, load_rows, split_by_content
+from rlsdk.interfaces import (
+    AdvantageEstimator,
+    Batch,
+    BatchError,
+    ConfigError,
+    RewardSample,
+    SamplingParams,
+    StepCallback,
+    Tracker,
+    TrackerContext,
+)
+from rlsdk.kit.hf import load_tokenizer
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner, load_function
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.events import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """Made once per run; nothing in it owns a device."""
+
+    config: RunConfig
+    run_dir: Path
+    tokenizer: Any
+    prompts: PromptStream
+    eval_prompts: Sequence[Prompt]
+    rewards: RewardRunner
+    sampling: SamplingParams
+    advantage: AdvantageEstimator
+    objective: PolicyObjective
+    trackers: Sequence[Tracker]
+    callbacks: Sequence[StepCallback]
+
+    def reward_samples(self, batch: Batch, prompts: Sequence[Prompt]) -> list[RewardSample]:
+        """One per row, responses decoded without special tokens."""
+        owners = [prompts[uid] for uid in batch["uid"].tolist()]
+        texts = self.decode_responses(batch)
+        cut = batch["truncated"].tolist()
+        return [
+            RewardSample(prompt=p.text, response=text, answer=p.answer, row=p.row, truncated=truncated)
+            for p, text, truncated in zip(owners, texts, cut, strict=True)
+        ]
+
+    def decode_responses(self, batch: Batch) -> list[str]:
+        """Text of each row's response."""
+        mask = batch["response_mask"]
+        flat = batch["input_ids"][mask].numpy()
+        ends = np.cumsum(batch.row_sum(mask.long()).numpy())
+        ids = [part.tolist() for part in np.split(flat, ends[:-1])]
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts
+
+    def score(self, batch: Batch, prompts: Sequence[Prompt]) -> RewardResult:
+        """Every row's reward. Never raises for what a reward function does."""
+        return self.rewards.score(self.reward_samples(batch, prompts))
+
+    def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Tells every tracker."""
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+            if samples:
+                tracker.log_samples(step, samples)
+
+    def show_samples(
+        self, batch: Batch, prompts: Sequence[Prompt], rewards: RewardResult
+    ) -> list[Mapping[str, Any]]:
+        """A few rows with their text, one from each of several prompts."""
+        wanted = self.config.tracking.samples_per_step
+        stride = max(batch.num_rows // max(wanted, 1), 1)
+        rows = list(range(0, batch.num_rows, stride))[:wanted]
+        picked = batch.select(rows)
+        owners = [prompts[uid] for uid in picked["uid"].tolist()]
+        texts = self.decode_responses(picked)
+        return [
+            {
+                "prompt": prompt.text,
+                "response": text,
+                "answer": prompt.answer,
+                "score": float(rewards.scores[row]),
+                **{f"reward/{name}": float(values[row]) for name, values in rewards.by_reward.items()},
+                "advantage": float(picked.row_sum(picked["advantages"])[at] / max(int(picked.row_sum(picked["response_mask"].long())[at]), 1)),
+            }
+            for at, (row, prompt, text) in enumerate(zip(rows, owners, texts, strict=True))
+        ]
+
+    def close(self) -> None:
+        self.rewards.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def prompt_format(config: RunConfig) -> PromptFormat:
+    data = config.data
+    return PromptFormat(
+        prompt_field=data.prompt_field,
+        answer_field=data.answer_field,
+        prompt_template=data.prompt_template,
+        system_prompt=data.system_prompt,
+        chat_template=data.chat_template,
+    )
+
+
+def load_prompts(
+    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView
+) -> tuple[PromptDataset, PromptDataset | None]:
+    """Train and evaluation prompts that share no question. Says what was left out.
+
+    Raises:
+        ConfigError, DataError: the source or a row of it cannot be used.
+    """
+    data, form = config.data, prompt_format(config)
+    if data.train is None:
+        raise ConfigError("data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK")
+    kinds = registry.usable(ComponentKind.DATASET)
+
+    def load(name: str, options: Mapping[str, Any], limit: int | None) -> Any:
+        return load_rows(
+            name,
+            kinds=kinds,
+            resolve=lambda kind: registry.component(ComponentKind.DATASET, kind),
+            options=options,
+            limit=limit,
+        )
+
+    rows = load(data.train, data.options, data.num_train_rows)
+    if config.eval.every_steps is None and data.eval is None:
+        held: list[Any] = []
+    elif data.eval is not None:
+        held = distinct(load(data.eval, data.eval_options, None), form=form)[: data.num_eval_rows]
+        rows, dropped = drop_seen(rows, held, form=form)
+        if dropped:
+            view.notice(f"data: left {dropped} train rows out whose question stands in the evaluation rows")
+    else:
+        rows, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+    train = PromptDataset(rows, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="train")
+    view.notice(f"train data: {train.report.line()}")
+    if not held:
+        return train, None
+    evaluation = PromptDataset(held, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="eval")
+    view.notice(f"eval data: {evaluation.report.line()}")
+    return train, evaluation
+
+
+def resolve_rewards(config: RunConfig, registry: Registry) -> list[RewardDef]:
+    """Registered names become import strings; everything else is a path to a function, looked up now so that a typo
+    shows before any device is taken.
+
+    Raises:
+        ConfigError: no reward at all, or one that cannot be found.
+    """
+    if not config.rewards:
+        names = registry.usable(ComponentKind.REWARD)
+        raise ConfigError(f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function")
+    found = []
+    for reward in config.rewards:
+        target = reward.name
+        if ":" not in target:
+            registered = registry.target(ComponentKind.REWARD, target)
+            if not isinstance(registered, str):
+                raise ConfigError(
+                    f"rewards: {target!r} was registered as an object; it must be named as 'package.module:function', "
+                    "because rewards run in a process of their own"
+                )
+            target = registered
+        found.append(RewardDef(name=reward.name, target=target, weight=reward.weight, options=dict(reward.options)))
+    return found
+
+
+def load_run_tokenizer(config: RunConfig) -> Any:
+    """The policy's tokenizer."""
+    return load_tokenizer(
+        config.model.tokenizer or config.model.path or "",
+        revision=config.model.revision,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def build_parts(config: RunConfig, registry: Registry, run_dir: Path, view: RunView) -> RunParts:
+    """Everything that can be made, and can fail, before a worker exists."""
+    limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
+    rewards = RewardRunner(resolve_rewards(config, registry), limits)
+    rewards.start()
+    tokenizer = load_run_tokenizer(config)
+    train, evaluation = load_prompts(config, registry, tokenizer, view)
+    algorithm = config.algorithm
+    return RunParts(
+        config=config,
+        run_dir=run_dir,
+        tokenizer=tokenizer,
+        prompts=PromptStream(train, seed=config.trainer.seed, shuffle=config.data.shuffle),
+        eval_prompts=list(evaluation or ()),
+        rewards=rewards,
+        sampling=sampling_params(config, tokenizer),
+        advantage=registry.component(ComponentKind.ADVANTAGE, algorithm.advantage),
+        objective=PolicyObjective(
+            loss=_loss_target(config, registry),
+            loss_options=dict(algorithm.loss_options),
+            kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
+        ),
+        trackers=build_trackers(config, registry, run_dir),
+        callbacks=[_callback(name, registry) for name in config.trainer.callbacks],
+    )
+
+
+def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
+    """How training samples are drawn; they end with the tokenizer's end-of-sequence token."""
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("model.tokenizer: has no end-of-sequence token, so no response could ever end by itself")
+    rollout = config.rollout
+    return SamplingParams(
+        max_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_token_ids=(int(tokenizer.eos_token_id),),
+        stop_strings=rollout.stop_strings,
+    )
+
+
+def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list[Tracker]:
+    return [
+        registry.component(ComponentKind.TRACKER, name)(
+            TrackerContext(
+                run_dir=str(run_dir),
+                run_name=run_dir.name,
+                config=config.model_dump(mode="json"),
+                options=config.tracking.options.get(name, {}),
+            )
+        )
+        for name in config.tracking.trackers
+    ]
+
+
+def _loss_target(config: RunConfig, registry: Registry) -> Any:
+    return registry.target(ComponentKind.LOSS, config.algorithm.loss)
+
+
+def _callback(name: str, registry: Registry) -> StepCallback:
+    found: StepCallback = load_function(name) if ":" in name else registry.component(ComponentKind.CALLBACK, name)
+    return found
+
+
+def check_failures(result: RewardResult, config: RunConfig, view: RunView) -> None:
+    """Shows what went wrong with rewards.
+
+    Raises:
+        BatchError: more samples failed than `reward_limits.max_failure_share` allows.
+    """
+    failed = int((~result.valid).sum())
+    if not failed:
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(result.failures.items()))
+    share = failed / len(result.valid)
+    view.notice(f"rewards: {failed} of {len(result.valid)} samples have no score ({kinds}); {_example(result)}")
+    if share > config.reward_limits.max_failure_share:
+        raise BatchError(
+            f"rewards: {share:.0%} of the samples have no score ({kinds}), more than reward_limits.max_failure_share "
+            f"{config.reward_limits.max_failure_share:.0%}. {_example(result)}"
+        )
+
+
+def _example(result: RewardResult) -> str:
+    first = next(iter(result.examples), None)
+    return f"first: {first}" if first is not None else ""

@@ -1,0 +1,239 @@
+"""A whole run, from a checked configuration to the last line: what `rlsdk train` and `rlsdk sft` call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import RunConfig, dump_config
+from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.checkpoint import CheckpointStore, faults
+from rlsdk.trainer.parts import RunParts, build_parts
+from rlsdk.trainer.session import (
+    RlSession,
+    RoleGroup,
+    Session,
+    model_spec,
+    optim_spec,
+    roles_of,
+    rollout_role,
+    sft_optim_spec,
+    sharding_manager,
+    start_cluster,
+    train_role,
+)
+from rlsdk.trainer.sft import train_supervised
+
+if TYPE_CHECKING:
+    from rlsdk.cluster import Cluster
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.loop import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    run_dir: Path
+    steps: int
+    stopped: bool
+    """Ended early because it was asked to."""
+    seconds: float
+    checkpoint: Path | None = None
+    first_eval: Mapping[str, float] = field(default_factory=dict)
+    last_eval: Mapping[str, float] = field(default_factory=dict)
+
+
+class StopFlag:
+    """Set by a signal handler; the loop looks at it between steps."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+    def __call__(self) -> bool:
+        return self.is_set
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """The run's folder: `run_dir/run_name`, or one named by date and time that no other run has."""
+    parent = Path(config.trainer.run_dir)
+    if config.trainer.run_name is not None:
+        folder = parent / config.trainer.run_name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder.resolve()
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = parent / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder.resolve()
+    raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
+
+
+def find_checkpoint(config: RunConfig, run_dir: Path) -> Path | None:
+    """What the run resumes from: None to start afresh.
+
+    Raises:
+        CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one.
+    """
+    choice = config.trainer.resume
+    if choice == "never":
+        return None
+    if choice == "auto":
+        return CheckpointStore(run_dir / "checkpoints", config.trainer.keep_checkpoints).newest()
+    named = Path(choice)
+    if not faults(named):
+        return named
+    newest = CheckpointStore(named / "checkpoints", config.trainer.keep_checkpoints).newest()
+    if newest is None:
+        raise CheckpointError(
+            f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(named)[0]}) nor a run with one; "
+            "give runs/NAME, runs/NAME/checkpoints/step_N, 'auto' or 'never'"
+        )
+    return newest
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Keeps a second process from writing into the same run's folder; gone with the process, however it ends."""
+    import fcntl
+
+    with (run_dir / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.run_name: another process is writing to {str(run_dir)!r}; wait for it, or choose another name"
+            ) from error
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def run_train(
+    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
+) -> RunResult:
+    """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
+    from rlsdk.trainer.loop import Trainer
+
+    start = time.perf_counter()
+    with run_lock(run_dir):
+        atomic_write_text(run_dir / "config.yaml", dump_config(config))
+        checkpoint = find_checkpoint(config, run_dir)
+        with _parts(lambda: build_parts(config, registry, run_dir, view)) as parts:
+            with start_cluster(config, roles_of(config), device=device, run_dir=run_dir) as cluster:
+                session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
+                trainer = Trainer(session, parts, view, stop)
+                if checkpoint is not None:
+                    trainer.restore(checkpoint)
+                    view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
+                trainer.fit()
+                return _result(trainer, run_dir, start, stop)
+
+
+def _result(trainer: Trainer, run_dir: Path, start: float, stop: StopFlag) -> RunResult:
+    return RunResult(
+        run_dir=run_dir,
+        steps=trainer.state.step,
+        stopped=stop(),
+        seconds=time.perf_counter() - start,
+        checkpoint=trainer.last_checkpoint,
+        first_eval=trainer.first_eval or {},
+        last_eval=trainer.last_eval,
+    )
+
+
+def _rl_session(
+    config: RunConfig,
+    registry: Registry,
+    cluster: Cluster,
+    parts: RunParts,
+    view: RunView,
+    *,
+    resuming: bool,
+    stop: StopFlag,
+) -> RlSession:
+    """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
+    main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
+    warm_start = config.sft.steps > 0 and not resuming
+    first = sft_optim_spec(config) if warm_start else main
+    actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
+    reference = parts.run_dir / "reference"
+    if warm_start:
+        train_supervised(Session(config=config, cluster=cluster, actor=actor), parts, view, stop=stop)
+        actor.run("reset_optimizer", main)
+    ref = None
+    if "ref" in roles_of(config):
+        if warm_start:
+            export_model(actor, parts.tokenizer, reference)
+        path = str(reference) if config.sft.steps > 0 else None
+        ref = train_role(config, registry, cluster, "ref", model_spec(config, path), None)
+    rollout = rollout_role(config, registry, cluster)
+    return RlSession(
+        config=config,
+        cluster=cluster,
+        actor=actor,
+        rollout=rollout,
+        manager=sharding_manager(config, registry, actor, rollout),
+        ref=ref,
+    )
+
+
+def run_sft(
+    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
+) -> RunResult:
+    """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
+    start = time.perf_counter()
+    if config.sft.steps < 1:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
+    with run_lock(run_dir):
+        atomic_write_text(run_dir / "config.yaml", dump_config(config))
+        with _parts(lambda: build_parts(config, registry, run_dir, view, rl=False)) as parts:
+            with start_cluster(config, ["actor"], device=device, run_dir=run_dir) as cluster:
+                actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
+                session = Session(config=config, cluster=cluster, actor=actor)
+                metrics = train_supervised(session, parts, view, stop=stop)
+                export_model(actor, parts.tokenizer, run_dir / "model")
+    seconds = time.perf_counter() - start
+    return RunResult(
+        run_dir=run_dir, steps=config.sft.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",
+        last_eval=metrics,
+    )  # fmt: skip
+
+
+def export_model(actor: RoleGroup, tokenizer: Any, folder: Path) -> None:
+    """Writes weights, configuration and tokenizer in Hugging Face form; whole or absent."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    _clear(draft)
+    draft.mkdir(parents=True)
+    actor.run("save_pretrained", str(draft))
+    tokenizer.save_pretrained(str(draft))
+    _clear(folder)
+    os.replace(draft, folder)
+
+
+def _clear(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _parts(build: Callable[[], RunParts]) -> Iterator[RunParts]:
+    parts = build()
+    try:
+        yield parts
+    finally:
+        parts.close()
