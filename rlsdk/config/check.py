@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlsdk.config.base import Options
 from rlsdk.config.engines import PlacementConfig, RolloutConfig
 from rlsdk.config.explain import shown, unknown_key
-from rlsdk.config.options import backend_options
+from rlsdk.config.options import options_problems
 from rlsdk.config.problem import Problem
 from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import BackendKind, Capability, LogProbKind, RlsdkError
@@ -17,9 +18,14 @@ from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, 
 
 
 def check_run(
-    config: RunConfig, registry: Registry, model_type: str | None = None, device: str | None = None
+    config: RunConfig,
+    registry: Registry,
+    model_type: str | None = None,
+    device: str | None = None,
+    *,
+    train_only: bool = False,
 ) -> list[Problem]:
-    """Everything that keeps `rlsdk train` from running this configuration with what is installed.
+    """Everything that keeps this configuration from running with what is installed.
 
     Imports the functions that the configuration names (so that their options can be checked), but no engine.
 
@@ -28,12 +34,20 @@ def check_run(
         registry: what is installed.
         model_type: of the model's `config.json`; None: not checked.
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
+        train_only: nothing is sampled (`rlsdk sft`): rollout, rewards and algorithm are not looked at.
     """
-    return [
-        *_missing(config),
+    train = [
+        *_missing_data(config),
         *check_backend(train_requirements(config, model_type, device), config.train.backend, registry),
+        *_options(BackendKind.TRAIN, config.train.backend, config.train.options, registry),
+    ]
+    if train_only:
+        return train
+    return [
+        *train,
+        *_missing_rollout(config),
         *check_backend(rollout_requirements(config, model_type, device), config.rollout.backend, registry),
-        *_backend_options(config, registry),
+        *_options(BackendKind.ROLLOUT, config.rollout.backend, config.rollout.options, registry),
         *_log_prob_kind(config, registry),
         *_components(config, registry),
     ]
@@ -45,9 +59,11 @@ def check_backend(needed: Requirements, name: str, registry: Registry) -> list[P
         spec = registry.backend(needed.kind, name)
     except RlsdkError as error:
         return [Problem(f"{needed.kind}.backend", str(error))]
+    unexplained = replace(needed, because={})  # The problem's path already says which field asks.
     return [
         Problem(
-            needed.because.get(lack.requirement, f"{needed.kind}.backend"), explain_lack(lack, needed, name, registry)
+            needed.because.get(lack.requirement, f"{needed.kind}.backend"),
+            explain_lack(lack, unexplained, name, registry),
         )
         for lack in lacks(needed, spec)
     ]
@@ -104,30 +120,28 @@ def _requirements(
     )
 
 
-def _missing(config: RunConfig) -> Iterator[Problem]:
+def _missing_data(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
         yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
     if config.data.train is None:
         yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
+
+
+def _missing_rollout(config: RunConfig) -> Iterator[Problem]:
     if not config.rewards:
         yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
-    devices = role_devices(config.placement, "rollout")
-    if devices is not None and devices % config.rollout.tp_size:
-        yield Problem(
-            "rollout.tp_size", f"{config.rollout.tp_size} does not divide the {devices} devices of the rollout"
-        )
+    devices, tp_size = role_devices(config.placement, "rollout"), config.rollout.tp_size
+    if devices is not None and devices % tp_size:
+        yield Problem("rollout.tp_size", f"{tp_size}: expected a divisor of the {devices} devices of the rollout")
 
 
-def _backend_options(config: RunConfig, registry: Registry) -> Iterator[Problem]:
-    for kind, name, raw in (
-        (BackendKind.TRAIN, config.train.backend, config.train.options),
-        (BackendKind.ROLLOUT, config.rollout.backend, config.rollout.options),
-    ):
-        if name in registry.usable(kind):
-            try:
-                backend_options(registry.backend(kind, name), raw, registry)
-            except RlsdkError as error:
-                yield Problem("", str(error))
+def _options(kind: BackendKind, name: str, raw: Options, registry: Registry) -> list[Problem]:
+    if name not in registry.usable(kind):
+        return []  # Reported by `check_backend`.
+    try:
+        return options_problems(registry.backend(kind, name), raw, registry)
+    except RlsdkError as error:
+        return [Problem(f"{kind}.backend", str(error))]
 
 
 def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:

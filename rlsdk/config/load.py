@@ -74,7 +74,8 @@ class _Backend:
     def take_options(self, tree: Tree) -> list[Problem]:
         """Moves `train.BACKEND` to `train.options`; says which options belong to a backend that is not in use."""
         section, fields = tree.section(self.kind), keys_at(RunConfig, (self.kind.value,))
-        if isinstance(section.get(self.name), dict) and self.name not in fields:
+        free = isinstance(section.get("options"), dict | None)
+        if free and isinstance(section.get(self.name), dict) and self.name not in fields:
             tree.move((self.kind.value, self.name), (self.kind.value, "options"))
         unread = [problem for key in section if key not in fields and (problem := self.not_in_use(key))]
         for problem in unread:

@@ -20,16 +20,21 @@ def backend_options(spec: BackendSpec, raw: Mapping[str, Any], registry: Registr
         ConfigError: an option that the backend does not have, or a value of the wrong type; lists all of them.
         PluginLoadError: the options' class cannot be imported, or its types cannot be read.
     """
+    if problems := options_problems(spec, raw, registry):
+        raise config_error(problems)
     options = registry.load_options(spec)
+    return None if options is None else build_options(options, raw)[0]
+
+
+def options_problems(spec: BackendSpec, raw: Mapping[str, Any], registry: Registry) -> list[Problem]:
+    """What is wrong with the options given to a backend, at `train.BACKEND.OPTION`."""
+    options = registry.load_options(spec)
+    prefix = f"{spec.kind}.{spec.name}"
     if options is None:
-        if raw:
-            raise config_error([Problem(f"{spec.kind}.options", f"{shown(dict(raw))}: {spec.name!r} has no options")])
-        return None
-    built, problems = build_options(options, raw)
-    if problems:
-        prefix = f"{spec.kind}.{spec.name}"
-        raise config_error([Problem(f"{prefix}.{problem.path}", problem.message) for problem in problems])
-    return built
+        message = f"backend {spec.name!r} has no options of its own"
+        return [Problem(f"{prefix}.{key}", f"{shown(value)}: {message}") for key, value in raw.items()]
+    _, found = build_options(options, raw)
+    return [Problem(f"{prefix}.{problem.path}", problem.message) for problem in found]
 
 
 def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | None, list[Problem]]:

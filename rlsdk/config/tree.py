@@ -60,7 +60,10 @@ class Tree:
 
     def move(self, old: Place, new: Place) -> None:
         """Lays the mapping at `old`, a key of a top section, over the one at `new`."""
-        _merge(self.data[str(new[0])].setdefault(new[1], {}), self.data[str(old[0])].pop(old[1]))
+        above = self.data[str(old[0])].pop(old[1])
+        section = self.data[str(new[0])]
+        section[new[1]] = section.get(new[1]) or {}
+        _merge(section[new[1]], above)
         for place in [place for place in self._origins if place[: len(old)] == old]:
             self._origins[(*new, *place[len(old) :])] = self._origins.pop(place)
 

@@ -5,6 +5,8 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
+from rlsdk.registry.checks import installed_version
+from rlsdk.registry.explain import spoken
 from rlsdk.registry.known import FIRST_PARTY
 from rlsdk.registry.negotiation import Lack, Requirements, explain_lack, lacks, require
 from rlsdk.registry.registry import Registry
@@ -21,6 +23,8 @@ __all__ = [
     "Source",
     "State",
     "explain_lack",
+    "installed_version",
     "lacks",
     "require",
+    "spoken",
 ]

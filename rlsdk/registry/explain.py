@@ -46,13 +46,18 @@ def not_found(kind: Kind, name: str, rows: Sequence[Row]) -> PluginError:
     usable = sorted(row.name for row in rows if row.kind == kind and row.state.usable)
     installed = f"installed: {', '.join(map(repr, usable)) or 'none'}"
     if others := _other_kinds(kind, name, rows):
-        return PluginNotFoundError(f"{name!r} is a {' and a '.join(others)}, not a {spoken(kind)}; {installed}")
+        what = f"{name!r} is {' and '.join(map(_article, others))}, not {_article(spoken(kind))}"
+        return PluginNotFoundError(f"{what} ({installed}){nearest(name, usable)}")
     installable = FIRST_PARTY.get(kind, {})
     if name in installable:
         hint = f"run `pip install {installable[name]}`"
         return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed; {installed}; {hint}")
     near = nearest(name, [*usable, *installable])
     return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed ({installed}){near}")
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _other_kinds(kind: Kind, name: str, rows: Sequence[Row]) -> list[str]:

@@ -1,0 +1,140 @@
+"""`rlsdk plugins`: what is installed, and why something cannot be used."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
+from rlsdk.registry import FIRST_PARTY, ComponentKind, Registry, Row, installed_version, spoken
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True, help=__doc__
+)
+HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
+KINDS = (*BackendKind, *ComponentKind)
+
+
+@app.command("list")
+def list_plugins(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
+) -> None:
+    """Every backend, component and plugin that was found, usable or not."""
+    rows = sorted(Registry.discover().rows(), key=lambda row: KINDS.index(row.kind) if row.kind in KINDS else -1)
+    if as_json:
+        print(json.dumps([_record(row) for row in rows], indent=2))
+        return
+    print(table([HEADINGS, *(_cells(row) for row in rows)]))
+    for kind, names in FIRST_PARTY.items():
+        for name in sorted(set(names) - {row.name for row in rows}):
+            print(f"not installed: {kind} backend {name!r}; run `pip install {names[name]}`")
+
+
+@app.command("info")
+def show_plugin(
+    name: Annotated[str, typer.Argument(help="Of a backend, component, plugin or distribution.")],
+) -> None:
+    """Capabilities, options and tested engine versions of one backend; what is known of anything else."""
+    registry = Registry.discover()
+    rows = registry.rows()
+    found = [row for row in rows if row.name == name]
+    found = found or [row for row in rows if name in (row.source.distribution, row.source.entry_point)]
+    if not found:
+        raise _unknown(name, rows)
+    print("\n\n".join("\n".join(_info(row, registry)) for row in found))
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Aligned columns of text, never wrapped: it reads the same in a terminal, a pipe and a file."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    source = row.source
+    return (row.name, row.kind, source.distribution, source.version, row.interface, row.state, row.reason)
+
+
+def _record(row: Row) -> dict[str, Any]:
+    spec = row.spec
+    record: dict[str, Any] = dict(zip(HEADINGS, _cells(row), strict=True)) | {"entry_point": row.source.entry_point}
+    if isinstance(spec, BackendSpec):
+        record |= {"description": spec.description, "capabilities": sorted(spec.capabilities)}
+    elif isinstance(spec, ComponentSpec):
+        record |= {"description": spec.description, "target": str(spec.target)}
+    return record
+
+
+def _unknown(name: str, rows: list[Row]) -> PluginNotFoundError:
+    for kind, installable in FIRST_PARTY.items():
+        if name in installable:
+            hint = f"run `pip install {installable[name]}`"
+            return PluginNotFoundError(f"{kind} backend {name!r} is not installed; {hint}")
+    names = sorted({row.name for row in rows})
+    return PluginNotFoundError(
+        f"nothing named {name!r} is installed (installed: {', '.join(names)}){nearest(name, names)}"
+    )
+
+
+def _info(row: Row, registry: Registry) -> Iterator[str]:
+    yield f"{row.name}: {spoken(row.kind)} of {row.source}"
+    yield f"  state         {row.state}{f': {row.reason}' if row.reason else ''}"
+    if isinstance(row.spec, BackendSpec):
+        yield from _backend_info(row.spec)
+        yield from _option_info(row.spec, registry)
+    elif isinstance(row.spec, ComponentSpec):
+        yield from _component_info(row, row.spec, registry)
+
+
+def _backend_info(spec: BackendSpec) -> Iterator[str]:
+    yield f"  description   {spec.description}"
+    yield f"  engine        {spec.engine}"
+    yield f"  interface     {'.'.join(map(str, spec.interface))}"
+    yield f"  capabilities  {', '.join(sorted(spec.capabilities)) or 'none'}"
+    yield f"  devices       {', '.join(sorted(spec.devices))}"
+    yield f"  dtypes        {', '.join(sorted(spec.dtypes))}"
+    yield f"  models        {', '.join(sorted(spec.architectures or ())) or 'all that its engine runs'}"
+    yield f"  processes     {spec.max_ranks if spec.max_ranks is not None else 'no limit'}"
+    if spec.kind is BackendKind.ROLLOUT:
+        yield f"  log-probs     {spec.log_prob_kind}"
+    for distribution, specifier in spec.engine_requires.items():
+        yield f"  tested with   {distribution}{specifier}; installed: {installed_version(distribution) or 'none'}"
+
+
+def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
+    try:
+        options = registry.load_options(spec)
+    except PluginLoadError as error:
+        yield f"  options       cannot be shown: {error}"
+        return
+    if options is None:
+        yield "  options       none of its own"
+        return
+    from rlsdk.config.describe import describe_options
+
+    yield f"  options       as --{spec.kind}.{spec.name}.OPTION"
+    for option in describe_options(options):
+        yield (
+            f"    {option.path} ({option.type}, default {option.default})"
+            if option.default
+            else (f"    {option.path} ({option.type}, required)")
+        )
+        yield f"        {option.doc}"
+
+
+def _component_info(row: Row, spec: ComponentSpec, registry: Registry) -> Iterator[str]:
+    yield f"  description   {spec.description}"
+    yield f"  target        {spec.target}"
+    if not row.state.usable or not isinstance(row.kind, ComponentKind):
+        return
+    try:
+        function = registry.component(row.kind, row.name)
+        yield f"  signature     {row.name}{inspect.signature(function)}"
+    except (PluginLoadError, TypeError, ValueError) as error:
+        yield f"  signature     cannot be shown: {error}"

@@ -1,0 +1,107 @@
+"""What every option is: dotted path, type, default and documentation, read from dataclasses and pydantic models."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.config.fields import option_fields, section_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionDoc:
+    """One option as a person sees it."""
+
+    path: str
+    """Dotted, relative to what was described."""
+    type: str
+    default: str
+    """In the notation of YAML; empty for one that is required."""
+    doc: str
+
+
+def describe_options(options: type[Any], prefix: str = "") -> Iterator[OptionDoc]:
+    """Yields every option of a dataclass or pydantic model in the order of its fields, sections opened up."""
+    docs = _docstrings(options)
+    defaults = _defaults(options)
+    for name, annotation in option_fields(options).items():
+        section = section_of(annotation)
+        if section is not None:
+            yield from describe_options(section, f"{prefix}{name}.")
+        else:
+            yield OptionDoc(
+                path=prefix + name,
+                type=type_text(annotation),
+                default=_value_text(defaults[name]) if name in defaults else "",
+                doc=docs.get(name, ""),
+            )
+
+
+def type_text(annotation: Any) -> str:
+    """A type as a person writes it: `int`, `text or null`, `list of int`, `'auto' or 'always'`."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_text(arguments[0])
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_text(argument) for argument in arguments)
+    if origin in (list, tuple, set, frozenset):
+        items = dict.fromkeys(type_text(argument) for argument in arguments if argument is not Ellipsis)
+        return f"list of {' and '.join(items)}"
+    if annotation is dict or origin is dict:
+        return "mapping"
+    if (section := section_of(annotation)) is not None:
+        return f"{{{', '.join(option_fields(section))}}}"
+    names = {str: "text", type(None): "null", bool: "true or false", Any: "anything"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _defaults(options: type[Any]) -> dict[str, Any]:
+    if dataclasses.is_dataclass(options):
+        found = {f.name: f.default for f in dataclasses.fields(options) if f.default is not dataclasses.MISSING}
+        made = {f.name: f.default_factory for f in dataclasses.fields(options)}
+        return found | {name: make() for name, make in made.items() if make is not dataclasses.MISSING}
+    fields: Mapping[str, Any] = getattr(options, "model_fields", {})
+    return {n: f.get_default(call_default_factory=True) for n, f in fields.items() if not f.is_required()}
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, tuple | list | set | frozenset):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return str(value) if isinstance(value, str) and value else repr(value)
+
+
+def _docstrings(options: type[Any]) -> dict[str, str]:
+    """Texts that stand under the fields of a class and of its bases, or in pydantic's `description`."""
+    docs: dict[str, str] = {}
+    for base in reversed(options.__mro__[:-1]):
+        docs |= _source_docstrings(base)
+    fields: Mapping[str, Any] = getattr(options, "model_fields", {})
+    docs |= {name: field.description for name, field in fields.items() if field.description}
+    return {name: re.sub(r"\s+", " ", doc).strip() for name, doc in docs.items()}
+
+
+def _source_docstrings(options: type[Any]) -> dict[str, str]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
+    except (OSError, TypeError, SyntaxError):
+        return {}  # No source at hand: the options are shown without their texts.
+    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
