@@ -1,0 +1,27 @@
+"""The swap between the training layout and the inference layout: planner, transports, both ends, and the manager.
+
+Pull model: the manager in the controller plans and checks; each rollout replica (`WeightTarget`) asks the training
+ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What the hosts of the two roles must serve:
+
+- train: `weight_layout()`, `weight_fingerprints(transfers)`, and, while the engine's own thread may be busy,
+  `export_weights(bucket)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`
+- rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s)`: the methods `layouts` and `pull`
+  of its `WeightTarget`
+"""
+
+from __future__ import annotations
+
+from rlsdk.sharding.manager import GenericShardingManager
+from rlsdk.sharding.planner import lower_bound_bytes, plan_reshard
+from rlsdk.sharding.source import WeightSource
+from rlsdk.sharding.target import WeightTarget
+from rlsdk.sharding.transports import TRANSPORTS
+
+__all__ = [
+    "TRANSPORTS",
+    "GenericShardingManager",
+    "WeightSource",
+    "WeightTarget",
+    "lower_bound_bytes",
+    "plan_reshard",
+]

@@ -1,0 +1,213 @@
+"""The ShardingManager that serves every pair of backends: boxes, streamed in bounded buckets, and proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlsdk.interfaces import (
+    Bucket,
+    Capability,
+    EngineGroup,
+    ReshardPlan,
+    ShardingManager,
+    SyncReceipt,
+    SyncReport,
+    WeightLayout,
+    WeightSyncError,
+)
+from rlsdk.sharding.planner import plan_reshard
+from rlsdk.sharding.transports import TRANSPORTS
+from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
+
+LAYOUT_METHOD = "target_layouts"
+"""Of the host of a rollout engine: `target_layouts() -> Sequence[WeightLayout]`."""
+PULL_METHOD = "pull_weights"
+"""Of the host of a rollout engine: `pull_weights(buckets, peers, version, timeout_s) -> SyncReceipt`."""
+FINGERPRINT_METHOD = "weight_fingerprints"
+"""Of the host of a train engine: `weight_fingerprints(transfers) -> Mapping[str, int]`."""
+GRACE_S = 30.0
+"""The controller waits this much longer than a worker, so that the worker's own, better error comes first."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both sides' layouts, which stay as they are for the life of the groups."""
+
+    source: tuple[WeightLayout, ...]
+    replicas: tuple[tuple[WeightLayout, ...], ...]
+    """Per replica, what it wants at each of its places."""
+    fingerprints: tuple[FingerprintTask, ...]
+
+    @cached_property
+    def target(self) -> tuple[WeightLayout, ...]:
+        return tuple(layout for replica in self.replicas for layout in replica)
+
+    @cached_property
+    def replica_of_target(self) -> list[int]:
+        """Index of a target layout -> index of its replica."""
+        return [at for at, replica in enumerate(self.replicas) for _ in replica]
+
+    @property
+    def share_a_device(self) -> bool:
+        """True when a training and a rollout rank stand on the same accelerator."""
+        places = {(layout.node, layout.device) for layout in self.source if layout.device != "cpu"}
+        return any((layout.node, layout.device) in places for layout in self.target)
+
+
+class GenericShardingManager(ShardingManager):
+    """Pull model: each replica asks the sources for its buckets and loads them as they come; the controller moves no
+    weight. Every sync is checked against fingerprints that the sources computed over their own memory."""
+
+    def __init__(
+        self,
+        train: EngineGroup,
+        rollout: EngineGroup,
+        *,
+        timeout_s: float = 600.0,
+        bucket_bytes: int = 256 << 20,
+        colocated: bool | None = None,
+    ) -> None:
+        """Binds a training group and a rollout group.
+
+        Args:
+            train: its host serves `export_weights`, `weight_fingerprints`, `offload`, `onload`.
+            rollout: its host serves `target_layouts`, `pull_weights`, `sleep`, `wake`.
+            timeout_s: for each stage of a sync.
+            bucket_bytes: most that a replica takes at once; two of them exist while weights move.
+            colocated: the two take turns on the memory of one device. None: whether their layouts say so.
+        """
+        super().__init__(train, rollout, timeout_s=timeout_s)
+        self.bucket_bytes = bucket_bytes
+        self._colocated = colocated
+        self._ends: Ends | None = None
+        self._planned: tuple[Sequence[WeightLayout], Sequence[WeightLayout], ReshardPlan] | None = None
+        self._last: tuple[int, Mapping[str, int]] | None = None
+        self._asleep: set[str] = set()
+        self._offloaded: list[tuple[str, ...]] = []
+
+    def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
+        """See `ShardingManager.plan`. The last plan is kept and given again for equal layouts."""
+        source, target = tuple(source), tuple(target)
+        if self._planned is None or self._planned[:2] != (source, target):
+            plan = plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=TRANSPORTS)
+            self._planned = (source, target, plan)
+        return self._planned[2]
+
+    def ends(self) -> Ends:
+        """The layouts of both groups, asked for once."""
+        if self._ends is None:
+            source = tuple(self.train.layouts())
+            replicas = tuple(tuple(places) for places in self.rollout.run(LAYOUT_METHOD, timeout_s=self.timeout_s))
+            tasks = plan_fingerprints(source, replicas, piece_bytes=self.bucket_bytes)
+            self._ends = Ends(source=source, replicas=replicas, fingerprints=tuple(tasks))
+        return self._ends
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        """See `ShardingManager.sync_weights`.
+
+        Args:
+            plan: made for the layouts of these two groups.
+            version: what every replica serves afterwards.
+            expect_change: refuse weights that are all as they were at the last sync. None: when `version` is higher
+                than then.
+        """
+        start = time.perf_counter()
+        expected = self._fingerprints()
+        proven = time.perf_counter()
+        receipts = self._pull(plan, version)
+        pulled = time.perf_counter()
+        for task, values in zip(self.ends().fingerprints, expected, strict=True):
+            for replica in task.replicas:
+                who = f"replica {replica} of rollout backend {self.rollout.backend!r}"
+                check_receipt(receipts[replica], values, version, who)
+        changed = self._check_changed({k: v for values in expected for k, v in values.items()}, version, expect_change)
+        end = time.perf_counter()
+        return SyncReport(
+            version=version,
+            num_tensors=len(plan.tensors),
+            num_bytes=plan.num_bytes,
+            moved_bytes=plan.moved_bytes,
+            changed_tensors=changed,
+            seconds=end - start,
+            stages_s={"fingerprint": proven - start, "pull": pulled - proven, "verify": end - pulled},
+            receipts=tuple(receipts),
+        )
+
+    @contextmanager
+    def rollout_phase(self, version: int, *, expect_change: bool | None = None) -> Iterator[SyncReport]:
+        """See `ShardingManager.rollout_phase`. Where the two sides share a device they take turns, in stages: optimizer
+        and gradients leave before the serving weights come, the training weights leave before the key-value cache."""
+        ends = self.ends()
+        plan = self.plan(ends.source, ends.target)
+        if not (ends.share_a_device if self._colocated is None else self._colocated):
+            yield self.sync_weights(plan, version, expect_change=expect_change)
+            return
+        try:
+            self._offload(("optimizer", "gradients"))
+            self._wake("weights")
+            report = self.sync_weights(plan, version, expect_change=expect_change)
+            self._offload(("weights",))
+            self._wake("kv_cache")
+            yield report
+        finally:
+            with ExitStack() as undo:
+                for parts in self._offloaded:
+                    undo.callback(self.train.run, "onload", parts, timeout_s=self.timeout_s)
+                self._offloaded.clear()
+                self._sleep()
+
+    def _offload(self, parts: tuple[str, ...]) -> None:
+        if Capability.OFFLOAD in self.train.capabilities:
+            self._offloaded.append(parts)
+            self.train.run("offload", parts, timeout_s=self.timeout_s)
+
+    def _wake(self, part: str) -> None:
+        if part in self._asleep:
+            self.rollout.run("wake", (part,), timeout_s=self.timeout_s)
+            self._asleep.discard(part)
+
+    def _sleep(self) -> None:
+        """The next phase brings all weights anew, so they need not be kept on the host."""
+        if Capability.SLEEP in self.rollout.capabilities:
+            self.rollout.run("sleep", 2, timeout_s=self.timeout_s)
+            self._asleep = {"weights", "kv_cache"}
+
+    def _fingerprints(self) -> list[dict[str, int]]:
+        """What each group of like replicas must come to serve, computed by the sources."""
+        expected = []
+        for task in self.ends().fingerprints:
+            arguments = [(transfers,) for transfers in task.transfers]
+            expected.append(task.total(self.train.run_each(FINGERPRINT_METHOD, arguments, self.timeout_s)))
+        return expected
+
+    def _pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        """Has every replica take its buckets."""
+        ends, peers = self.ends(), self.train.peers()
+        mine: list[list[Bucket]] = [[] for _ in ends.replicas]
+        for bucket in plan.buckets:
+            mine[ends.replica_of_target[bucket.target]].append(bucket)
+        arguments = [
+            (buckets, {bucket.source: peers[bucket.source] for bucket in buckets}, version, self.timeout_s)
+            for buckets in mine
+        ]
+        return self.rollout.run_each(PULL_METHOD, arguments, self.timeout_s + GRACE_S)
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        """Counts the tensors that changed since the last sync.
+
+        Raises:
+            WeightSyncError: none did, although the policy was trained in between.
+        """
+        before_version, before = self._last or (version, None)
+        changed = changed_tensors(now, before)
+        if changed == 0 and (version > before_version if expect_change is None else expect_change):
+            raise WeightSyncError(
+                f"no tensor changed between version {before_version} and version {version}: the optimizer steps in "
+                "between did not reach the weights that the train engine hands out (or its learning rate is 0)"
+            )
+        self._last = (version, now)
+        return changed

@@ -1,0 +1,110 @@
+"""The training side of a sync: hands out buckets, and says what the weights' fingerprints must come to."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import (
+    FINGERPRINT_MODULUS,
+    Box,
+    Bucket,
+    LayoutError,
+    TrainEngine,
+    Transfer,
+    Transport,
+    WeightLayout,
+    WeightShard,
+    fingerprint,
+)
+from rlsdk.sharding.transports import make_transport
+
+
+class WeightSource:
+    """One per rank of a train engine. `export` may be called from another thread than the engine's, one at a time,
+    while the engine itself is idle. Nothing of the engine's memory is held between calls."""
+
+    def __init__(self, engine: TrainEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._layout: WeightLayout | None = None
+        self._places: dict[str, list[int]] = {}
+        self._transports: dict[tuple[str, int], Transport] = {}
+
+    def layout(self) -> WeightLayout:
+        """What this rank holds."""
+        if self._layout is None:
+            self._layout = self._engine.layout()
+            places = defaultdict(list)
+            for at, (name, _) in enumerate(self._layout.boxes):
+                places[name].append(at)
+            self._places = dict(places)
+        return self._layout
+
+    def export(self, bucket: Bucket) -> Mapping[str, Any]:
+        """Makes the bytes of a bucket available by its transport; returns the handle that `Transport.fetch` takes."""
+        with self._lock:
+            transport = self._transports.get((bucket.transport, bucket.target))
+            if transport is None:
+                transport = self._transports[bucket.transport, bucket.target] = make_transport(bucket.transport)
+            return transport.export(self._pieces(bucket.transfers), [t.dtype for t in bucket.transfers])
+
+    def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
+        """Fingerprint of each name over the boxes given, in their dtypes; boxes of one name are added up."""
+        totals: dict[str, int] = {}
+        with self._lock:
+            for transfer, piece in zip(transfers, self._pieces(transfers), strict=True):
+                found = fingerprint(piece.tensor.to(getattr(torch, transfer.dtype)), piece.box)
+                totals[transfer.name] = (totals.get(transfer.name, 0) + found) % FINGERPRINT_MODULUS
+        return totals
+
+    def close(self) -> None:
+        """Frees the memory that transports hold."""
+        with self._lock:
+            for transport in self._transports.values():
+                transport.close()
+            self._transports.clear()
+
+    def _pieces(self, transfers: Sequence[Transfer]) -> list[WeightShard]:
+        """A view of the engine's memory for each transfer."""
+        places = [self._place(transfer) for transfer in transfers]
+        shards = self._take(places)
+        return [
+            WeightShard(name=t.name, box=t.box, tensor=shards[at].tensor[t.box.slices(within=shards[at].box)].detach())
+            for t, at in zip(transfers, places, strict=True)
+        ]
+
+    def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
+        """The engine's shards at these positions. They are asked for anew each time: an engine may move its memory
+        between syncs, and a view kept here would keep what it offloads alive."""
+        wanted = set(places)
+        last = max(wanted, default=-1)
+        found = {}
+        for at, shard in enumerate(self._engine.shards()):
+            if at in wanted:
+                found[at] = shard
+            if at >= last:
+                break
+        return found
+
+    def _place(self, transfer: Transfer) -> int:
+        """Position in the layout of the box that contains a transfer's."""
+        layout = self.layout()
+        name = transfer.name if transfer.name in self._places else layout.tied.get(transfer.name, transfer.name)
+        for at in self._places.get(name, ()):
+            if _contains(layout.boxes[at][1], transfer.box):
+                return at
+        raise LayoutError(
+            f"rank {layout.rank} was asked for {transfer.name!r} at offset {list(transfer.box.offset)} of size "
+            f"{list(transfer.box.size)}, which it does not hold: the plan was made for other layouts"
+        )
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return all(
+        o <= i and i + m <= o + n for o, n, i, m in zip(outer.offset, outer.size, inner.offset, inner.size, strict=True)
+    )

@@ -1,0 +1,178 @@
+"""The serving side of a sync: pulls buckets from their sources and feeds them to the rollout engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain, groupby
+from typing import Any
+
+from rlsdk.interfaces import (
+    Bucket,
+    DeadlineError,
+    Peer,
+    RolloutEngine,
+    SyncReceipt,
+    Transport,
+    WeightLayout,
+    WeightShard,
+    WeightSyncError,
+)
+from rlsdk.sharding.memory import AttachError
+from rlsdk.sharding.transports import InlineTransport, InProcessTransport, SharedFileTransport, make_transport
+
+EXPORT_METHOD = "export_weights"
+"""Of the host of a train engine: `export_weights(bucket) -> handle`, served while its engine thread is busy."""
+MAX_CALLS = 8
+"""Sources that one target asks at the same time."""
+_NEXT_BEST = {"shared_memory": SharedFileTransport.name, SharedFileTransport.name: InlineTransport.name}
+"""What to try where a block cannot be attached from this process."""
+
+
+class WeightTarget:
+    """One per replica. Takes one round of buckets at a time and asks for the next while the engine loads it: at most
+    two rounds exist at once."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self._transports: dict[tuple[str, int], Transport] = {}
+        self._instead: dict[tuple[str, int], str] = {}
+        self._layouts: tuple[WeightLayout, ...] = ()
+
+    def layouts(self) -> Sequence[WeightLayout]:
+        """What the replica wants, one per place that weights are delivered to."""
+        if not self._layouts:
+            self._layouts = tuple(self._engine.layout())
+        return self._layouts
+
+    def order(self) -> Mapping[str, int]:
+        """Position of each tensor: the order in which the plan brings them."""
+        names = dict.fromkeys(name for layout in self.layouts() for name, _ in layout.boxes)
+        return {name: at for at, name in enumerate(names)}
+
+    def pull(self, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, timeout_s: float) -> SyncReceipt:
+        """Brings every bucket and gives it to the engine, which then serves `version`.
+
+        Args:
+            buckets: all that this replica takes, in the plan's order.
+            peers: the source ranks that the buckets name.
+            version: what the engine serves afterwards.
+            timeout_s: for the whole pull.
+
+        Raises:
+            WeightSyncError: a bucket did not come, the engine refused it, or did not take them all.
+        """
+        start = time.perf_counter()
+        intake = _Intake(self, buckets, peers, version, time.monotonic() + timeout_s)
+        with closing(intake.shards()) as shards:
+            receipt = self._engine.update_weights(shards, version)
+        if intake.taken < intake.wanted:
+            raise WeightSyncError(
+                f"the rollout engine took {intake.taken} of {intake.wanted} pieces of version {version} and stopped at "
+                f"{intake.last_name!r}: update_weights must take every item"
+            )
+        if receipt.version != version:
+            raise WeightSyncError(f"the rollout engine was sent version {version} and says it serves {receipt.version}")
+        return replace(receipt, seconds=time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Lets go of the memory that transports map."""
+        for transport in self._transports.values():
+            transport.close()
+        self._transports.clear()
+
+    def fetch(self, bucket: Bucket, peer: Peer, deadline: float) -> list[WeightShard]:
+        """One bucket's shards. Falls back to the next best transport where the bucket's cannot be attached."""
+        route = (bucket.transport, bucket.source)
+        while True:
+            chosen = replace(bucket, transport=self._instead.get(route, bucket.transport))
+            try:
+                return self._fetch_by(chosen, peer, deadline)
+            except AttachError:
+                if chosen.transport not in _NEXT_BEST:
+                    raise
+                self._instead[route] = _NEXT_BEST[chosen.transport]
+
+    def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> list[WeightShard]:
+        transport = self._transports.get((bucket.transport, bucket.source))
+        if transport is None:
+            transport = self._transports[bucket.transport, bucket.source] = make_transport(bucket.transport)
+        handle = _export(bucket, peer, deadline)
+        tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
+        return [
+            WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)
+            for transfer, tensor in zip(bucket.transfers, tensors, strict=True)
+        ]
+
+
+class _Intake:
+    """One pull under way: what the engine iterates over, and how much of it was taken."""
+
+    def __init__(
+        self, target: WeightTarget, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, deadline: float
+    ) -> None:
+        self._target = target
+        self._peers = peers
+        self._version = version
+        self._deadline = deadline
+        self._order = target.order()
+        self._rounds = [list(group) for _, group in groupby(buckets, key=lambda bucket: (bucket.target, bucket.round))]
+        self.wanted = sum(len(bucket.transfers) for bucket in buckets)
+        self.taken = 0
+        self.last_name: str | None = None
+
+    def shards(self) -> Generator[WeightShard, None, None]:
+        """Every shard, all of one name together; the next round is asked for while this one is loaded."""
+        pool = ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="rlsdk-pull")
+        try:
+            ahead = self._ask(pool, self._rounds[0]) if self._rounds else []
+            for at, buckets in enumerate(self._rounds):
+                arrived = [self._arrive(bucket, answer) for bucket, answer in zip(buckets, ahead, strict=True)]
+                ahead = self._ask(pool, self._rounds[at + 1]) if at + 1 < len(self._rounds) else []
+                for shard in sorted(chain.from_iterable(arrived), key=lambda shard: self._order[shard.name]):
+                    self.taken += 1
+                    self.last_name = shard.name
+                    yield shard
+        finally:
+            # Not waited for: a source that hangs must not hold up the error. Its own deadline ends the thread.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, pool: ThreadPoolExecutor, buckets: Sequence[Bucket]) -> list[Future[list[WeightShard]] | None]:
+        """Starts to bring a round. Views within the process need no thread, and are made when they are wanted."""
+        return [
+            None
+            if bucket.transport == InProcessTransport.name
+            else pool.submit(self._target.fetch, bucket, self._peers[bucket.source], self._deadline)
+            for bucket in buckets
+        ]
+
+    def _arrive(self, bucket: Bucket, answer: Future[list[WeightShard]] | None) -> list[WeightShard]:
+        try:
+            if answer is None:
+                return self._target.fetch(bucket, self._peers[bucket.source], self._deadline)
+            return answer.result()
+        except Exception as error:
+            names = sorted({transfer.name for transfer in bucket.transfers})
+            raise WeightSyncError(
+                f"version {self._version}: {bucket.num_bytes} bytes of {names[0]!r} and {len(names) - 1} more tensors "
+                f"did not arrive from source rank {bucket.source} by {bucket.transport}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _export(bucket: Bucket, peer: Peer, deadline: float) -> Mapping[str, Any]:
+    """Asks the source for a bucket: directly when it lives in this process, else by a call."""
+    if bucket.transport == InProcessTransport.name:
+        host = peer.local()
+        if host is None:
+            raise WeightSyncError(f"source rank {bucket.source} is not in this process: the plan is for other layouts")
+        handle: Mapping[str, Any] = getattr(host, EXPORT_METHOD)(bucket)
+        return handle
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineError("the time for the sync is over")
+    handle = peer.call(EXPORT_METHOD, bucket, timeout_s=left)
+    return handle

@@ -1,0 +1,196 @@
+"""The ways a bucket's bytes can go. One object per (source, target) at each end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import DTYPE_BYTES, Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.sharding.memory import BlockName, SharedBlock, attach
+
+ALIGNMENT = 64
+"""Every tensor of a bucket starts at a multiple of this: a cache line, and a whole number of elements of any dtype."""
+
+Metas = Sequence[tuple[tuple[int, ...], str]]
+
+
+class InProcessTransport(Transport):
+    """Both ends in one process: the target sees views of the source's own memory, converted only where it must be."""
+
+    name = "in_process"
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.process == target.process
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        return {"tensors": [s.tensor.detach().to(_dtype(d)) for s, d in zip(shards, dtypes, strict=True)]}
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+        tensors: list[Tensor] = handle["tensors"]
+        return tensors
+
+
+class SharedMemoryTransport(Transport):
+    """Two processes of one node: the source copies into a block that both map, the target reads it there.
+
+    Two blocks take turns, and stay from one sync to the next: pages are taken and mapped once. Nothing has a name, so
+    nothing is left behind, whatever ends either process.
+    """
+
+    name = "shared_memory"
+    anonymous = True
+
+    def __init__(self) -> None:
+        self._blocks: list[SharedBlock | None] = [None, None]
+        self._turn = 0
+        self._attached: dict[str, tuple[BlockName, Tensor]] = {}
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.node == target.node and hasattr(os, "memfd_create")
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        block = self._next_block(num_bytes)
+        _fill(block.tensor, offsets, shards, dtypes)
+        name = block.name
+        return {
+            "path": name.path,
+            "inode": name.inode,
+            "block_bytes": name.num_bytes,
+            "unlink": name.unlink,
+            "num_bytes": num_bytes,
+            "checksum": checksum(block.tensor[:num_bytes]),
+        }
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+        name = BlockName(handle["path"], handle["inode"], handle["block_bytes"], handle["unlink"])
+        known, block = self._attached.get(name.path, (None, torch.empty(0)))
+        if known != name:
+            block = attach(name)
+            self._attached[name.path] = (name, block)
+        return _views(block, handle, metas)
+
+    def close(self) -> None:
+        for block in self._blocks:
+            if block is not None:
+                block.close()
+        self._blocks = [None, None]
+        self._attached.clear()
+
+    def _next_block(self, num_bytes: int) -> SharedBlock:
+        self._turn = 1 - self._turn
+        block = self._blocks[self._turn]
+        if block is not None and block.name.num_bytes < num_bytes:
+            block.close()
+            block = None
+        if block is None:
+            block = self._blocks[self._turn] = SharedBlock(num_bytes, anonymous=self.anonymous)
+        return block
+
+
+class SharedFileTransport(SharedMemoryTransport):
+    """As `SharedMemoryTransport`, through files in /dev/shm, for where the target may not look into the source's
+    /proc. The target unlinks each file as soon as it is attached."""
+
+    name = "shared_file"
+    anonymous = False
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.node == target.node and hasattr(os, "posix_fallocate")
+
+
+class InlineTransport(Transport):
+    """Any two places: the bytes are part of the handle, and go the way that answers of calls go."""
+
+    name = "inline"
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return True
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        data = torch.empty(num_bytes, dtype=torch.uint8)
+        _fill(data, offsets, shards, dtypes)
+        # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
+        return {"data": data.numpy(), "num_bytes": num_bytes, "checksum": checksum(data)}
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+        data = handle["data"]
+        # An object store hands out read-only memory: an engine that wrote into it would die of a segmentation fault.
+        return _views(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
+
+
+TRANSPORTS: tuple[type[Transport], ...] = (
+    InProcessTransport,
+    SharedMemoryTransport,
+    SharedFileTransport,
+    InlineTransport,
+)
+"""In order of preference."""
+
+
+def make_transport(name: str) -> Transport:
+    """A fresh end of the transport of that name."""
+    return next(transport for transport in TRANSPORTS if transport.name == name)()
+
+
+def checksum(data: Tensor) -> int:
+    """Sum of `[n]` uint8 data as 64-bit integers (n a multiple of 64): finds torn, stale and overwritten bytes at half
+    the cost of a memcpy. That every element is in its place is for the fingerprints to say."""
+    return int(data.view(torch.int64).sum())
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _offsets(metas: Metas) -> tuple[list[int], int]:
+    """Where each tensor starts, and how many bytes they take with their gaps."""
+    offsets, end = [], 0
+    for shape, dtype in metas:
+        offsets.append(end)
+        size = DTYPE_BYTES[dtype]
+        for n in shape:
+            size *= n
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
+    """One view per tensor into the bytes of a bucket."""
+    slots = []
+    for start, (shape, dtype) in zip(offsets, metas, strict=True):
+        numel = torch.Size(shape).numel()
+        slots.append(data[start : start + numel * DTYPE_BYTES[dtype]].view(_dtype(dtype)).view(shape))
+    return slots
+
+
+@torch.no_grad()
+def _fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> None:
+    """Copies all shards in one multi-tensor call, converting on the way."""
+    metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
+    torch._foreach_copy_(_slots(data, offsets, metas), [shard.tensor for shard in shards])
+
+
+def _views(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+    offsets, num_bytes = _offsets(metas)
+    if handle["num_bytes"] != num_bytes or len(data) < num_bytes:
+        raise WeightSyncError(
+            f"a bucket of {num_bytes} bytes was asked for, but the source announced {handle['num_bytes']}"
+        )
+    found = checksum(data[:num_bytes])
+    if found != handle["checksum"]:
+        raise WeightSyncError(
+            f"the {num_bytes} bytes of a bucket arrived with checksum {found}, the source sent {handle['checksum']}: "
+            "they were overwritten or corrupted on the way"
+        )
+    return _slots(data, offsets, metas)

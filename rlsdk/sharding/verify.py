@@ -1,0 +1,120 @@
+"""What proves a sync: the sources' fingerprints of what was wanted, against those of what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlsdk.interfaces import DTYPE_BYTES, FINGERPRINT_MODULUS, Box, SyncReceipt, Transfer, WeightLayout, WeightSyncError
+from rlsdk.sharding.boxes import cut, subtract
+from rlsdk.sharding.holders import Holders
+from rlsdk.sharding.planner import Want, assign
+
+MAX_NAMED = 5
+"""Tensors that an error names before it counts the rest."""
+
+
+@dataclass(frozen=True)
+class FingerprintTask:
+    """Which source computes the fingerprint of which box, and the replicas whose weights they prove."""
+
+    replicas: tuple[int, ...]
+    transfers: tuple[tuple[Transfer, ...], ...]
+    """Per source; together they tile what the replicas want, each box once, in the dtype that is served."""
+
+    def total(self, parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        """What each tensor's fingerprint must be: the sources' parts added up."""
+        totals = {transfer.name: 0 for mine in self.transfers for transfer in mine}
+        for part in parts:
+            for name, value in part.items():
+                totals[name] = (totals[name] + value) % FINGERPRINT_MODULUS
+        return totals
+
+
+def plan_fingerprints(
+    source: Sequence[WeightLayout], replicas: Sequence[Sequence[WeightLayout]], *, piece_bytes: int
+) -> list[FingerprintTask]:
+    """One task per distinct thing that replicas want (one in all, where they are alike), spread over the sources.
+
+    A box that several sources hold is fingerprinted on one of them: all replicas are held to the same numbers, so
+    sources that have drifted apart are found as well.
+    """
+    groups: dict[tuple[tuple[str, str, Box], ...], list[int]] = {}
+    for replica, layouts in enumerate(replicas):
+        groups.setdefault(_served(layouts), []).append(replica)
+    holders = Holders(source)
+    return [
+        FingerprintTask(replicas=tuple(members), transfers=_spread(served, holders, len(source), piece_bytes))
+        for served, members in groups.items()
+    ]
+
+
+def _served(layouts: Sequence[WeightLayout]) -> tuple[tuple[str, str, Box], ...]:
+    """(name, dtype, box) of what a replica serves: what several of its places hold counts once."""
+    boxes: dict[tuple[str, str], list[Box]] = {}
+    for layout in layouts:
+        dtypes = {meta.name: meta.dtype for meta in layout.tensors}
+        for name, box in layout.boxes:
+            seen = boxes.setdefault((name, dtypes[name]), [])
+            fresh = [box]
+            for other in seen:
+                fresh = [part for piece in fresh for part in subtract(piece, other)]
+            seen += fresh
+    return tuple((name, dtype, box) for (name, dtype), parts in boxes.items() for box in sorted(parts))
+
+
+def _spread(
+    served: Sequence[tuple[str, str, Box]], holders: Holders, num_sources: int, piece_bytes: int
+) -> tuple[tuple[Transfer, ...], ...]:
+    """The boxes, each with one source that holds it; work is spread evenly."""
+    wants = [
+        Want(0, name, holders.resolve(name), part, dtype)
+        for name, dtype, box in served
+        for part in cut(box, piece_bytes // DTYPE_BYTES[dtype])
+    ]
+    given = assign(wants, holders, [[1] * num_sources], [0] * num_sources)
+    mine: list[list[Transfer]] = [[] for _ in range(num_sources)]
+    for want, pieces in zip(wants, given, strict=True):
+        for piece in pieces:
+            size = piece.box.numel * DTYPE_BYTES[want.dtype]
+            mine[piece.source].append(Transfer(name=want.name, box=piece.box, dtype=want.dtype, num_bytes=size))
+    return tuple(map(tuple, mine))
+
+
+def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: int, who: str) -> None:
+    """Raises `WeightSyncError` unless the receipt proves that `version` is served as the source holds it.
+
+    Args:
+        receipt: of one replica.
+        expected: fingerprint of every tensor that the replica asked for.
+        version: what was sent.
+        who: names the replica in the error.
+    """
+    if receipt.version != version:
+        raise WeightSyncError(f"{who} was sent version {version}, and its receipt is for version {receipt.version}")
+    missing = [name for name in expected if name not in receipt.fingerprints]
+    if missing:
+        raise WeightSyncError(
+            f"{who} does not account for {_listed(missing)} in its receipt of version {version}: "
+            "update_weights must return a fingerprint of every tensor that layout() lists"
+        )
+    wrong = [name for name, value in expected.items() if receipt.fingerprints[name] != value]
+    if wrong:
+        raise WeightSyncError(
+            f"{who} does not serve version {version} as it was trained: {_listed(wrong)} of {len(expected)} tensors "
+            f"differ from the source (fingerprint of {wrong[0]!r}: served {receipt.fingerprints[wrong[0]]}, trained "
+            f"{expected[wrong[0]]}). Samples would come from other weights than the run believes; nothing was generated"
+        )
+
+
+def changed_tensors(now: Mapping[str, int], before: Mapping[str, int] | None) -> int:
+    """How many tensors have another fingerprint than at the last sync; all of them at the first."""
+    if before is None:
+        return len(now)
+    return sum(before.get(name) != value for name, value in now.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:MAX_NAMED]))
+    rest = len(names) - MAX_NAMED
+    return f"{shown} and {rest} more" if rest > 0 else shown
