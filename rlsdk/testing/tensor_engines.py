@@ -122,9 +122,8 @@ class TensorRolloutEngine(RolloutEngine):
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         """Has nothing to do: the layouts came with the constructor."""
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         raise UnsupportedCapabilityError(f"{type(self).__name__} holds weights and computes nothing")
-        yield
 
     def layout(self) -> Sequence[WeightLayout]:
         return self._layouts
