@@ -5,25 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
 from rlsdk.registry import FIRST_PARTY, ComponentKind, Registry, Row, installed_version, spoken
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True, help=__doc__
-)
 HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
 KINDS = (*BackendKind, *ComponentKind)
 
 
-@app.command("list")
-def list_plugins(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
-) -> None:
-    """Every backend, component and plugin that was found, usable or not."""
+def list_plugins(*, as_json: bool) -> None:
+    """Prints every backend, component and plugin that was found, usable or not."""
     rows = sorted(Registry.discover().rows(), key=lambda row: KINDS.index(row.kind) if row.kind in KINDS else -1)
     if as_json:
         print(json.dumps([_record(row) for row in rows], indent=2))
@@ -34,11 +26,12 @@ def list_plugins(
             print(f"not installed: {kind} backend {name!r}; run `pip install {names[name]}`")
 
 
-@app.command("info")
-def show_plugin(
-    name: Annotated[str, typer.Argument(help="Of a backend, component, plugin or distribution.")],
-) -> None:
-    """Capabilities, options and tested engine versions of one backend; what is known of anything else."""
+def show_plugin(name: str) -> None:
+    """Prints capabilities, options and tested engine versions of a backend; what is known of anything else.
+
+    Raises:
+        PluginNotFoundError: no backend, component, plugin or distribution of that name is installed.
+    """
     registry = Registry.discover()
     rows = registry.rows()
     found = [row for row in rows if row.name == name]

@@ -1,0 +1,117 @@
+"""Wiring: the commands, their arguments and their one-line help. What a command does is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import rlsdk
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help=rlsdk.__doc__)
+plugins_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(plugins_app, name="plugins", help="What is installed, and why something cannot be used.")
+
+FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that take the fields of a run's configuration as flags, and hand them on as typed."""
+ONLY_FIELDS = {**FIELDS, "help_option_names": []}
+HELP_FLAGS = frozenset({"--help", "-h"})
+
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --rollout.top_p 0.9")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rlsdk {rlsdk.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="With an error, its traceback; as RLSDK_TRACEBACK=1.")
+    ] = False,
+) -> None:
+    """`main` reads `--traceback` itself, wherever it stands."""
+
+
+@app.command(context_settings=ONLY_FIELDS, help="Reinforcement learning; without arguments, the quickstart.")
+def train(context: typer.Context) -> None:
+    if not _explained(context.args, "train", "Reinforcement learning; without arguments, the quickstart."):
+        from rlsdk.cli.train import run
+
+        run(context.args)
+
+
+@app.command(context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
+def sft(context: typer.Context) -> None:
+    if not _explained(context.args, "sft", "Supervised training on reference answers."):
+        from rlsdk.cli.sft import run
+
+        run(context.args)
+
+
+@app.command("eval", context_settings=FIELDS, help="Accuracy of a checkpoint or model folder.")
+def evaluate(
+    context: typer.Context,
+    path: ModelPath,
+    output: Annotated[Path | None, typer.Option(help="Also write the figures into this JSON file.")] = None,
+) -> None:
+    from rlsdk.cli.inference import evaluate as run
+
+    run(path, context.args, output)
+
+
+@app.command(context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
+def generate(
+    context: typer.Context,
+    path: ModelPath,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text of a prompt; may be repeated.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: so many prompts of the data.")] = 5,
+    n: Annotated[int, typer.Option("-n", "--samples-per-prompt", min=1, help="Responses to each prompt.")] = 1,
+) -> None:
+    from rlsdk.cli.inference import generate as run
+
+    run(path, prompt or [], num_prompts, n, context.args)
+
+
+@app.command(help="One HTML page about a run.")
+def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]) -> None:
+    from rlsdk.cli.report import run
+
+    run(run_dir)
+
+
+@plugins_app.command("list", help="Every backend, component and plugin that was found, usable or not.")
+def list_plugins(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
+) -> None:
+    from rlsdk.cli.plugins import list_plugins as run
+
+    run(as_json=as_json)
+
+
+@plugins_app.command("info", help="Capabilities, options and tested engine versions.")
+def plugin_info(
+    name: Annotated[str, typer.Argument(help="Of a backend, component, plugin or distribution.")],
+) -> None:
+    from rlsdk.cli.plugins import show_plugin
+
+    show_plugin(name)
+
+
+def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:
+    """Prints the help of a command that takes fields, if it is asked for."""
+    if not HELP_FLAGS.intersection(arguments):
+        return False
+    from rlsdk.cli.fields import command_help
+
+    print(command_help(command, summary))
+    return True
