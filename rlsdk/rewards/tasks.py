@@ -1,0 +1,97 @@
+"""Grading of reasoning-gym's tasks: right or wrong, not "contains the answer somewhere"."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from rlsdk.interfaces import RewardSample
+from rlsdk.rewards.answer import final_answer, parse_number
+from rlsdk.rewards.load import prepared_by
+
+PROBE = "?"
+"""No task has it for an answer. A scorer that finds it right finds anything right."""
+UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+"""What scorers raise on a response that they cannot read: a wrong response, not a failed grader."""
+
+
+def _import_tasks() -> Mapping[str, Any]:
+    """The registry of tasks: importing it takes seconds where byte-code is not kept."""
+    with warnings.catch_warnings():
+        # A dependency compares with `is`, which Python complains of when it compiles it.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        from reasoning_gym.factory import DATASETS
+    tasks: Mapping[str, Any] = DATASETS
+    return tasks
+
+
+@prepared_by(_import_tasks)
+def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 0.0) -> float:
+    """1 when the response answers the task; `partial` times the task's own score (below 1) otherwise.
+
+    The answer is what `final_answer` finds, or the whole response where nothing is marked.
+
+    Args:
+        sample: its row is the task's item: `question`, `answer`, and `metadata` with `source_dataset`.
+        exact: True: equal to the reference answer (as text, or as an exact number), or another answer that the task's
+            scorer finds fully right and that is no text around the reference. False: whatever the scorer gives.
+        partial: weight of the scorer's partial credit where the answer is not right; for shaped rewards.
+
+    Raises:
+        ValueError: the row does not come from reasoning-gym, or its task is not installed.
+    """
+    marked = final_answer(sample.response)
+    given = sample.response.strip() if marked is None else marked
+    reference = sample.answer.strip() if sample.answer else None
+    if exact and partial == 0.0:
+        return float(_is_right(given, reference, sample))
+    score = _score(given, sample)
+    right = _is_right(given, reference, sample) if exact else score >= 1.0
+    return 1.0 if right else min(score, 1.0) * (partial if exact else 1.0)
+
+
+def _is_right(given: str, reference: str | None, sample: RewardSample) -> bool:
+    if reference is not None:
+        if given == reference:
+            return True
+        wanted = parse_number(reference)
+        if wanted is not None:
+            return parse_number(given) == wanted
+    if not _may_be_another_answer(given, reference, sample.row):
+        return False
+    return _score(given, sample) >= 1.0 > _score(PROBE, sample)
+
+
+def _may_be_another_answer(given: str, reference: str | None, row: Mapping[str, Any]) -> bool:
+    """Refuses text around the reference, pieces of the question, rambling, and what Python would run as code."""
+    if not given or "__" in given:
+        return False
+    if reference is None:
+        return len(given) <= 4096
+    longest = 4 * len(reference) + 64
+    return len(given) <= longest and reference not in given and given not in str(row.get("question", ""))
+
+
+def _score(given: str, sample: RewardSample) -> float:
+    """The task's own score of a response, 0 where it cannot read it."""
+    metadata = sample.row.get("metadata")
+    task = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
+    if not isinstance(task, str):
+        raise ValueError("the data row has no metadata.source_dataset: it does not come from reasoning-gym")
+    scorer = _scorer(task)
+    try:
+        return float(scorer(given, dict(sample.row)))
+    except UNREADABLE:
+        return 0.0
+
+
+@cache
+def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
+    if task not in _import_tasks():
+        raise ValueError(f"the installed reasoning-gym has no task {task!r}")
+    from reasoning_gym.factory import get_score_answer_fn
+
+    scorer: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(task)
+    return scorer
