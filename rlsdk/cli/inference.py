@@ -30,12 +30,13 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
         shown = [(p.text, p.answer, p.prompt_ids) for p in (held or train)[:num_prompts]]
     else:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
-    with tempfile.TemporaryDirectory() as logs:
-        with open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group:
-            ids = [list(tokens) for _, _, tokens in shown]
-            answers = generate_texts(
-                group, tokenizer, ids, sampling_params(config, tokenizer), n=n, seed=config.trainer.seed
-            )
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+    ):
+        ids = [list(tokens) for _, _, tokens in shown]
+        sampling = sampling_params(config, tokenizer)
+        answers = generate_texts(group, tokenizer, ids, sampling, n=n, seed=config.trainer.seed)
     for (text, expected, _), responses in zip(shown, answers, strict=True):
         for response in responses:
             line: dict[str, Any] = {"prompt": text, "response": response}

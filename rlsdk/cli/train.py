@@ -60,7 +60,9 @@ def tell(result: RunResult, config: RunConfig) -> None:
         if key in result.first_eval and key in result.last_eval:
             before, after = result.first_eval[key], result.last_eval[key]
             how = "samples at temperature 1" if name == "sampled" else "greedy answers"
-            say.print(f"right on held-out prompts, {how}: {before:.1%} before, {after:.1%} after ({after - before:+.1%})")
+            say.print(
+                f"right on held-out prompts, {how}: {before:.1%} before, {after:.1%} after ({after - before:+.1%})"
+            )
     state = "stopped" if result.stopped else "finished"
     say.print(f"{state} after {result.steps} steps, {result.seconds:.0f} s")
     here = _shown(result.run_dir)

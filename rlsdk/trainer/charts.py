@@ -21,7 +21,7 @@ class Line:
 
 
 def line_chart(title: str, lines: Sequence[Line], *, unit: str = "") -> str:
-    """An SVG of curves over the step, with axes, ticks, a legend for more than one, and a tooltip on each last point."""
+    """An SVG of curves over the step: axes, ticks, a legend for more than one, a tooltip on each last point."""
     kept = [Line(name=c.name, points=[p for p in c.points if all(map(math.isfinite, p))]) for c in lines]
     points = [point for curve in kept for point in curve.points]
     if not points:
@@ -36,9 +36,8 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "") -> str:
         body.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.6" points="{path}"/>')
         last_x, last_y = curve.points[-1]
         tip = html.escape(f"{curve.name}: {last_y:.4g}{unit} at step {last_x:.0f}")
-        body.append(
-            f'<circle cx="{_x(last_x, xs):.1f}" cy="{_y(last_y, ys):.1f}" r="3" fill="{color}"><title>{tip}</title></circle>'
-        )
+        at = f'cx="{_x(last_x, xs):.1f}" cy="{_y(last_y, ys):.1f}"'
+        body.append(f'<circle {at} r="3" fill="{color}"><title>{tip}</title></circle>')
         if len(kept) > 1:
             body.append(_legend(index, curve.name, color))
     return _svg("".join(body), title)

@@ -33,6 +33,7 @@ from rlsdk.interfaces import (
     SyncReceipt,
     TrainEngine,
     TrainSpec,
+    Transfer,
     WeightLayout,
 )
 from rlsdk.sharding import WeightSource, WeightTarget
@@ -120,8 +121,8 @@ class TrainHost:
         return self.source.export(bucket)
 
     @dispatch(split=Split.ALL, join=Join.LIST)
-    def weight_fingerprints(self, *args: Any) -> Any:
-        return self.source.fingerprints(*args)
+    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
+        return self.source.fingerprints(transfers)
 
     def close(self) -> None:
         self.source.close()
@@ -202,7 +203,7 @@ class RolloutHost:
 
     @dispatch(split=Split.ALL, join=Join.LIST)
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Sequence[Peer], version: int, timeout_s: float
+        self, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, timeout_s: float
     ) -> SyncReceipt:
         return self.target.pull(buckets, peers, version, timeout_s)
 

@@ -21,8 +21,8 @@ from rlsdk.config import dump_config
 from rlsdk.interfaces import Batch, Capability, ParityError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
-from rlsdk.trainer.events import RunView
 from rlsdk.trainer.evaluation import measure_all
+from rlsdk.trainer.events import RunView
 from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_weights
 from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock, batch_metrics, first_reward_accuracy, update_metrics
@@ -197,8 +197,7 @@ class Trainer:
         group = self.session.actor.group
         with self.view.phase("update", total=len(turns)), self.clock.measure("update"):
             waiting = [
-                group.submit("update", shared.select(rows), later if turn else first)
-                for turn, rows in enumerate(turns)
+                group.submit("update", shared.select(rows), later if turn else first) for turn, rows in enumerate(turns)
             ]
             return [self.collect(pending) for pending in waiting]
 
@@ -250,7 +249,11 @@ class Trainer:
     def save(self) -> Path:
         """Writes a checkpoint: engine state, a Hugging Face folder `model/`, and everything else a resume needs."""
         actor = self.session.actor
-        state = {"trainer": self.state.dump(), "prompts": self.parts.prompts.state_dict(), "first_eval": self.first_eval}
+        state = {
+            "trainer": self.state.dump(),
+            "prompts": self.parts.prompts.state_dict(),
+            "first_eval": self.first_eval,
+        }
         with self.view.phase("save"), self.store.write(self.state.step, state) as draft:
             engine, model = draft / "actor", draft / "model"
             engine.mkdir()

@@ -11,7 +11,16 @@ import numpy as np
 
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.config import RunConfig
-from rlsdk.data import Prompt, PromptDataset, PromptFormat, PromptStream, distinct, drop_seen, load_rows, split_by_content
+from rlsdk.data import (
+    Prompt,
+    PromptDataset,
+    PromptFormat,
+    PromptStream,
+    distinct,
+    drop_seen,
+    load_rows,
+    split_by_content,
+)
 from rlsdk.interfaces import (
     AdvantageEstimator,
     Batch,
@@ -77,9 +86,7 @@ class RunParts:
             if samples:
                 tracker.log_samples(step, samples)
 
-    def show_samples(
-        self, batch: Batch, prompts: Sequence[Prompt], rewards: RewardResult
-    ) -> list[Mapping[str, Any]]:
+    def show_samples(self, batch: Batch, prompts: Sequence[Prompt], rewards: RewardResult) -> list[Mapping[str, Any]]:
         """A few rows with their text, one from each of several prompts."""
         wanted = self.config.tracking.samples_per_step
         stride = max(batch.num_rows // max(wanted, 1), 1)
@@ -94,7 +101,10 @@ class RunParts:
                 "answer": prompt.answer,
                 "score": float(rewards.scores[row]),
                 **{f"reward/{name}": float(values[row]) for name, values in rewards.by_reward.items()},
-                "advantage": float(picked.row_sum(picked["advantages"])[at] / max(int(picked.row_sum(picked["response_mask"].long())[at]), 1)),
+                "advantage": float(
+                    picked.row_sum(picked["advantages"])[at]
+                    / max(int(picked.row_sum(picked["response_mask"].long())[at]), 1)
+                ),
             }
             for at, (row, prompt, text) in enumerate(zip(rows, owners, texts, strict=True))
         ]
@@ -126,7 +136,9 @@ def load_prompts(
     """
     data, form = config.data, prompt_format(config)
     if data.train is None:
-        raise ConfigError("data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK")
+        raise ConfigError(
+            "data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK"
+        )
     kinds = registry.usable(ComponentKind.DATASET)
 
     def load(name: str, options: Mapping[str, Any], limit: int | None) -> Any:
@@ -166,7 +178,9 @@ def resolve_rewards(config: RunConfig, registry: Registry) -> list[RewardDef]:
     """
     if not config.rewards:
         names = registry.usable(ComponentKind.REWARD)
-        raise ConfigError(f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function")
+        raise ConfigError(
+            f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function"
+        )
     found = []
     for reward in config.rewards:
         target = reward.name
@@ -191,10 +205,12 @@ def load_run_tokenizer(config: RunConfig) -> Any:
     )
 
 
-def build_parts(config: RunConfig, registry: Registry, run_dir: Path, view: RunView) -> RunParts:
-    """Everything that can be made, and can fail, before a worker exists."""
+def build_parts(
+    config: RunConfig, registry: Registry, run_dir: Path, view: RunView, *, rewarded: bool = True
+) -> RunParts:
+    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward."""
     limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
-    rewards = RewardRunner(resolve_rewards(config, registry), limits)
+    rewards = RewardRunner(resolve_rewards(config, registry) if rewarded else [], limits)
     rewards.start()
     tokenizer = load_run_tokenizer(config)
     train, evaluation = load_prompts(config, registry, tokenizer, view)

@@ -39,8 +39,8 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
     metrics = read_metrics(run_dir)
     if not metrics:
         raise ConfigError(
-            f"{str(run_dir)!r} holds no metrics.jsonl with lines in it. Give a run's folder (runs/NAME), and keep 'jsonl' "
-            "among tracking.trackers"
+            f"{str(run_dir)!r} holds no metrics.jsonl with lines in it. Give a run's folder (runs/NAME), "
+            "and keep 'jsonl' among tracking.trackers"
         )
     charts = [_chart(title, unit, curves, metrics) for title, unit, curves in CHARTS]
     charts.insert(4, _phases(metrics))
@@ -74,7 +74,8 @@ def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[
     config = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     samples = read_lines(run_dir / SAMPLES_FILE)[-MAX_SAMPLES:]
     name = html.escape(run_dir.name)
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>rlsdk: {name}</title>
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
+<title>rlsdk: {name}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
 padding: 0 1rem }} .charts {{ display: flex; flex-wrap: wrap; gap: 1rem }} table {{ border-collapse: collapse;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def sample(
     rollout: RoleGroup, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, n: int, seed: Sequence[int | str]
 ) -> Samples:
-    """`n` responses to each prompt. Replicas get shares of equal cost; what is sampled does not depend on the shares."""
+    """`n` responses to each prompt. Replicas get shares of equal cost; the shares do not change what is sampled."""
     requests = make_requests(prompts, sampling, n=n, seed=seed)
     costs = [len(request.prompt_ids) + n * sampling.max_tokens for request in requests]
     shares = balanced_partition(costs, rollout.group.world_size)

@@ -132,15 +132,17 @@ def run_train(
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
         checkpoint = find_checkpoint(config, run_dir)
-        with _parts(lambda: build_parts(config, registry, run_dir, view)) as parts:
-            with start_cluster(config, roles_of(config), device=device, run_dir=run_dir) as cluster:
-                session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
-                trainer = Trainer(session, parts, view, stop)
-                if checkpoint is not None:
-                    trainer.restore(checkpoint)
-                    view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
-                trainer.fit()
-                return _result(trainer, run_dir, start, stop)
+        with (
+            _parts(lambda: build_parts(config, registry, run_dir, view)) as parts,
+            start_cluster(config, roles_of(config), device=device, run_dir=run_dir) as cluster,
+        ):
+            session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
+            trainer = Trainer(session, parts, view, stop)
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
+                view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
+            trainer.fit()
+            return _result(trainer, run_dir, start, stop)
 
 
 def _result(trainer: Trainer, run_dir: Path, start: float, stop: StopFlag) -> RunResult:
@@ -200,12 +202,14 @@ def run_sft(
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        with _parts(lambda: build_parts(config, registry, run_dir, view, rl=False)) as parts:
-            with start_cluster(config, ["actor"], device=device, run_dir=run_dir) as cluster:
-                actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
-                session = Session(config=config, cluster=cluster, actor=actor)
-                metrics = train_supervised(session, parts, view, stop=stop)
-                export_model(actor, parts.tokenizer, run_dir / "model")
+        with (
+            _parts(lambda: build_parts(config, registry, run_dir, view, rewarded=False)) as parts,
+            start_cluster(config, ["actor"], device=device, run_dir=run_dir) as cluster,
+        ):
+            actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
+            session = Session(config=config, cluster=cluster, actor=actor)
+            metrics = train_supervised(session, parts, view, stop=stop)
+            export_model(actor, parts.tokenizer, run_dir / "model")
     seconds = time.perf_counter() - start
     return RunResult(
         run_dir=run_dir, steps=config.sft.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",

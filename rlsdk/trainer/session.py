@@ -34,7 +34,6 @@ class RoleGroup:
 
     group: WorkerGroup
     spec: BackendSpec
-    layout_method: str
 
     @property
     def backend(self) -> str:
@@ -45,9 +44,9 @@ class RoleGroup:
         return frozenset(capability.value for capability in self.spec.capabilities)
 
     def layouts(self) -> Sequence[WeightLayout]:
-        """Of all ranks, in rank order; a rollout rank may deliver to several places."""
-        found = self.group.run(self.layout_method)
-        return [layout for item in found for layout in (item if isinstance(item, Sequence) else [item])]
+        """Of all training ranks, in rank order."""
+        found: list[WeightLayout] = self.group.run("weight_layout")
+        return found
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         return self.group.run(method, *args, timeout_s=timeout_s, **kwargs)
@@ -180,12 +179,10 @@ def train_role(
         engine_kwargs=dict(config.train.engine_kwargs),
     )
     group = cluster.create_group(role, host=TRAIN_HOST, args=(spec.engine, train))
-    return RoleGroup(group=group, spec=spec, layout_method="weight_layout")
+    return RoleGroup(group=group, spec=spec)
 
 
-def rollout_role(
-    config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False
-) -> RoleGroup:
+def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False) -> RoleGroup:
     """Starts the rollout backend; unless it loads them itself, its weights arrive by the first sync."""
     spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
     rollout = RolloutSpec(
@@ -198,7 +195,7 @@ def rollout_role(
         engine_kwargs=dict(config.rollout.engine_kwargs),
     )
     group = cluster.create_group("rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout))
-    return RoleGroup(group=group, spec=spec, layout_method="target_layouts")
+    return RoleGroup(group=group, spec=spec)
 
 
 def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:

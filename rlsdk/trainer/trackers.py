@@ -39,7 +39,7 @@ class JsonlTracker:
 
 def _open_lines(path: Path) -> Any:
     """Opens for appending; a last line that a killed process left unfinished is ended first."""
-    torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes()[-1:] == b"\n"
+    torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
     file = path.open("a", buffering=1, encoding="utf-8")
     if torn:
         file.write("\n")
@@ -137,7 +137,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or leave it out."
+            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or leave it out"
         ) from error
 
 

@@ -1,0 +1,90 @@
+"""The report is one page that needs nothing else, and says what the run's files say."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.trainer.report import write_report
+from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
+
+
+def context(folder: Path) -> TrackerContext:
+    return TrackerContext(run_dir=str(folder), run_name="run", config={})
+
+
+def test_charts_are_well_formed_and_leave_out_what_is_not_finite() -> None:
+    chart = line_chart("a < b", [Line(name="x & y", points=[(1, 0.5), (2, float("nan")), (3, 1e9)])], unit="%")
+    ElementTree.fromstring(chart)
+    assert "nan" not in chart
+    assert line_chart("empty", [Line(name="x", points=[])]) == ""
+    ElementTree.fromstring(stacked_bars("time", [{"a": 1.0, "b": 2.0}, {"a": 3.0}], unit="s"))
+    assert stacked_bars("time", []) == ""
+    ElementTree.fromstring(sheet([chart, "", chart]))
+
+
+def test_a_constant_curve_has_a_range_to_be_drawn_in() -> None:
+    ElementTree.fromstring(line_chart("flat", [Line(name="x", points=[(1, 2.0), (2, 2.0)])]))
+
+
+def test_the_page_shows_curves_samples_and_configuration(tmp_path: Path) -> None:
+    tracker = JsonlTracker(context(tmp_path))
+    for step in range(1, 6):
+        tracker.log(step, {"reward/accuracy": step / 10, "time/rollout_s": 1.0, "time/step_s": 1.5})
+    tracker.log_samples(5, [{"prompt": "<b>1+1</b>", "response": "2", "answer": "2", "score": 1.0}])
+    tracker.close()
+    (tmp_path / "config.yaml").write_text("trainer: {steps: 5}")
+    page, plot = write_report(tmp_path)
+    text = page.read_text()
+    assert "&lt;b&gt;1+1&lt;/b&gt;" in text
+    assert "10.0% &rarr; 50.0%" in text
+    assert "trainer: {steps: 5}" in text
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    ElementTree.parse(plot)
+
+
+def test_a_folder_without_metrics_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl.*runs/NAME"):
+        write_report(tmp_path)
+
+
+def test_a_torn_last_line_and_a_repeated_step_are_mended(tmp_path: Path) -> None:
+    first = JsonlTracker(context(tmp_path))
+    first.log(1, {"reward/mean": 0.1})
+    first.log(2, {"reward/mean": 0.2})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward/me')
+    second = JsonlTracker(context(tmp_path))
+    second.log(2, {"reward/mean": 0.25})
+    second.log(2, {"eval/accuracy_greedy": 0.5})
+    second.close()
+    assert read_metrics(tmp_path) == [
+        {"step": 1, "reward/mean": 0.1},
+        {"step": 2, "reward/mean": 0.25, "eval/accuracy_greedy": 0.5},
+    ]
+
+
+def test_tensorboard_reads_what_its_tracker_wrote(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker(context(tmp_path))
+    tracker.log(3, {"reward/mean": 0.5})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [scalar] = events.Scalars("reward/mean")
+    assert (scalar.step, scalar.value) == (3, 0.5)
+
+
+def test_metrics_lines_are_plain_json(tmp_path: Path) -> None:
+    tracker = JsonlTracker(context(tmp_path))
+    tracker.log(1, {"a": 1.0})
+    tracker.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "a": 1.0}
