@@ -105,10 +105,10 @@ def fingerprint(tensor: Tensor, box: Box) -> int:
     """A checksum of a box that adds up: the fingerprints of any boxes that tile a tensor sum to the tensor's.
 
     Sum over elements of bits(element) * product over dimensions d of weight(d, index[d]), modulo 2**32: the bit pattern
-    as a signed integer, `index` the element's place in the full tensor, `weight` odd and pseudo-random. It depends on
-    values, dtype and place, not on how the tensor is cut. A single changed element never escapes; any other change
-    (rows swapped, a stale block) does with a chance near 2**-32, or 2**-16 where the low halves of all elements are
-    zero. Costs about one memcpy of the tensor.
+    as a signed integer (8-byte elements count as two of 4 bytes along one more dimension), `index` the element's place
+    in the full tensor, `weight` odd and pseudo-random. It depends on values, dtype and place, not on how the tensor is
+    cut. A single changed element never escapes; any other change (rows swapped, a stale block) does with a chance near
+    2**-32, or 2**-16 where the low halves of all elements are zero. Costs about one memcpy of the tensor.
 
     Args:
         tensor: values of the box, any device, any dtype of 1, 2, 4 or 8 bytes.

@@ -1,0 +1,210 @@
+"""Layouts to plan for, random and fixed, and the groups that let a manager run inside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlsdk.interfaces import Box, Bucket, SyncReceipt, TensorMeta, Transfer, WeightLayout
+from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(s, generator=generator).to(getattr(torch, dtype)) for n, s in shapes.items()}
+
+
+def metas_of(shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32") -> list[TensorMeta]:
+    return [TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()]
+
+
+def split_box(shape: tuple[int, ...], axis: int, edges: Sequence[int]) -> list[Box]:
+    """Cuts a tensor along one axis at `edges`; parts may be empty."""
+    ends = [0, *edges, shape[axis]]
+    return [
+        Box((*(0,) * axis, low, *(0,) * (len(shape) - axis - 1)), (*shape[:axis], high - low, *shape[axis + 1 :]))
+        for low, high in pairwise(ends)
+    ]
+
+
+def dim0_sharded(
+    shapes: Mapping[str, tuple[int, ...]], parts: int, dtype: str = "float32", replicas: int = 1, **place: Any
+) -> list[WeightLayout]:
+    """As FSDP or HSDP lays weights: each replica cuts dimension 0 evenly; rank r is its own process."""
+    layouts = []
+    for rank in range(parts * replicas):
+        boxes = []
+        for name, shape in shapes.items():
+            edges = [min(shape[0], -(-shape[0] // parts) * i) for i in range(1, parts)]
+            boxes.append((name, split_box(shape, 0, edges)[rank % parts]))
+        process = place.get("process", f"train:{rank}")
+        layouts.append(tensor_layout(metas_of(shapes, dtype), boxes, rank=rank, process=process))
+    return layouts
+
+
+def whole_target(
+    shapes: Mapping[str, tuple[int, ...]], rank: int = 0, dtype: str = "float32", process: str = "rollout", **more: Any
+) -> WeightLayout:
+    boxes = whole_boxes(shapes)
+    return tensor_layout(metas_of(shapes, dtype), boxes, rank=rank, process=f"{process}:{rank}", **more)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict[str, tuple[int, ...]]:
+    count = draw(st.integers(1, 4))
+    dims = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
+    return {f"layer.{i}": draw(dims) for i in range(count)}
+
+
+def _edges(draw: st.DrawFn, length: int, parts: int) -> list[int]:
+    return sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
+
+
+@st.composite
+def sources(draw: st.DrawFn, tensors: Mapping[str, tuple[int, ...]]) -> list[WeightLayout]:
+    """1 to 8 ranks: replicas, each of which cuts each tensor along any dimension at any place, or not at all."""
+    replicas, parts = draw(st.sampled_from([(1, 1), (1, 2), (1, 5), (2, 1), (2, 3), (4, 2), (8, 1)]))
+    aligned = draw(st.booleans())
+    boxes: list[list[tuple[str, Box]]] = [[] for _ in range(replicas * parts)]
+    for name, shape in tensors.items():
+        cuts = None
+        for replica in range(replicas):
+            if cuts is None or not aligned:
+                axis = draw(st.integers(0, len(shape) - 1)) if shape else 0
+                cuts = split_box(shape, axis, _edges(draw, shape[axis], parts)) if shape else [Box((), ())]
+            for part, box in enumerate(cuts):
+                boxes[replica * parts + part].append((name, box))
+    return [
+        tensor_layout(
+            metas_of(tensors),
+            mine,
+            rank=rank,
+            node=draw(st.sampled_from(["a", "b"])),
+            process=draw(st.sampled_from([f"p{rank}", "shared"])),
+        )
+        for rank, mine in enumerate(boxes)
+    ]
+
+
+@st.composite
+def targets(draw: st.DrawFn, tensors: Mapping[str, tuple[int, ...]]) -> list[WeightLayout]:
+    """1 to 3 places, each wanting whole tensors or disjoint parts of them."""
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "float64"]))
+    layouts = []
+    for rank in range(draw(st.integers(1, 3))):
+        boxes = []
+        for name, shape in tensors.items():
+            parts = [Box.whole(shape)]
+            if shape and draw(st.booleans()):
+                axis = draw(st.integers(0, len(shape) - 1))
+                cuts = split_box(shape, axis, _edges(draw, shape[axis], 3))
+                parts = [box for box in cuts if draw(st.booleans())]
+            boxes += [(name, box) for box in parts]
+        layout = tensor_layout(
+            metas_of(tensors, dtype),
+            boxes,
+            rank=rank,
+            node=draw(st.sampled_from(["a", "b"])),
+            process=draw(st.sampled_from([f"t{rank}", "shared"])),
+        )
+        layouts.append(layout)
+    whole = tensor_layout(metas_of(tensors, dtype), whole_boxes(tensors), rank=len(layouts), node="a", process="last")
+    return [*layouts, whole]
+
+
+class TrainHost:
+    """What a train host serves, as the trainer's does."""
+
+    def __init__(self, engine: TensorTrainEngine) -> None:
+        self.engine = engine
+        self.source = WeightSource(engine)
+        self.calls: list[str] = []
+
+    def weight_layout(self) -> WeightLayout:
+        return self.source.layout()
+
+    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
+        return self.source.export(bucket)
+
+    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
+        return self.source.fingerprints(transfers)
+
+    def offload(self, parts: Sequence[str]) -> None:
+        self.calls.append(f"offload {' '.join(parts)}")
+
+    def onload(self, parts: Sequence[str]) -> None:
+        self.calls.append(f"onload {' '.join(parts)}")
+
+
+class RolloutHost:
+    """What a rollout host serves, as the trainer's does."""
+
+    def __init__(self, engine: TensorRolloutEngine) -> None:
+        self.engine = engine
+        self.target = WeightTarget(engine)
+        self.calls: list[str] = []
+
+    def target_layouts(self) -> Sequence[WeightLayout]:
+        return self.target.layouts()
+
+    def pull_weights(
+        self, buckets: Sequence[Bucket], peers: Mapping[int, Any], version: int, timeout_s: float
+    ) -> SyncReceipt:
+        self.calls.append("sync")
+        return self.target.pull(buckets, peers, version, timeout_s)
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake(self, parts: Sequence[str]) -> None:
+        self.calls.append(f"wake {' '.join(parts)}")
+
+
+@dataclass
+class LocalPeer:
+    """A rank in this process; `call` goes straight to it, as if from outside."""
+
+    host: Any
+    is_local: bool = True
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return getattr(self.host, method)(*args)
+
+    def local(self) -> Any | None:
+        return self.host if self.is_local else None
+
+
+@dataclass
+class LocalGroup:
+    """Hosts of one role, all in this process."""
+
+    hosts: Sequence[Any]
+    backend: str = "tensors"
+    capabilities: frozenset[str] = field(default_factory=frozenset)
+
+    def layouts(self) -> Sequence[WeightLayout]:
+        return [host.weight_layout() for host in self.hosts]
+
+    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        return [getattr(host, method)(*args, **kwargs) for host in self.hosts]
+
+    def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
+        return [getattr(host, method)(*args) for host, args in zip(self.hosts, arguments, strict=True)]
+
+    def peers(self) -> Sequence[Any]:
+        return [LocalPeer(host) for host in self.hosts]
+
+
+def train_group(tensors: Mapping[str, Tensor], layouts: Sequence[WeightLayout], **more: Any) -> LocalGroup:
+    return LocalGroup([TrainHost(TensorTrainEngine(tensors, layout)) for layout in layouts], **more)
+
+
+def rollout_group(replicas: Sequence[Sequence[WeightLayout]], **more: Any) -> LocalGroup:
+    return LocalGroup([RolloutHost(TensorRolloutEngine(layouts)) for layouts in replicas], **more)

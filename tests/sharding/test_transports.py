@@ -1,0 +1,153 @@
+"""Transports: bitwise, within bounds, and leaving nothing behind."""
+
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from sharding_cases import random_tensors
+
+from rlsdk.interfaces import Box, Transport, WeightShard, WeightSyncError
+from rlsdk.sharding.memory import AttachError, SharedBlock, attach
+from rlsdk.sharding.transports import TRANSPORTS, InProcessTransport, make_transport
+
+MOVED = {"w": (33, 17), "b": (5,), "s": (), "e": (0, 3), "x": (64, 64)}
+COPYING = [t.name for t in TRANSPORTS if t is not InProcessTransport]
+
+
+def shards_of(dtype: str = "float32", seed: int = 0) -> list[WeightShard]:
+    tensors = random_tensors(MOVED, dtype, seed)
+    return [WeightShard(name=n, box=Box.whole(MOVED[n]), tensor=t) for n, t in tensors.items()]
+
+
+def move(
+    name: str, shards: list[WeightShard], dtypes: list[str], ends: tuple[Transport, Transport] | None = None
+) -> list[torch.Tensor]:
+    source, target = ends or (make_transport(name), make_transport(name))
+    return target.fetch(source.export(shards, dtypes), [(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_every_tensor_arrives_bit_for_bit(name: str, dtype: str) -> None:
+    shards = shards_of(dtype)
+    for shard, came in zip(shards, move(name, shards, [dtype] * len(shards)), strict=True):
+        assert came.dtype == shard.tensor.dtype
+        assert torch.equal(came, shard.tensor)
+
+
+@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS])
+def test_dtypes_are_converted_on_the_way_each_to_its_own(name: str) -> None:
+    shards = shards_of()
+    dtypes = ["bfloat16", "float32", "float16", "bfloat16", "float32"]
+    for shard, dtype, came in zip(shards, dtypes, move(name, shards, dtypes), strict=True):
+        assert torch.equal(came, shard.tensor.to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS])
+def test_strided_views_and_parameters_can_be_sent(name: str) -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 6))
+    shard = WeightShard(name="w", box=Box((0, 2), (6, 3)), tensor=weight.t()[:, 2:5])
+    (came,) = move(name, [shard], ["float32"])
+    assert torch.equal(came, weight.t()[:, 2:5])
+    assert not came.requires_grad
+
+
+def test_within_a_process_nothing_is_copied() -> None:
+    shards = shards_of()
+    for shard, came in zip(shards, move("in_process", shards, ["float32"] * len(shards)), strict=True):
+        assert came.data_ptr() == shard.tensor.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["shared_memory", "shared_file"])
+def test_two_blocks_take_turns_and_are_used_again(name: str) -> None:
+    source, target = make_transport(name), make_transport(name)
+    first = shards_of(seed=1)
+    early = move(name, first, ["float32"] * 5, (source, target))
+    late = move(name, shards_of(seed=2), ["float32"] * 5, (source, target))
+    assert torch.equal(early[0], first[0].tensor)
+    before = descriptors()
+    again = move(name, shards_of(seed=3), ["float32"] * 5, (source, target))
+    assert again[0].data_ptr() == early[0].data_ptr() != late[0].data_ptr()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("name", ["shared_memory", "shared_file"])
+def test_a_larger_bucket_gets_a_larger_block(name: str) -> None:
+    source, target = make_transport(name), make_transport(name)
+    for elements in (10, 10, 2_000_000, 2_000_000, 10):
+        shard = WeightShard(name="w", box=Box.whole((elements,)), tensor=torch.randn(elements))
+        (came,) = move(name, [shard], ["float32"], (source, target))
+        assert torch.equal(came, shard.tensor)
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_nothing_is_left_behind_after_close(name: str) -> None:
+    files, fds = set(os.listdir("/dev/shm")), descriptors()
+    source, target = make_transport(name), make_transport(name)
+    for seed in range(3):
+        move(name, shards_of(seed=seed), ["float32"] * 5, (source, target))
+    source.close()
+    target.close()
+    gc.collect()
+    assert set(os.listdir("/dev/shm")) == files
+    assert descriptors() == fds
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
+    source, target = make_transport(name), make_transport(name)
+    shards = shards_of()
+    handle = source.export(shards, ["float32"] * 5)
+    metas = [(s.box.size, "float32") for s in shards]
+    came = target.fetch(handle, metas)
+    came[4][0, 0] += 1
+    with pytest.raises(WeightSyncError, match="overwritten or corrupted on the way"):
+        target.fetch(handle, metas)
+
+
+@pytest.mark.parametrize("name", COPYING)
+def test_a_bucket_of_another_size_is_refused(name: str) -> None:
+    source, target = make_transport(name), make_transport(name)
+    handle = source.export(shards_of(), ["float32"] * 5)
+    with pytest.raises(WeightSyncError, match="a bucket of 64 bytes was asked for, but the source announced"):
+        target.fetch(handle, [((4,), "float32")])
+
+
+@pytest.mark.parametrize("anonymous", [True, False])
+def test_a_block_that_is_gone_cannot_be_attached(anonymous: bool) -> None:
+    block = SharedBlock(100, anonymous=anonymous)
+    name = block.name
+    block.close()
+    with pytest.raises(AttachError, match=r"cannot open the source's shared memory|no longer the block"):
+        attach(name)
+
+
+def test_a_path_that_leads_to_another_block_by_now_is_refused() -> None:
+    block = SharedBlock(100, anonymous=True)
+    with pytest.raises(AttachError, match="no longer the block"):
+        attach(replace(block.name, inode=block.name.inode + 1))
+    block.close()
+
+
+def test_a_file_in_shared_memory_disappears_as_soon_as_it_is_attached() -> None:
+    block = SharedBlock(100, anonymous=False)
+    assert Path(block.name.path).exists()
+    view = attach(block.name)
+    assert not Path(block.name.path).exists()
+    block.tensor[7] = 42
+    assert view[7] == 42
+    block.close()
+
+
+def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with pytest.raises(WeightSyncError, match=r"cannot take .* bytes of shared memory"):
+        SharedBlock(1 << 60, anonymous=False)
+    assert set(os.listdir("/dev/shm")) == before
