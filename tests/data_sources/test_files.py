@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.data import DataRow, to_json
+from rlsdk.data.sources import load_csv, load_json
+from rlsdk.interfaces import ConfigError, DataError
+
+from .conftest import SLICES, write_lines
+
+Load = Callable[..., list[DataRow]]
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_the_gsm8k_slice_loads_whole_and_in_order(load: Load) -> None:
+    rows = load(SLICES / "gsm8k" / "train.jsonl")
+    raw = [json.loads(line) for line in (SLICES / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row.row for row in rows] == raw
+    assert rows[2].source == f"{SLICES}/gsm8k/train.jsonl:3"
+
+
+def test_an_element_of_a_json_array_is_found_again_at_its_line(load: Load) -> None:
+    path = SLICES / "svamp" / "SVAMP.json"
+    rows = load(path)
+    assert [row.row for row in rows] == json.loads(path.read_text(encoding="utf-8"))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for row in rows:
+        line = int(row.source.rpartition(":")[2])
+        assert lines[line - 1].strip() == "{"
+        assert str(row.row["ID"]) in lines[line]
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.text(min_size=1), VALUES, max_size=3), max_size=5),
+    indent=st.sampled_from([None, 1]),
+)
+def test_json_lines_and_json_array_give_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], indent: int | None
+) -> None:
+    folder = tmp_path_factory.mktemp("json")
+    (folder / "a.json").write_text(json.dumps(rows, indent=indent), encoding="utf-8")
+    write_lines(folder / "a.jsonl", *rows)
+    assert [row.row for row in load_json(str(folder / "a.json"))] == rows
+    assert [row.row for row in load_json(str(folder / "a.jsonl"))] == rows
+
+
+def test_json_lines_under_the_name_json_are_read_as_lines(load: Load, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.json", {"question": "1"}, {"question": "2"})
+    assert [row.source for row in load(path)] == [f"{path}:1", f"{path}:2"]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_passed_over(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"q": "a"}\r\n\n   \n{"q": "b"}')
+    assert [(row.row["q"], row.source) for row in load(path)] == [("a", f"{path}:1"), ("b", f"{path}:4")]
+
+
+def test_limit_takes_the_first_rows_and_reads_no_further(load: Load, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"q": "1"}, {"q": "2"}, "broken\n")
+    assert [row.row["q"] for row in load(path, limit=2)] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"q": 1}\n{"q": }\n', "a.jsonl:2: not JSON: Expecting value"),
+        (b'{"q": 1}\n{"q": "\xff"}\n', "a.jsonl:2: not UTF-8: byte 0xff at column 8"),
+        (b'{"q": 1}\n\n[1, 2]\n', "a.jsonl:3: expected an object with named fields, got list"),
+        (b"\n", "has no rows"),
+        (b"[" * 100_000, "a.jsonl:1: not JSON"),
+    ],
+)
+def test_a_bad_line_is_reported_with_file_and_line(load: Load, tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=said.replace("[", r"\[")):
+        load(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"q": 1},\n 7]', "a.json:2: expected an object with named fields, got int"),
+        ('[{"q": 1},\n {"q": ]', "a.json:2: not JSON"),
+        ('{"data": [{"q": 1}],\n "n": 1}', r"name the field that holds the array .* one of \['data'\]"),
+        ("7", "a.json:1: expected an array of objects, got int"),
+    ],
+)
+def test_a_bad_json_file_is_reported_with_file_and_line(load: Load, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "a.json")
+
+
+def test_the_array_of_a_json_object_is_named_by_an_option(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"data": [{"q": 1}, {"q": 2}]}')
+    assert [row.row["q"] for row in load(tmp_path / "a.json", field="data")] == [1, 2]
+    with pytest.raises(DataError, match="field='date' is none of them; did you mean 'data'"):
+        load(tmp_path / "a.json", field="date")
+
+
+CELLS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r")), min_size=2, max_size=2)
+
+
+@given(rows=st.lists(CELLS, min_size=1, max_size=5))
+def test_csv_gives_back_what_the_csv_module_wrote(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([["question", "answer"], *rows])
+    assert [list(row.row.values()) for row in load_csv(str(path))] == rows
+
+
+def test_a_csv_row_over_several_lines_is_found_again_at_its_first(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('question,answer\n"one\ntwo",1\nthree,3\n')
+    assert [row.source for row in load(path)] == [f"{path}:2", f"{path}:4"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("question,answer\na,1\nb,2,3\n", r"a.csv:3: row has 3 values, but the header names 2 columns"),
+        ("question,question\na,1\n", "a.csv:1: expected a header line"),
+        ("question,\na,1\n", "a.csv:1: expected a header line"),
+        ("", "a.csv:1: expected a header line"),
+        ('question,answer\n"a"b,1\n', "a.csv:2: not CSV"),
+    ],
+)
+def test_a_bad_csv_file_is_reported_with_file_and_line(load: Load, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "a.csv")
+
+
+def test_tabs_separate_the_columns_of_a_tsv_file(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("question\tanswer\na,b\t1\n")
+    assert load(tmp_path / "a.tsv")[0].row == {"question": "a,b", "answer": "1"}
+
+
+def test_parquet_rows_have_json_types_and_a_row_number(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    messages = [{"role": "user", "content": "hi"}]
+    table = pyarrow.table(
+        {
+            "prompt": [messages] * 3000,
+            "n": list(range(3000)),
+            "day": [datetime.date(2024, 1, 2)] * 3000,
+            "price": [decimal.Decimal("1.50")] * 3000,
+        }
+    )
+    pyarrow.parquet.write_table(table, path)
+    rows = load(path)
+    assert rows[2999].row == {"prompt": messages, "n": 2999, "day": "2024-01-02", "price": "1.50"}
+    assert rows[2999].source == f"{path}:3000"
+
+
+def test_a_parquet_column_without_json_form_is_named_and_can_be_left_out(load: Load, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a"], "image": [b"\x89PNG"]}), path)
+    with pytest.raises(DataError, match=r"a.parquet:1: field 'image': holds a bytes, .* option `columns`"):
+        load(path)
+    assert load(path, columns=["question"])[0].row == {"question": "a"}
+    with pytest.raises(DataError, match="no column 'qestion'; did you mean 'question'"):
+        load(path, columns=["qestion"])
+
+
+def test_a_file_that_is_no_parquet_is_an_error(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("question,answer\n")
+    with pytest.raises(DataError, match=r"a.parquet: not a Parquet file"):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_missing_file_names_the_nearest_one(load: Load, tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", {"q": 1})
+    with pytest.raises(DataError, match=r"trian.jsonl: no such file; did you mean 'train.jsonl'"):
+        load(tmp_path / "trian.jsonl")
+    with pytest.raises(DataError, match="does not exist either"):
+        load(tmp_path / "nowhere" / "train.jsonl")
+
+
+def test_a_name_that_is_no_source_lists_what_there_is(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"'reasoning_gim:chain_sum' is neither .*; did you mean 'reasoning_gym'"):
+        load("reasoning_gim:chain_sum")
+
+
+def test_an_option_that_a_source_does_not_know_names_the_nearest(load: Load, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"q": 1})
+    with pytest.raises(ConfigError, match=r"'jsonl' has no option 'feild'; did you mean 'field'"):
+        load(path, feild="x")
+
+
+def test_numpy_values_tuples_and_sets_become_json() -> None:
+    value = {1: (np.int64(2), np.array([1.5])), "s": {3, 1}, "t": np.str_("x"), "b": np.bool_(True)}
+    assert to_json(value, "here") == {"1": [2, [1.5]], "s": [1, 3], "t": "x", "b": True}
+    assert type(to_json(np.float64(1.0), "here")) is float
