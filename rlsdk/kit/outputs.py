@@ -1,0 +1,148 @@
+"""What training needs of a model: log-probs, entropy, values and scores, flat, each at the token it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
+from rlsdk.kit.packed import run_backbone
+
+CHUNK_ELEMENTS = 1 << 25
+"""Most float32 logits that exist at once; with a gradient, each chunk's are computed again in the backward pass."""
+
+
+class OutputModel(nn.Module):
+    """A transformers model whose forward pass gives `OUTPUTS`. One module, so that wrappers (FSDP, compile) see all."""
+
+    def __init__(self, model: nn.Module, head: Head = Head.LM) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+
+    def forward(self, batch: Batch, names: Sequence[str], packed: bool | None = None) -> dict[str, Tensor]:
+        """See `compute_outputs`."""
+        return compute_outputs(self.model, self.head, batch, names, packed=packed)
+
+
+def compute_outputs(
+    model: nn.Module, head: Head, batch: Batch, names: Sequence[str], *, packed: bool | None = None
+) -> dict[str, Tensor]:
+    """Computes `names` of `OUTPUTS`; differentiable.
+
+    Log-probs and entropy are natural, of logits / `batch.temperature`, in float32 whatever the model's dtype. Where the
+    batch has a `response_mask`, they are computed on its tokens only and are 0 elsewhere.
+
+    Args:
+        model: from `kit.hf.build_model`.
+        head: what it ends in.
+        batch: `input_ids`, on the model's device.
+        names: of `OUTPUTS`.
+        packed: see `kit.packed.run_backbone`.
+
+    Returns:
+        `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.
+
+    Raises:
+        ConfigError: an output that the head does not give.
+    """
+    _check_names(names, head)
+    if batch.num_tokens == 0:
+        return _nothing(model, batch, names)
+    states = run_backbone(_backbone(model), batch, packed=packed, need_last=head is not Head.LM)
+    if head is Head.LM:
+        return _token_outputs(model, batch, names, states.flat, states.index)
+    numbers = _head_module(model)(states.flat[states.index]).float().squeeze(-1)
+    if head is Head.SCORE:
+        return {"scores": numbers[batch.offsets[1:] - 1]}
+    # The value that stands at t is that of the state before t, which the hidden state at t - 1 has seen.
+    shifted = F.pad(numbers[:-1], (1, 0))
+    return {"values": torch.where(batch.position_ids > 0, shifted, 0.0)}
+
+
+def _token_outputs(
+    model: nn.Module, batch: Batch, names: Sequence[str], flat: Tensor, index: Tensor
+) -> dict[str, Tensor]:
+    wanted = batch.position_ids > 0
+    if "response_mask" in batch:
+        wanted = wanted & batch["response_mask"]
+    tokens = wanted.nonzero()[:, 0]
+    hidden, targets = flat[index[tokens - 1]], batch["input_ids"][tokens]
+    want_entropy = "entropy" in names
+    vocabulary = int(getattr(model.config, "vocab_size", 1))
+    size = max(CHUNK_ELEMENTS // vocabulary, 1)
+    chunks = [
+        _chunk_outputs(model, h, t, batch.temperature, want_entropy, len(tokens) > size)
+        for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+    ] or [(flat.new_zeros(0), flat.new_zeros(0))]
+    empty = torch.zeros(batch.num_tokens, device=flat.device)
+    # A row whose every token is off the mask still belongs to the graph: its gradient is zero, not absent.
+    found = {"log_probs": empty.index_put((tokens,), torch.cat([c[0] for c in chunks]).float())}
+    if want_entropy:
+        found["entropy"] = empty.index_put((tokens,), torch.cat([c[1] for c in chunks]).float())
+    return {name: found[name] for name in names}
+
+
+def _chunk_outputs(
+    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, recompute: bool
+) -> tuple[Tensor, Tensor]:
+    if recompute and torch.is_grad_enabled():
+        found: tuple[Tensor, Tensor] = checkpoint(
+            _log_probs, model, hidden, targets, temperature, entropy, use_reentrant=False
+        )
+        return found
+    return _log_probs(model, hidden, targets, temperature, entropy)
+
+
+def _log_probs(
+    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor]:
+    logits = _logits(model, hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    logs = F.log_softmax(logits, dim=-1)
+    chosen = logs.gather(1, targets[:, None])[:, 0]
+    return chosen, -(logs.exp() * logs).sum(-1) if entropy else chosen
+
+
+def _logits(model: nn.Module, hidden: Tensor) -> Tensor:
+    """The output head, with the final scaling and capping that some families apply after it."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    logits: Tensor = head(hidden)
+    config = model.config
+    if scale := getattr(config, "logits_scaling", None):
+        logits = logits / scale
+    if scale := getattr(config, "logit_scale", None):
+        logits = logits * scale
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _backbone(model: nn.Module) -> nn.Module:
+    return getattr(model, str(getattr(model, "base_model_prefix", "model")))  # type: ignore[no-any-return]
+
+
+def _head_module(model: nn.Module) -> nn.Module:
+    for name in ("score", "classifier"):
+        if isinstance(found := getattr(model, name, None), nn.Module):
+            return found
+    raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
+
+
+def _nothing(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """Outputs of a batch without tokens, tied to the graph with a zero gradient."""
+    zero = sum((p.flatten()[:1].sum() * 0.0 for p in model.parameters()), torch.zeros(()))
+    return {name: torch.zeros(0, device=batch.lengths.device) + zero for name in names}
+
+
+def _check_names(names: Sequence[str], head: Head) -> None:
+    gives = {Head.LM: ("log_probs", "entropy"), Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
+    for name in names:
+        if name not in gives:
+            known = f"a model with head {head.value!r} gives {list(gives)}"
+            raise ConfigError(f"output {name!r}{nearest(name, OUTPUTS)}: {known}")
