@@ -40,8 +40,8 @@ def main(requests: int, records: int, lifeline: int) -> None:
     if setup is None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    output = _Output(setup["log_path"])
-    sys.stdout = sys.stderr = output
+    clean_up = _cleaner(setup["log_path"])
+    clean_up()
     try:
         functions = _load(setup["rewards"])
     except ConfigError as error:
@@ -54,8 +54,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     write_all(records, encode_record(Tag.READY, {"batched": batched}))
     calls = [_with_options(function, options) for function, options in functions]
     while (message := read_message(requests)) is not None:
-        sys.stdout = sys.stderr = output
-        _grade(message, calls, batched, records)
+        _grade(message, calls, batched, records, clean_up)
 
 
 def die_with_parent(lifeline: int) -> None:
@@ -123,18 +122,24 @@ def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> C
 
 
 def _grade(
-    message: Mapping[str, Any], calls: Sequence[Callable[[Any], Any]], batched: Sequence[bool], records: int
+    message: Mapping[str, Any],
+    calls: Sequence[Callable[[Any], Any]],
+    batched: Sequence[bool],
+    records: int,
+    clean_up: Callable[[], None],
 ) -> None:
     """Grades the items of one message in order. After a MemoryError the process ends: who knows what it still holds."""
     samples = _decode_samples(message)
     if message["together"]:
         reward = message["items"][0][0]
         together = _call_together(calls[reward], [samples[at] for _, at in message["items"]])
+        clean_up()
         write_all(records, together or encode_record(Tag.SINGLY))
         if together:
             return
     for reward, at in message["items"]:
         record, intact = _call_one(calls[reward], samples[at], batched[reward])
+        clean_up()
         write_all(records, record)
         if not intact:
             os._exit(0)
@@ -191,6 +196,23 @@ def _describe(error: BaseException) -> str:
         at = at.tb_next
     place = f" ({Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno})" if at is not None else ""
     return text[: _MESSAGE_CHARS - len(place)] + place
+
+
+def _cleaner(log_path: str | None) -> Callable[[], None]:
+    """What undoes the things one call may leave behind for the next: a running alarm, closed or replaced output."""
+    output = _Output(log_path)
+    null = os.open(os.devnull, os.O_RDWR)
+
+    def clean_up() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout = sys.stderr = output
+        for fd in (1, 2):
+            try:
+                os.fstat(fd)
+            except OSError:
+                os.dup2(null, fd)
+
+    return clean_up
 
 
 class _Output(io.TextIOWrapper):

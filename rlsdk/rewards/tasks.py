@@ -11,6 +11,8 @@ from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.load import prepared_by
 
+MAX_CHARS = 16_384
+"""Longer responses answer no task."""
 PROBE = "?"
 """No task has it for an answer. A scorer that finds it right finds anything right."""
 UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
@@ -29,7 +31,7 @@ def _import_tasks() -> Mapping[str, Any]:
 
 @prepared_by(_import_tasks)
 def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 0.0) -> float:
-    """1 when the response answers the task; `partial` times the task's own score (below 1) otherwise.
+    """1 when the response answers the task; `partial` times the task's own score otherwise.
 
     The answer is what `final_answer` finds, or the whole response where nothing is marked.
 
@@ -44,42 +46,46 @@ def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 
     """
     marked = final_answer(sample.response)
     given = sample.response.strip() if marked is None else marked
-    reference = sample.answer.strip() if sample.answer else None
-    if exact and partial == 0.0:
-        return float(_is_right(given, reference, sample))
-    score = _score(given, sample)
-    right = _is_right(given, reference, sample) if exact else score >= 1.0
-    return 1.0 if right else min(score, 1.0) * (partial if exact else 1.0)
+    if exact:
+        right = _compare(given, sample.answer)
+        if right or (right is False and partial == 0.0):
+            return float(right)
+        score = _score(given, sample)
+        if right is None and score >= 1.0 and _is_another_answer(given, sample):
+            return 1.0
+        return partial * min(score, 1.0)
+    return _score(given, sample)
 
 
-def _is_right(given: str, reference: str | None, sample: RewardSample) -> bool:
-    if reference is not None:
-        if given == reference:
-            return True
-        wanted = parse_number(reference)
-        if wanted is not None:
-            return parse_number(given) == wanted
-    if not _may_be_another_answer(given, reference, sample.row):
-        return False
-    return _score(given, sample) >= 1.0 > _score(PROBE, sample)
+def _compare(given: str, answer: str | None) -> bool | None:
+    """Whether the response is the reference answer, as text or as an exact number; None when the task must say."""
+    if answer is None:
+        return None
+    if given == answer.strip():
+        return True
+    wanted = parse_number(answer)
+    return None if wanted is None else parse_number(given) == wanted
 
 
-def _may_be_another_answer(given: str, reference: str | None, row: Mapping[str, Any]) -> bool:
-    """Refuses text around the reference, pieces of the question, rambling, and what Python would run as code."""
-    if not given or "__" in given:
-        return False
-    if reference is None:
-        return len(given) <= 4096
-    longest = 4 * len(reference) + 64
-    return len(given) <= longest and reference not in given and given not in str(row.get("question", ""))
+def _is_another_answer(given: str, sample: RewardSample) -> bool:
+    """Whether a response that the task's scorer finds right is an answer: no text around the reference, no piece of
+    the question, no rambling, and not the word of a scorer that finds anything right."""
+    if sample.answer is not None:
+        longest = 4 * len(sample.answer) + 64
+        question = str(sample.row.get("question", ""))
+        if len(given) > longest or sample.answer.strip() in given or given in question:
+            return False
+    return _score(PROBE, sample) < 1.0
 
 
 def _score(given: str, sample: RewardSample) -> float:
-    """The task's own score of a response, 0 where it cannot read it."""
+    """The task's own score of a response; 0 where it cannot read it, or where it might run it as Python."""
     metadata = sample.row.get("metadata")
     task = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
     if not isinstance(task, str):
         raise ValueError("the data row has no metadata.source_dataset: it does not come from reasoning-gym")
+    if "__" in given or len(given) > MAX_CHARS:
+        return 0.0
     scorer = _scorer(task)
     try:
         return float(scorer(given, dict(sample.row)))

@@ -1,0 +1,132 @@
+"""Reward functions for the tests, good and bad; loaded by path, in a grading process."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlsdk.interfaces import RewardSample
+from rlsdk.rewards import prepared_by
+
+READY: list[int] = []
+
+
+def length(sample: RewardSample) -> float:
+    return float(len(sample.response))
+
+
+def answer_is_right(sample: RewardSample, *, right: float = 1.0) -> float:
+    return right if sample.response == sample.answer else 0.0
+
+
+def echo_fields(sample: RewardSample) -> float:
+    fields = (sample.prompt, sample.response, sample.answer, sample.row["n"], sample.row["deep"], sample.truncated)
+    return float(fields == ("p\ud83d é", "r\x00\n", None, 7, {"x": [None, 1.5]}, True))
+
+
+def misbehave(sample: RewardSample) -> Any:
+    """Does what the response says; anything else is graded 0.5."""
+    actions: dict[str, Callable[[], Any]] = {
+        "none": lambda: None,
+        "nan": lambda: math.nan,
+        "inf": lambda: -math.inf,
+        "text": lambda: "1.0",
+        "list": lambda: [1.0],
+        "huge": lambda: 10**400,
+        "1e35": lambda: 1e35,
+        "true": lambda: True,
+        "raise": lambda: 1 // 0,
+        "exit": lambda: sys.exit(3),
+        "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+        "deep": lambda: misbehave(sample),
+        "os_exit": lambda: os._exit(3),
+        "segfault": lambda: ctypes.string_at(0),
+        "loop": loop,
+        "sleep": lambda: time.sleep(1000),
+        "power": lambda: 10**10**10,
+        "memory": lambda: len(bytearray(4 << 30)),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "close_all": lambda: os.closerange(0, 100),
+    }
+    if sample.response in actions:
+        return actions[sample.response]()
+    side_effects: dict[str, Callable[[], Any]] = {
+        "print": lambda: print("x" * 20_000_000),
+        "close_stdout": lambda: (sys.stdout.close(), os.close(1)),  # type: ignore[func-returns-value]
+        "write_fd": lambda: os.write(1, b"\x03\x08\x00\x00\x00garbage!"),
+        "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.1),
+        "wait": lambda: time.sleep(0.3),
+    }
+    side_effects.get(sample.response, int)()
+    return 0.5
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def prints(sample: RewardSample) -> float:
+    print("printed", sample.response)
+    print("on stderr", sample.response, file=sys.stderr)
+    return 1.0
+
+
+def alarm_works(sample: RewardSample) -> float:
+    """As math-verify has it: a signal handler can be set on the main thread only."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        loop()
+    except TimeoutError:
+        return 1.0
+    return 0.0
+
+
+def leaves_a_child(sample: RewardSample) -> float:
+    """Starts a process that outlives the call, writes its number where the prompt says, and hangs if told to."""
+    child = subprocess.Popen(["sleep", "300"])
+    with open(sample.prompt, "a", encoding="utf-8") as stream:
+        stream.write(f"{os.getpid()} {child.pid}\n")
+    if sample.response == "hang":
+        return float(len(str(10**10**10)))
+    return 1.0
+
+
+@prepared_by(lambda: READY.append(1))
+def prepared(sample: RewardSample) -> float:
+    return float(len(READY))
+
+
+def all_lengths(samples: Sequence[RewardSample]) -> list[float]:
+    return [float(len(sample.response)) for sample in samples]
+
+
+def group_size(samples: Sequence[RewardSample]) -> list[float]:
+    return [float(len(samples))] * len(samples)
+
+
+def all_misbehave(samples: Sequence[RewardSample]) -> list[Any]:
+    return [misbehave(sample) for sample in samples]
+
+
+def forgets_one(samples: Sequence[RewardSample]) -> list[float]:
+    return [1.0 for sample in samples if sample.response != "forgotten"]
+
+
+BATCHED: tuple[Any, ...] = (all_lengths, group_size, all_misbehave, forgets_one)
+for function in BATCHED:
+    function.batched = True
+
+not_a_function = 3

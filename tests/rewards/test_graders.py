@@ -1,0 +1,129 @@
+"""GSM8K, SVAMP and AQuA against every reference answer of the slices, and against what must not earn anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlsdk.rewards.graders import choice, gsm8k
+from rlsdk.rewards.symbolic import math
+
+from .conftest import SLICES, sample
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (SLICES / name).read_text(encoding="utf-8").splitlines()]
+
+
+WORD_PROBLEMS = [*lines("gsm8k/train.jsonl"), *lines("gsm8k/test.jsonl")]
+NUMBERS = [row["answer"].split("####")[1].strip() for row in WORD_PROBLEMS]
+SVAMP = json.loads((SLICES / "svamp" / "SVAMP.json").read_text(encoding="utf-8"))
+AQUA = lines("aqua/test.jsonl")
+
+
+def test_the_slice_has_the_hard_cases() -> None:
+    assert sum("," in number for number in NUMBERS) == 10
+    assert sum(number.startswith("-") for number in NUMBERS) == 5
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda row, number: row["answer"],
+        lambda row, number: f"#### {number}",
+        lambda row, number: f"#### {number.replace(',', '')}.00\nThat is 7 more.",
+        lambda row, number: f"#### 1\nno, #### ${number}",
+        lambda row, number: rf"so \boxed{{{number}}}.",
+        lambda row, number: rf"\boxed{{\${number}}}",
+        lambda row, number: f"<think>hm</think><answer>{number}</answer>",
+    ],
+)
+@pytest.mark.parametrize("grade", [gsm8k, math])
+def test_every_reference_answer_of_gsm8k_is_right(grade: Callable[..., float], write: Callable[..., str]) -> None:
+    for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True):
+        assert grade(sample(write(row, number), row["answer"], row["question"])) == 1.0
+
+
+def in_digits_of(number: str, zero: int) -> str:
+    """`number` in the digits of the alphabet whose zero has this code point."""
+    return number.translate({ord("0") + digit: zero + digit for digit in range(10)})
+
+
+WRONG: dict[str, Callable[[dict[str, Any], str], str]] = {
+    "the question": lambda row, number: row["question"],
+    "the question as the answer": lambda row, number: f"#### {row['question']}",
+    "prose": lambda row, number: f"The answer is {number}",
+    "a solution without its mark": lambda row, number: row["answer"].split("####")[0],
+    "a hedge": lambda row, number: f"#### {number} or maybe not",
+    "two numbers": lambda row, number: f"#### {number} 7",
+    "a list": lambda row, number: f"#### {number}, 7",
+    "a unit": lambda row, number: f"#### {number} eggs",
+    "a percentage": lambda row, number: f"#### {number}%",
+    "a product": lambda row, number: f"#### {number}*1",
+    "an equation": lambda row, number: f"#### 41={number}",
+    "the other sign": lambda row, number: f"#### {-int(number.replace(',', ''))}",
+    "one more": lambda row, number: f"#### {int(number.replace(',', '')) + 1}",
+    "right, then wrong": lambda row, number: f"#### {number}\n#### 1{number}",
+    "an open box": lambda row, number: rf"#### {number} \boxed{{{number}",
+    "nan": lambda row, number: "#### nan",
+    "an exponent": lambda row, number: f"#### {number}e0",
+    "full-width digits": lambda row, number: f"#### {in_digits_of(number, 0xFF10)}",
+    "arabic digits": lambda row, number: f"#### {in_digits_of(number, 0x0660)}",
+    "nothing": lambda row, number: "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("grade", [gsm8k, math])
+def test_nothing_but_the_answer_earns_on_gsm8k(grade: Callable[..., float], case: str) -> None:
+    for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True):
+        assert grade(sample(WRONG[case](row, number), row["answer"], row["question"])) == 0.0
+
+
+def test_commas_in_the_wrong_place_are_wrong() -> None:
+    assert gsm8k(sample("#### 1,234", "#### 1234")) == 1.0
+    assert gsm8k(sample("#### 12,34", "#### 1234")) == 0.0
+
+
+def test_every_reference_answer_of_svamp_is_right_and_its_equation_is_not() -> None:
+    for row in SVAMP:
+        answer = str(row["Answer"])
+        assert gsm8k(sample(f"#### {answer}", answer)) == math(sample(f"#### {answer}", answer)) == 1.0
+        assert (
+            gsm8k(sample(f"#### {row['Equation']}", answer)) == math(sample(f"#### {row['Equation']}", answer)) == 0.0
+        )
+
+
+@pytest.mark.parametrize(
+    "form", ["#### {}", r"\boxed{{{}}}", r"\boxed{{\text{{{}}}}}", "#### ({})", "<answer>{}.</answer>"]
+)
+def test_every_reference_answer_of_aqua_is_right(form: str) -> None:
+    for row in AQUA:
+        letters = [letter for letter in "ABCDE" if choice(sample(form.format(letter), row["correct"]))]
+        assert letters == [row["correct"]]
+
+
+def test_nothing_but_one_letter_earns_on_aqua() -> None:
+    for row in AQUA:
+        everything = f"{row['question']} {' '.join(row['options'])}"
+        for response in (everything, f"#### {everything}", "#### A B C D E", "#### ABCDE", row["correct"], "", "####"):
+            assert choice(sample(response, row["correct"])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("grade", "answer", "said"),
+    [
+        (gsm8k, "#### many", "reference answer 'many' is not a number"),
+        (gsm8k, None, "no reference answer"),
+        (choice, "AB", "not a single letter"),
+        (math, None, "no reference answer"),
+    ],
+)
+def test_a_reference_that_cannot_be_graded_is_an_error_and_not_a_wrong_answer(
+    grade: Callable[..., float], answer: str | None, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        grade(sample("#### 1", answer))
