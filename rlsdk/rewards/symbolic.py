@@ -8,9 +8,13 @@ grading process and counted as a time-out.
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import gcd, prod
+from typing import Any
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import final_answer, parse_number
@@ -57,6 +61,7 @@ def _import_math_verify() -> None:
     """Imports it and has it build its tables, which takes longer than grading a batch."""
     from math_verify import parse
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off, which is meant
     parse("$1$", parsing_timeout=None)
 
 
@@ -154,15 +159,39 @@ def _candidate(response: str) -> str | None:
     return bare if unmarked and bare and "\n" not in bare and len(bare) <= MAX_CHARS else None
 
 
+@lru_cache(maxsize=8192)
 def _equal(wanted: str, given: str) -> bool:
     """math-verify's verdict, without its alarms: they fire as a plain "wrong". A hang is the grading process's
     business. Floats are compared to the last digit."""
-    from math_verify import parse, verify
+    from math_verify import verify
 
-    parsed = [parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=None) for text in (wanted, given)]
-    if not all(parsed):
+    expected, found = _parse(wanted), _parse(given)
+    if not expected or not found or _differ(expected, found):
         return False
-    return bool(verify(parsed[0], parsed[1], float_rounding=MAX_DIGITS, timeout_seconds=None))
+    return bool(verify(expected, found, float_rounding=MAX_DIGITS, timeout_seconds=None))
+
+
+def _differ(expected: Sequence[Any], found: Sequence[Any]) -> bool:
+    """True when both are plain numbers of different value: a hundredth of the cost of proving it symbolically."""
+    from sympy import Expr
+
+    pair = [*expected, *found]
+    if len(pair) != 2 or not all(isinstance(value, Expr) and value.is_number for value in pair):
+        return False
+    try:
+        left, right = (complex(value.evalf(30)) for value in pair)
+    except (ArithmeticError, TypeError, ValueError):
+        return False
+    return abs(left - right) > 1e-9 * max(1.0, abs(left), abs(right))
+
+
+@lru_cache(maxsize=8192)
+def _parse(text: str) -> list[Any]:
+    """Kept, because the samples of one prompt share their reference, and often what they answer."""
+    from math_verify import parse
+
+    parsed: list[Any] = parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
 
 
 def _depth(text: str) -> int:
