@@ -1,0 +1,26 @@
+"""Ray: pools of devices, one worker process on each, and groups of ranks whose methods say how they are called."""
+
+from __future__ import annotations
+
+from rlsdk.cluster.batch_ref import BatchRef
+from rlsdk.cluster.cluster import Cluster
+from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
+from rlsdk.cluster.group import WorkerGroup
+from rlsdk.cluster.pending import Pending, wait_any
+from rlsdk.cluster.placement import PRESETS, PlacementSpec, PoolSpec, preset_placement
+
+__all__ = [
+    "PRESETS",
+    "BatchRef",
+    "Cluster",
+    "Join",
+    "MethodSpec",
+    "Pending",
+    "PlacementSpec",
+    "PoolSpec",
+    "Split",
+    "WorkerGroup",
+    "dispatch",
+    "preset_placement",
+    "wait_any",
+]

@@ -1,0 +1,160 @@
+"""Whether a cluster has what a placement asks for, and on which nodes: decided before anything is created."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlsdk.cluster.placement import PlacementSpec, PoolSpec
+from rlsdk.interfaces import PlacementError
+
+_MAX_TRIES = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCapacity:
+    """What one node has, and how much of it is free."""
+
+    node_id: str
+    address: str
+    cpus: float
+    """Free processors."""
+    gpus: float
+    """Free GPUs."""
+    total_cpus: float
+    total_gpus: float
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Devices of one pool that must stand on one node."""
+
+    pool: PoolSpec
+    group: int
+    """Position in `pool.devices_per_node`."""
+
+    @property
+    def cpus(self) -> float:
+        return float(self.pool.devices_per_node[self.group] * self.pool.cpus_per_device)
+
+    @property
+    def gpus(self) -> float:
+        return float(self.pool.devices_per_node[self.group]) if self.pool.device == "cuda" else 0.0
+
+
+def assign_nodes(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> dict[str, tuple[str, ...]]:
+    """Chooses a node for every entry of every pool's `devices_per_node`; entries of one pool get different nodes.
+
+    Largest entries first, each on the node that it fills best, going back where that leads nowhere.
+
+    Returns:
+        Pool name -> node id for each entry.
+
+    Raises:
+        PlacementError: the cluster cannot give it; shows asked against available, node by node.
+    """
+    demands = sorted(
+        (_Demand(pool, group) for pool in placement.pools for group in range(len(pool.devices_per_node))),
+        key=lambda demand: (-demand.gpus, -demand.cpus),
+    )
+    search = _Search(demands, nodes)
+    if not search.place(0):
+        raise PlacementError(_refusal(placement, nodes, demands))
+    return {
+        pool.name: tuple(nodes[search.chosen[pool.name, group]].node_id for group in range(len(pool.devices_per_node)))
+        for pool in placement.pools
+    }
+
+
+class _Search:
+    """Depth-first search with best fit first. Nodes that are alike are tried once."""
+
+    def __init__(self, demands: Sequence[_Demand], nodes: Sequence[NodeCapacity]) -> None:
+        self.demands = demands
+        self.free = [(node.gpus, node.cpus) for node in nodes]
+        self.chosen: dict[tuple[str, int], int] = {}
+        self.tries = 0
+
+    def place(self, at: int) -> bool:
+        if at == len(self.demands):
+            return True
+        demand = self.demands[at]
+        for node in self._candidates(demand):
+            self.tries += 1
+            if self.tries > _MAX_TRIES:
+                return False
+            before = self.free[node]
+            self.free[node] = (before[0] - demand.gpus, before[1] - demand.cpus)
+            self.chosen[demand.pool.name, demand.group] = node
+            if self.place(at + 1):
+                return True
+            del self.chosen[demand.pool.name, demand.group]
+            self.free[node] = before
+        return False
+
+    def _candidates(self, demand: _Demand) -> Iterator[int]:
+        taken = {node for (pool, _), node in self.chosen.items() if pool == demand.pool.name}
+        others = {
+            node: frozenset(p for (p, _), n in self.chosen.items() if n == node) for node in range(len(self.free))
+        }
+        fitting = [
+            node
+            for node, (gpus, cpus) in enumerate(self.free)
+            if node not in taken and gpus >= demand.gpus and cpus >= demand.cpus
+        ]
+        seen = set()
+        for node in sorted(fitting, key=lambda node: self.free[node]):
+            kind = (self.free[node], others[node])
+            if kind not in seen:
+                seen.add(kind)
+                yield node
+
+
+def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: Sequence[_Demand]) -> str:
+    """Asked against available, as text."""
+    asked = [
+        (
+            pool.name,
+            ", ".join(placement.roles_of(pool.name)),
+            " + ".join(map(str, pool.devices_per_node)),
+            f"{'1 GPU, ' if pool.device == 'cuda' else ''}{pool.cpus_per_device} CPU",
+        )
+        for pool in placement.pools
+    ]
+    available = [
+        (node.address, f"{node.gpus:g} of {node.total_gpus:g}", f"{node.cpus:g} of {node.total_cpus:g}")
+        for node in nodes
+    ]
+    gpus, cpus = sum(d.gpus for d in demands), sum(d.cpus for d in demands)
+    have_gpus, have_cpus = sum(n.gpus for n in nodes), sum(n.cpus for n in nodes)
+    return "\n".join(
+        [
+            f"the placement asks for {gpus:g} GPUs and {cpus:g} CPUs, the cluster has {have_gpus:g} GPUs and "
+            f"{have_cpus:g} CPUs free on {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}: {_why(demands, nodes)}",
+            "asked:",
+            *_table(("pool", "roles", "devices by node", "each device"), asked),
+            "available:",
+            *_table(("node", "GPUs free", "CPUs free"), available),
+            "Ask for fewer devices (placement.devices_per_node, placement.num_nodes, placement.cpus_per_device), let "
+            "roles share a pool, or add nodes to the cluster.",
+        ]
+    )
+
+
+def _why(demands: Sequence[_Demand], nodes: Sequence[NodeCapacity]) -> str:
+    """The first entry that fits nowhere even alone; else that they do not fit together."""
+    for demand in demands:
+        if not any(node.gpus >= demand.gpus and node.cpus >= demand.cpus for node in nodes):
+            count = demand.pool.devices_per_node[demand.group]
+            gpus = f"{demand.gpus:g} GPUs and " if demand.gpus else ""
+            return f"no node has the {gpus}{demand.cpus:g} CPUs of pool {demand.pool.name!r}'s {count} devices"
+        wide = len(demand.pool.devices_per_node)
+        if wide > len(nodes):
+            return f"pool {demand.pool.name!r} wants {wide} different nodes"
+    return "each pool fits alone, but not all of them together"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (header, *rows)]  # fmt: skip

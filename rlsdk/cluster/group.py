@@ -1,0 +1,187 @@
+"""The ranks of one role as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.cluster.batch_ref import BatchRef
+from rlsdk.cluster.dispatch import Join, MethodSpec, Split
+from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.joining import joiner
+from rlsdk.cluster.messages import Call
+from rlsdk.cluster.peer import WorkerPeer
+from rlsdk.cluster.pending import Pending, Request
+from rlsdk.interfaces import Batch, BatchError, ConfigError, Parallel, RankContext, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One rank."""
+
+    worker: WorkerHandle
+    ctx: RankContext
+    parallel: Parallel
+
+
+class WorkerGroup:
+    """Calls methods of a role's hosts as their `@dispatch` declarations say. Made by `Cluster.create_group`."""
+
+    def __init__(
+        self,
+        role: str,
+        members: Sequence[Member],
+        methods: Mapping[str, MethodSpec],
+        *,
+        put: Callable[[Batch], BatchRef],
+        timeout_s: float,
+    ) -> None:
+        self.role = role
+        self.members = members
+        self.methods = methods
+        self.timeout_s = timeout_s
+        self._put = put
+        self._collectors = [m.ctx.rank for m in members if m.parallel.is_collector] or [0]
+        self._dp_size = max(m.parallel.dp_size for m in members)
+        self._bystanders = [self._request(member.ctx.rank, None) for member in members]
+        self._unanswered: list[list[Any]] = [[] for _ in members]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def contexts(self) -> list[RankContext]:
+        return [member.ctx for member in self.members]
+
+    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Calls a method and waits; the method's declaration says on which ranks and what is returned.
+
+        Raises:
+            DeadlineError: some rank did not answer within `timeout_s` (None: the cluster's).
+            WorkerError: a rank died, or raised what is not one of rlsdk's errors.
+            RlsdkError: what a rank raised.
+            ConfigError: no such method; names the nearest.
+        """
+        return self.submit(method, *args, **kwargs).result(timeout_s)
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """As `run`, without waiting. Calls of one group run in the order of submission."""
+        spec = self._spec(method)
+        if spec.split is Split.DATA:
+            return self._submit_data(method, spec, args, kwargs)
+        call = Call(
+            role=self.role,
+            method=method,
+            args=tuple(self._shared(value) for value in args),
+            kwargs={name: self._shared(value) for name, value in kwargs.items()},
+        )
+        if spec.split is Split.ALL:
+            return self._send(spec, dict.fromkeys(range(self.world_size), call))
+        rank = 0 if spec.split is Split.RANK_ZERO else self._idlest()
+        return self._send(spec, {rank: call})
+
+    def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
+        """Calls a method on every rank with arguments of its own; results in rank order, whatever is declared.
+
+        Raises:
+            ConfigError: not one tuple of arguments per rank.
+        """
+        spec = self._spec(method)
+        if len(arguments) != self.world_size:
+            raise ConfigError(
+                f"{self.role}.{method}: got arguments for {len(arguments)} ranks, the group has {self.world_size}"
+            )
+        calls = {
+            rank: Call(role=self.role, method=method, args=tuple(self._shared(value) for value in args), kwargs={})
+            for rank, args in enumerate(arguments)
+        }
+        results: list[Any] = self._send(MethodSpec(concurrent=spec.concurrent), calls).result(timeout_s)
+        return results
+
+    def peers(self) -> list[WorkerPeer]:
+        """A handle per rank that can be sent to another worker."""
+        return [
+            WorkerPeer(
+                actor=member.worker.actor,
+                worker_id=member.worker.worker_id,
+                role=self.role,
+                rank=member.ctx.rank,
+                where=member.worker.where(),
+            )
+            for member in self.members
+        ]
+
+    def _spec(self, method: str) -> MethodSpec:
+        spec = self.methods.get(method)
+        if spec is None:
+            raise ConfigError(
+                f"{self.role} has no method {method!r}{nearest(method, self.methods)}; it has {sorted(self.methods)}"
+            )
+        return spec
+
+    def _submit_data(self, method: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
+        """Cuts every batch among the arguments by the same rows."""
+        values: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        batches = {key: self._stored(value) for key, value in values.items() if isinstance(value, Batch | BatchRef)}
+        if not batches:
+            raise BatchError(
+                f"{self.role}.{method} splits a batch over its ranks, but no argument is a Batch or BatchRef"
+            )
+        first = next(iter(batches.values()))
+        for key, batch in batches.items():
+            if batch.num_rows != first.num_rows:
+                raise BatchError(
+                    f"{self.role}.{method}: batches to split have {first.num_rows} rows, but argument {key!r} has "
+                    f"{batch.num_rows}"
+                )
+        cut = first.cut(self._dp_size)
+        parts = {key: [batch.part(rows) for rows in cut] for key, batch in batches.items()}
+        calls = {}
+        for member in self.members:
+            mine = {**values, **{key: part[member.parallel.dp_rank] for key, part in parts.items()}}
+            calls[member.ctx.rank] = Call(
+                role=self.role,
+                method=method,
+                args=tuple(mine[at] for at in range(len(args))),
+                kwargs={name: mine[name] for name in kwargs},
+            )
+        return self._send(spec, calls, row_ids=first.row_ids)
+
+    def _send(self, spec: MethodSpec, calls: Mapping[int, Call], row_ids: torch.Tensor | None = None) -> Pending:
+        requests = [self._request(rank, self.members[rank].worker.call(call, concurrent=spec.concurrent))
+                    for rank, call in calls.items()]  # fmt: skip
+        if spec.split is Split.ANY:
+            self._unanswered[requests[0].rank].append(requests[0].ref)
+        method = next(iter(calls.values())).method
+        return Pending(
+            requests,
+            doing=f"in {self.role}.{method}",
+            join=joiner(spec, self._collectors, row_ids),
+            timeout_s=self.timeout_s,
+            bystanders=self._bystanders,
+            first_done=spec.join is Join.FIRST_DONE,
+        )
+
+    def _request(self, rank: int, ref: Any) -> Request:
+        return Request(ref=ref, worker=self.members[rank].worker, role=self.role, rank=rank)
+
+    def _shared(self, value: Any) -> Any:
+        """A batch that goes whole to several ranks is stored once."""
+        return self._stored(value).stored() if isinstance(value, Batch | BatchRef) else value
+
+    def _stored(self, value: Batch | BatchRef) -> BatchRef:
+        return value if isinstance(value, BatchRef) else self._put(value)
+
+    def _idlest(self) -> int:
+        """The rank with the fewest unanswered calls, lowest number first."""
+        import ray
+
+        for rank, refs in enumerate(self._unanswered):
+            if refs:
+                _, self._unanswered[rank] = ray.wait(refs, num_returns=len(refs), timeout=0)
+        return min(range(self.world_size), key=lambda rank: len(self._unanswered[rank]))

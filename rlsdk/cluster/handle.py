@@ -1,0 +1,92 @@
+"""The controller's end of one worker: sends calls in order and says what became of a worker that is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rlsdk.cluster.logs import last_lines
+from rlsdk.cluster.messages import Call, CreateHost, WorkerInfo
+from rlsdk.interfaces import WorkerError
+
+
+class WorkerHandle:
+    """One `DeviceWorker` actor, seen from the controller. Calls are numbered here, so their order is the worker's."""
+
+    def __init__(self, actor: Any, worker_id: str, pool: str, device: int) -> None:
+        self.actor = actor
+        self.worker_id = worker_id
+        self.pool = pool
+        self.device = device
+        self.info: WorkerInfo | None = None
+        self._live = actor.live.remote()
+        self._sequence = 0
+        self._lock = threading.Lock()
+
+    def call(self, call: Call, *, concurrent: bool) -> Any:
+        """Sends a call; returns the reference of its result."""
+        if concurrent:
+            return self.actor.call.remote(None, call)
+        return self._in_order(lambda sequence: self.actor.call.remote(sequence, call))
+
+    def create(self, request: CreateHost) -> Any:
+        return self._in_order(lambda sequence: self.actor.create.remote(sequence, request))
+
+    def close(self) -> Any:
+        return self._in_order(self.actor.close.remote)
+
+    def _in_order(self, send: Callable[[int], Any]) -> Any:
+        # A number is used up only when the call went out: a gap would stop the engine thread for good.
+        with self._lock:
+            ref = send(self._sequence)
+            self._sequence += 1
+        return ref
+
+    def death(self) -> BaseException | None:
+        """Ray's reason when the process is gone, else None. Does not block."""
+        import ray
+
+        ready, _ = ray.wait([self._live], timeout=0)
+        if not ready:
+            return None
+        try:
+            ray.get(self._live)
+        except Exception as error:
+            return error
+        return None
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self.actor, no_restart=True)
+
+    def known(self) -> WorkerInfo:
+        """Where it lives.
+
+        Raises:
+            WorkerError: it has not answered yet.
+        """
+        if self.info is None:
+            raise WorkerError(f"the worker of {self.where()} was not waited for")
+        return self.info
+
+    def where(self) -> str:
+        """Node and process, for messages."""
+        if self.info is None:
+            return f"pool {self.pool!r} device {self.device}, before it was ready"
+        return f"node {self.info.node}, pid {self.info.pid}"
+
+    def gone(self, who: str, doing: str, reason: BaseException) -> WorkerError:
+        """What to raise when the process died: who, where, why, and its last words."""
+        text = f"{who} died on {self.where()} while {doing}: {_first_line(reason)}"
+        if self.info is None:
+            return WorkerError(text)
+        return WorkerError(f"{text}\nlast lines of {', '.join(self.info.logs)}:\n{last_lines(self.info)}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Ray's reason without its advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "because" in line or "exit" in line.lower()]
+    return (telling or lines or [type(error).__name__])[0]

@@ -1,0 +1,111 @@
+"""What crosses between controller and worker, besides batches."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.cluster.dispatch import MethodSpec
+from rlsdk.interfaces import Parallel, RankContext, RlsdkError, WorkerError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """Where a worker process lives."""
+
+    worker_id: str
+    node_id: str
+    """Ray's identifier of the node."""
+    node: str
+    """The node as people know it: host name and address."""
+    address: str
+    pid: int
+    logs: tuple[str, ...]
+    """Files on that node that hold what the process printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostInfo:
+    """What a worker says of a host that it has just made."""
+
+    parallel: Parallel
+    methods: Mapping[str, MethodSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateHost:
+    """Makes the host of a role."""
+
+    host: str
+    """`package.module:Class`."""
+    ctx: RankContext
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Calls a method of the host of a role."""
+
+    role: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception on its way back."""
+
+    error: bytes | None
+    """The exception itself, pickled, when it is one of rlsdk's own."""
+    summary: str
+    """Type and message."""
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Takes an exception apart so that it survives the way, whatever it holds."""
+        return cls(
+            error=_pickled(error) if isinstance(error, RlsdkError) else None,
+            summary="".join(traceback.format_exception_only(error)).strip(),
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    def to_error(self, where: str) -> RlsdkError:
+        """The exception to raise in the controller; `where` says which role, rank and node it comes from."""
+        error = self._original()
+        if error is None:
+            error = WorkerError(f"{where} raised {self.summary}")
+        else:
+            error.add_note(f"raised by {where}")
+        error.__cause__ = RemoteTracebackError(self.traceback)
+        return error
+
+    def _original(self) -> RlsdkError | None:
+        if self.error is None:
+            return None
+        try:
+            error = pickle.loads(self.error)
+        except Exception:  # its class cannot be imported here: a plugin of another environment
+            return None
+        return error if isinstance(error, RlsdkError) else None
+
+
+class RemoteTracebackError(Exception):
+    """The traceback of a worker, as text: the cause of the error that the controller raises."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return None
+    return data

@@ -1,0 +1,47 @@
+"""A rank of another role, callable from inside a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.cluster.messages import Call, Failure
+from rlsdk.cluster.worker import local_host
+from rlsdk.interfaces import DeadlineError, WorkerError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPeer:
+    """Satisfies `rlsdk.interfaces.Peer`."""
+
+    actor: Any
+    worker_id: str
+    role: str
+    rank: int
+    where: str
+    """Node and process, for messages."""
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Runs a concurrent method of that rank and waits for its result.
+
+        Raises:
+            DeadlineError: no answer within `timeout_s`.
+            WorkerError: the process is gone, or the method raised what is not one of rlsdk's errors.
+        """
+        import ray
+
+        who = f"{self.role} rank {self.rank} on {self.where}"
+        call = Call(role=self.role, method=method, args=args, kwargs={})
+        try:
+            result = ray.get(self.actor.call.remote(None, call), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeadlineError(f"{who} did not answer {method!r} within {timeout_s:g} s") from error
+        except ray.exceptions.RayError as error:
+            raise WorkerError(f"{who} could not answer {method!r}: {error}") from error
+        if isinstance(result, Failure):
+            raise result.to_error(f"{self.role}.{method} on {who}")
+        return result
+
+    def local(self) -> Any | None:
+        """The host itself when it lives in the calling process, else None."""
+        return local_host(self.worker_id, self.role)

@@ -1,0 +1,159 @@
+"""Waiting for ranks: with a deadline, and never longer than the first that fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.messages import Failure
+from rlsdk.interfaces import DeadlineError, WorkerError
+
+_LOOK_ROUND_S = 0.5
+"""How often a long wait looks whether a worker that it does not wait for has died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A call that is under way on one rank."""
+
+    ref: Any
+    worker: WorkerHandle
+    role: str
+    rank: int
+
+    def who(self) -> str:
+        return f"{self.role} rank {self.rank}"
+
+
+class Pending:
+    """The result of a call that may still be under way."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        doing: str,
+        join: Callable[[Mapping[int, Any]], Any],
+        timeout_s: float,
+        bystanders: Sequence[Request] = (),
+        first_done: bool = False,
+    ) -> None:
+        """`join` makes the result from the answers by rank; `bystanders` are ranks whose death ends the wait too."""
+        self._requests = requests
+        self._doing = doing
+        self._join = join
+        self._timeout_s = timeout_s
+        self._bystanders = bystanders
+        self._first_done = first_done
+        self._outcome: tuple[Any, BaseException | None] | None = None
+
+    def done(self) -> bool:
+        """True when `result` would not wait. Does not block."""
+        import ray
+
+        if self._outcome is not None:
+            return True
+        needed = 1 if self._first_done else len(self._requests)
+        ready, _ = ray.wait([r.ref for r in self._requests], num_returns=needed, timeout=0)
+        return len(ready) >= needed
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Waits for every rank that was called (or the first, as the method declares) and joins the answers.
+
+        Args:
+            timeout_s: deadline of this wait; None: that of the group.
+
+        Raises:
+            DeadlineError: some rank did not answer in time; may be called again to wait longer.
+            WorkerError: a rank died, or raised what is not one of rlsdk's errors. Others are not waited for.
+            RlsdkError: what a rank raised, with a note that says where.
+        """
+        if self._outcome is None:
+            try:
+                self._outcome = self._join(self._collect(timeout_s or self._timeout_s)), None
+            except DeadlineError:
+                raise
+            except Exception as error:
+                self._outcome = None, error
+            # References are let go at once: what they hold lies in the object store.
+            self._requests = ()
+        value, failure = self._outcome
+        if failure is not None:
+            raise failure
+        return value
+
+    def _collect(self, timeout_s: float) -> dict[int, Any]:
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        waiting = {request.ref: request for request in self._requests}
+        answers: dict[int, Any] = {}
+        while waiting and not (self._first_done and answers):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._too_late(list(waiting.values()), timeout_s)
+            ready, rest = ray.wait(list(waiting), num_returns=1, timeout=min(left, _LOOK_ROUND_S))
+            if not ready:
+                self._look_round()
+                continue
+            if rest and not self._first_done:
+                more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
+                ready += more
+            for ref in ready:
+                request = waiting.pop(ref)
+                answers[request.rank] = self._answer(request)
+        return answers
+
+    def _answer(self, request: Request) -> Any:
+        import ray
+
+        try:
+            answer = ray.get(request.ref)
+        except ray.exceptions.RayActorError as error:
+            raise request.worker.gone(request.who(), self._doing, error) from None
+        except ray.exceptions.RayError as error:
+            raise WorkerError(f"{request.who()} on {request.worker.where()} failed {self._doing}: {error}") from error
+        if isinstance(answer, Failure):
+            raise answer.to_error(f"{request.who()} on {request.worker.where()}, {self._doing}")
+        return answer
+
+    def _look_round(self) -> None:
+        """Raises when a rank is gone that the others may be waiting for in a collective."""
+        for request in self._bystanders:
+            reason = request.worker.death()
+            if reason is not None:
+                raise request.worker.gone(request.who(), self._doing, reason)
+
+    def _too_late(self, silent: Sequence[Request], timeout_s: float) -> DeadlineError:
+        roles = ", ".join(f"{request.who()} ({request.worker.where()})" for request in silent[:8])
+        more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+        logs = [path for request in silent[:1] if request.worker.info for path in request.worker.info.logs]
+        return DeadlineError(
+            f"no answer within {timeout_s:g} s {self._doing} from {roles}{more}; of {len(self._requests)} calls "
+            f"{len(self._requests) - len(silent)} were answered. Look at {', '.join(logs) or 'the workers'}, or raise "
+            "the timeout if the work takes that long"
+        )
+
+
+def wait_any(pending: Sequence[Pending], timeout_s: float) -> Pending:
+    """The first of several calls that is done.
+
+    Raises:
+        DeadlineError: none was done in time.
+    """
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for item in pending:
+            if item.done():
+                return item
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError(f"none of {len(pending)} calls was done within {timeout_s:g} s")
+        refs = [request.ref for item in pending for request in item._requests]
+        _, open_refs = ray.wait(refs, num_returns=len(refs), timeout=0)
+        ray.wait(open_refs, num_returns=1, timeout=min(left, _LOOK_ROUND_S))

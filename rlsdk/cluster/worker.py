@@ -1,0 +1,174 @@
+"""The process of one device: it hosts every role of its pool as a plain dictionary.
+
+Imports as little as possible: torch and the engines come with the first host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlsdk.cluster.batch_ref import StoredRows
+from rlsdk.cluster.dispatch import MethodSpec, methods_of
+from rlsdk.cluster.engine_thread import EngineThread, run_into
+from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, WorkerInfo
+from rlsdk.interfaces import ConfigError, Parallel, nearest
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_CONCURRENT_CALLS = 16
+
+_here: DeviceWorker | None = None
+
+
+def local_host(worker_id: str, role: str) -> Any | None:
+    """The host of a role when it lives in this process under that worker, else None."""
+    return _here.hosts.get(role) if _here is not None and _here.worker_id == worker_id else None
+
+
+class DeviceWorker:
+    """One Ray actor: one device, any number of roles."""
+
+    def __init__(self, worker_id: str, num_threads: int, log_path: str | None) -> None:
+        global _here
+        for variable in THREAD_VARIABLES:
+            os.environ[variable] = str(num_threads)
+        self.worker_id = worker_id
+        self.logs = _redirect_output(log_path)
+        self.hosts: dict[str, Any] = {}
+        self.methods: dict[str, dict[str, MethodSpec]] = {}
+        self.engine = EngineThread()
+        self.concurrent = ThreadPoolExecutor(_CONCURRENT_CALLS, thread_name_prefix="rlsdk-concurrent")
+        _here = self
+
+    async def describe(self) -> WorkerInfo:
+        """Answers at once, whatever the engine does."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        return WorkerInfo(
+            worker_id=self.worker_id,
+            node_id=ray.get_runtime_context().get_node_id(),
+            node=f"{socket.gethostname()}/{address}",
+            address=address,
+            pid=os.getpid(),
+            logs=self.logs,
+        )
+
+    async def live(self) -> None:
+        """Never returns: the reference to its result fails when, and only when, this process is gone."""
+        await asyncio.Event().wait()
+
+    async def hold_port(self, host: str) -> int:
+        """Opens the rendezvous of a group whose rank 0 this will be."""
+        from rlsdk.kit.rendezvous import hold_port
+
+        return hold_port(host)
+
+    async def create(self, sequence: int, request: CreateHost) -> HostInfo | Failure:
+        """Imports the host class and builds the host, on the engine thread."""
+        answer: HostInfo | Failure = await _answer(self.engine.submit(sequence, lambda: self._create(request)))
+        return answer
+
+    async def call(self, sequence: int | None, call: Call) -> Any:
+        """Runs a method of a host: in sequence on the engine thread, or without one on a thread of its own.
+
+        Returns:
+            The result, or a `Failure`.
+        """
+        job = lambda: self._call(call, concurrent=sequence is None)  # noqa: E731
+        if sequence is not None:
+            return await _answer(self.engine.submit(sequence, job))
+        future: Future[Any] = Future()
+        self.concurrent.submit(run_into, future, job)
+        return await _answer(future)
+
+    async def close(self, sequence: int) -> list[Failure]:
+        """Closes the hosts, last made first."""
+        failures: list[Failure] = await asyncio.wrap_future(self.engine.submit(sequence, self._close))
+        return failures
+
+    def _create(self, request: CreateHost) -> HostInfo:
+        module, _, name = request.host.partition(":")
+        host_class = getattr(importlib.import_module(module), name)
+        role = request.ctx.role
+        if role in self.hosts:
+            raise ConfigError(f"role {role!r} already lives in worker {self.worker_id!r}; roles of a pool are distinct")
+        host = host_class(request.ctx, *request.args, **request.kwargs)
+        self.hosts[role] = host
+        self.methods[role] = methods_of(host_class)
+        default = Parallel(dp_rank=request.ctx.rank, dp_size=request.ctx.world_size)
+        return HostInfo(parallel=getattr(host, "parallel", default), methods=self.methods[role])
+
+    def _call(self, call: Call, *, concurrent: bool) -> Any:
+        methods = self.methods.get(call.role)
+        if methods is None:
+            raise ConfigError(f"worker {self.worker_id!r} hosts no {call.role!r}; it hosts {sorted(self.hosts)}")
+        if call.method not in methods:
+            raise ConfigError(f"{call.role} has no method {call.method!r}{nearest(call.method, methods)}")
+        if concurrent and not methods[call.method].concurrent:
+            raise ConfigError(
+                f"{call.role}.{call.method} is not concurrent; declare it with @dispatch(concurrent=True)"
+            )
+        args = [_loaded(value) for value in call.args]
+        kwargs = {name: _loaded(value) for name, value in call.kwargs.items()}
+        return getattr(self.hosts[call.role], call.method)(*args, **kwargs)
+
+    def _close(self) -> list[Failure]:
+        failures = []
+        for role in reversed(list(self.hosts)):
+            close = getattr(self.hosts.pop(role), "close", None)
+            try:
+                if close is not None:
+                    close()
+            except Exception as error:
+                failures.append(Failure.of(error))
+        return failures
+
+
+def _loaded(value: Any) -> Any:
+    return value.load() if isinstance(value, StoredRows) else value
+
+
+async def _answer(future: Future[Any]) -> Any:
+    """The result of a job, or its exception as plain data."""
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return Failure.of(error)
+
+
+def _redirect_output(log_path: str | None) -> tuple[str, ...]:
+    """Sends what this process prints, C code included, to one file; returns the files that hold it.
+
+    Without a path, or where it cannot be written, output stays in Ray's own files.
+    """
+    if log_path is not None:
+        try:
+            Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+            target = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            print(f"cannot write {log_path!r} ({error}); output stays here", file=sys.stderr)
+        else:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(target, 1)
+            os.dup2(target, 2)
+            os.close(target)
+            return (log_path,)
+    return tuple(path for path in map(_file_behind, (1, 2)) if path is not None)
+
+
+def _file_behind(descriptor: int) -> str | None:
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
+    return path if path.startswith("/") and os.path.isfile(path) else None
