@@ -140,8 +140,9 @@ class Transport(ABC):
         (str, int, float, bytes). The memory behind it is reused two exports to the same target later."""
 
     @abstractmethod
-    def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> list[Tensor]:
-        """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible.
+    def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
+        """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible. Each
+        was checked by the time it is given.
 
         Raises:
             WeightSyncError: the bytes are gone, of another size, or fail their checksum.

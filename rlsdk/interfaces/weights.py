@@ -98,7 +98,9 @@ class WeightShard:
 
 FINGERPRINT_MODULUS = 2**32
 """Fingerprints of boxes are added modulo this."""
-_CHUNK_ELEMENTS = 2**18
+_CPU_CHUNK_ELEMENTS = 2**18
+"""Elements that are widened to 32 bits at a time: what a cache holds."""
+_DEVICE_CHUNK_ELEMENTS = 2**24
 
 
 def fingerprint(tensor: Tensor, box: Box) -> int:
@@ -145,15 +147,16 @@ def _weights(axis: int, size: int, device: torch.device) -> Tensor:
 
 
 def _contract(bits: Tensor, weights: Tensor) -> Tensor:
-    """`[R, C]` integers times `[C]` int32, summed over C: `[R]` int32, wrapping. Works through cache-sized pieces."""
+    """`[R, C]` integers times `[C]` int32, summed over C: `[R]` int32, wrapping."""
     import torch
 
-    if bits.dtype is torch.int32 and bits.device.type == "cpu":
+    on_cpu = bits.device.type == "cpu"
+    if on_cpu and bits.dtype is torch.int32:
         return torch.mv(bits, weights)
-    parts = torch.split(bits, max(1, _CHUNK_ELEMENTS // bits.shape[1]))
-    if bits.device.type == "cpu":
-        return torch.cat([torch.mv(part.to(torch.int32), weights) for part in parts])
-    return torch.cat([(part.to(torch.int32) * weights).sum(dim=1, dtype=torch.int32) for part in parts])
+    chunk = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
+    parts = (part.to(torch.int32) for part in torch.split(bits, max(1, chunk // bits.shape[1])))
+    # Integer matrix products exist on CPUs only.
+    return torch.cat([torch.mv(p, weights) if on_cpu else (p * weights).sum(1, dtype=torch.int32) for p in parts])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,10 +54,6 @@ class Holders:
             )
         return held
 
-    def is_replicated(self, name: str) -> bool:
-        """True when some box of the tensor is held by more than one source."""
-        return any(len(sources) > 1 for sources in self._boxes.get(name, {}).values())
-
     def assign(self, name: str, box: Box, cost: Sequence[int], load: Sequence[int]) -> list[Piece]:
         """Cuts a wanted box into pieces, each with the source that gives it: the cheapest, then the least loaded.
 

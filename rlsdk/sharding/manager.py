@@ -68,7 +68,7 @@ class GenericShardingManager(ShardingManager):
         rollout: EngineGroup,
         *,
         timeout_s: float = 600.0,
-        bucket_bytes: int = 256 << 20,
+        bucket_bytes: int = 64 << 20,
         colocated: bool | None = None,
     ) -> None:
         """Binds a training group and a rollout group.

@@ -21,10 +21,8 @@ from rlsdk.interfaces import (
 from rlsdk.sharding.boxes import covered_elements, cut
 from rlsdk.sharding.holders import Holders, Piece, distances, tied_to
 
-MIN_PIECE_BYTES = 1 << 20
-"""Replicas share the work in pieces no smaller than this."""
-PIECES_PER_SOURCE = 8
-"""Replicated tensors are cut so fine that each source gets about this many pieces: the loads come out even."""
+PIECE_BYTES = 4 << 20
+"""No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def plan_reshard(
     holders = Holders(source)
     _check_all_wanted(holders, target)
     wire = _wire_tensors(holders, target)
-    wants = list(_wants(holders, target, wire, bucket_bytes, len(source)))
+    wants = list(_wants(holders, target, wire, bucket_bytes))
     load = [0] * len(source)
     given = assign(wants, holders, [distances(source, layout) for layout in target], load)
     buckets: list[Bucket] = []
@@ -155,17 +153,14 @@ def _is_float(dtype: str) -> bool:
 
 
 def _wants(
-    holders: Holders, target: Sequence[WeightLayout], wire: dict[str, TensorMeta], bucket_bytes: int, num_sources: int
+    holders: Holders, target: Sequence[WeightLayout], wire: dict[str, TensorMeta], bucket_bytes: int
 ) -> Iterator[Want]:
-    """Every wanted box in the order of its target, cut to a bucket; replicated tensors finer, for even loads."""
+    """Every wanted box in the order of its target, cut to pieces."""
     for index, layout in enumerate(target):
         order = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in layout.boxes))}
-        asked = sum(box.numel * DTYPE_BYTES[wire[name].dtype] for name, box in layout.boxes)
-        fine = min(bucket_bytes, max(MIN_PIECE_BYTES, asked // (PIECES_PER_SOURCE * num_sources)))
         for name, box in sorted(layout.boxes, key=lambda entry: (order[entry[0]], entry[1])):
             held, dtype = holders.resolve(name), wire[name].dtype
-            limit = fine if holders.is_replicated(held) else bucket_bytes
-            for part in cut(box, limit // DTYPE_BYTES[dtype]):
+            for part in cut(box, min(bucket_bytes, PIECE_BYTES) // DTYPE_BYTES[dtype]):
                 yield Want(index, name, held, part, dtype)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, groupby
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from rlsdk.interfaces import (
     Bucket,
@@ -84,8 +85,9 @@ class WeightTarget:
             transport.close()
         self._transports.clear()
 
-    def fetch(self, bucket: Bucket, peer: Peer, deadline: float) -> list[WeightShard]:
-        """One bucket's shards. Falls back to the next best transport where the bucket's cannot be attached."""
+    def fetch(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
+        """One bucket's shards, once its source has them ready. Falls back to the next best transport where the
+        bucket's cannot be attached."""
         route = (bucket.transport, bucket.source)
         while True:
             chosen = replace(bucket, transport=self._instead.get(route, bucket.transport))
@@ -96,16 +98,24 @@ class WeightTarget:
                     raise
                 self._instead[route] = _NEXT_BEST[chosen.transport]
 
-    def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> list[WeightShard]:
+    def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
         transport = self._transports.get((bucket.transport, bucket.source))
         if transport is None:
             transport = self._transports[bucket.transport, bucket.source] = make_transport(bucket.transport)
         handle = _export(bucket, peer, deadline)
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
-        return [
+        return (
             WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)
             for transfer, tensor in zip(bucket.transfers, tensors, strict=True)
-        ]
+        )
+
+
+class _Asked(NamedTuple):
+    """A bucket on its way."""
+
+    bucket: Bucket
+    answer: Future[Iterator[WeightShard]] | None
+    """None: it is in this process, and taken directly."""
 
 
 class _Intake:
@@ -128,11 +138,13 @@ class _Intake:
         """Every shard, all of one name together; the next round is asked for while this one is loaded."""
         pool = ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="rlsdk-pull")
         try:
-            ahead = self._ask(pool, self._rounds[0]) if self._rounds else []
-            for at, buckets in enumerate(self._rounds):
-                arrived = [self._arrive(bucket, answer) for bucket, answer in zip(buckets, ahead, strict=True)]
-                ahead = self._ask(pool, self._rounds[at + 1]) if at + 1 < len(self._rounds) else []
-                for shard in sorted(chain.from_iterable(arrived), key=lambda shard: self._order[shard.name]):
+            ahead = self._ask(pool, 0)
+            for at in range(len(self._rounds)):
+                asked = ahead
+                # One export of a source at a time: only then do its two blocks surely take turns.
+                wait([answer for _, answer in asked if answer is not None])
+                ahead = self._ask(pool, at + 1)
+                for shard in heapq.merge(*map(self._arrive, asked), key=lambda shard: self._order[shard.name]):
                     self.taken += 1
                     self.last_name = shard.name
                     yield shard
@@ -140,20 +152,27 @@ class _Intake:
             # Not waited for: a source that hangs must not hold up the error. Its own deadline ends the thread.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, pool: ThreadPoolExecutor, buckets: Sequence[Bucket]) -> list[Future[list[WeightShard]] | None]:
-        """Starts to bring a round. Views within the process need no thread, and are made when they are wanted."""
+    def _ask(self, pool: ThreadPoolExecutor, at: int) -> list[_Asked]:
+        """Starts to bring a round, if there is one of that number. Views within the process need no thread, and are
+        made when they are wanted."""
         return [
-            None
-            if bucket.transport == InProcessTransport.name
-            else pool.submit(self._target.fetch, bucket, self._peers[bucket.source], self._deadline)
-            for bucket in buckets
+            _Asked(
+                bucket,
+                None
+                if bucket.transport == InProcessTransport.name
+                else pool.submit(self._target.fetch, bucket, self._peers[bucket.source], self._deadline),
+            )
+            for bucket in (self._rounds[at] if at < len(self._rounds) else ())
         ]
 
-    def _arrive(self, bucket: Bucket, answer: Future[list[WeightShard]] | None) -> list[WeightShard]:
+    def _arrive(self, asked: _Asked) -> Iterator[WeightShard]:
+        """The shards of one bucket."""
+        bucket = asked.bucket
         try:
-            if answer is None:
-                return self._target.fetch(bucket, self._peers[bucket.source], self._deadline)
-            return answer.result()
+            if asked.answer is None:
+                yield from self._target.fetch(bucket, self._peers[bucket.source], self._deadline)
+            else:
+                yield from asked.answer.result()
         except Exception as error:
             names = sorted({transfer.name for transfer in bucket.transfers})
             raise WeightSyncError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from rlsdk.sharding.memory import BlockName, SharedBlock, attach
 
 ALIGNMENT = 64
 """Every tensor of a bucket starts at a multiple of this: a cache line, and a whole number of elements of any dtype."""
+
+GROUP_BYTES = 1 << 20
+"""Copied and checked at once: fits the second-level cache."""
 
 Metas = Sequence[tuple[tuple[int, ...], str]]
 
@@ -30,9 +33,8 @@ class InProcessTransport(Transport):
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         return {"tensors": [s.tensor.detach().to(_dtype(d)) for s, d in zip(shards, dtypes, strict=True)]}
 
-    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
-        tensors: list[Tensor] = handle["tensors"]
-        return tensors
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        return iter(handle["tensors"])
 
 
 class SharedMemoryTransport(Transport):
@@ -57,7 +59,7 @@ class SharedMemoryTransport(Transport):
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
         block = self._next_block(num_bytes)
-        _fill(block.tensor, offsets, shards, dtypes)
+        sums = _fill(block.tensor[:num_bytes], offsets, shards, dtypes)
         name = block.name
         return {
             "path": name.path,
@@ -65,16 +67,16 @@ class SharedMemoryTransport(Transport):
             "block_bytes": name.num_bytes,
             "unlink": name.unlink,
             "num_bytes": num_bytes,
-            "checksum": checksum(block.tensor[:num_bytes]),
+            "checksums": sums,
         }
 
-    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         name = BlockName(handle["path"], handle["inode"], handle["block_bytes"], handle["unlink"])
         known, block = self._attached.get(name.path, (None, torch.empty(0)))
         if known != name:
             block = attach(name)
             self._attached[name.path] = (name, block)
-        return _views(block, handle, metas)
+        return _checked(block, handle, metas)
 
     def close(self) -> None:
         for block in self._blocks:
@@ -118,14 +120,14 @@ class InlineTransport(Transport):
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
         data = torch.empty(num_bytes, dtype=torch.uint8)
-        _fill(data, offsets, shards, dtypes)
+        sums = _fill(data, offsets, shards, dtypes)
         # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
-        return {"data": data.numpy(), "num_bytes": num_bytes, "checksum": checksum(data)}
+        return {"data": data.numpy(), "num_bytes": num_bytes, "checksums": sums}
 
-    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         data = handle["data"]
         # An object store hands out read-only memory: an engine that wrote into it would die of a segmentation fault.
-        return _views(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
+        return _checked(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
 
 
 TRANSPORTS: tuple[type[Transport], ...] = (
@@ -174,23 +176,47 @@ def _slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
     return slots
 
 
+def _groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
+    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as the cache holds."""
+    groups, first = [], 0
+    for at, end in enumerate([*offsets[1:], num_bytes], start=1):
+        if end - offsets[first] >= GROUP_BYTES or at == len(offsets):
+            groups.append((slice(first, at), slice(offsets[first], end)))
+            first = at
+    return groups
+
+
 @torch.no_grad()
-def _fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> None:
-    """Copies all shards in one multi-tensor call, converting on the way."""
-    metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
-    torch._foreach_copy_(_slots(data, offsets, metas), [shard.tensor for shard in shards])
+def _fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[int]:
+    """Copies and converts all shards, group by group in multi-tensor calls; returns the checksum of each group, taken
+    while it is in the cache."""
+    slots = _slots(data, offsets, [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)])
+    sums = []
+    for tensors, span in _groups(offsets, len(data)):
+        torch._foreach_copy_(slots[tensors], [shard.tensor for shard in shards[tensors]])
+        sums.append(checksum(data[span]))
+    return sums
 
 
-def _views(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> list[Tensor]:
+def _checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+    """Views of a bucket's tensors; each group is checked just before its first tensor is given, so that whoever copies
+    it finds it in the cache."""
     offsets, num_bytes = _offsets(metas)
     if handle["num_bytes"] != num_bytes or len(data) < num_bytes:
         raise WeightSyncError(
             f"a bucket of {num_bytes} bytes was asked for, but the source announced {handle['num_bytes']}"
         )
-    found = checksum(data[:num_bytes])
-    if found != handle["checksum"]:
-        raise WeightSyncError(
-            f"the {num_bytes} bytes of a bucket arrived with checksum {found}, the source sent {handle['checksum']}: "
-            "they were overwritten or corrupted on the way"
-        )
-    return _slots(data, offsets, metas)
+    return _give(data, _slots(data, offsets, metas), _groups(offsets, num_bytes), handle["checksums"])
+
+
+def _give(
+    data: Tensor, slots: Sequence[Tensor], groups: Sequence[tuple[slice, slice]], sums: Sequence[int]
+) -> Iterator[Tensor]:
+    for (tensors, span), sent in zip(groups, sums, strict=True):
+        found = checksum(data[span])
+        if found != sent:
+            raise WeightSyncError(
+                f"{span.stop - span.start} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
+                "they were overwritten or corrupted on the way"
+            )
+        yield from slots[tensors]

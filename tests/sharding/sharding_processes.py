@@ -48,7 +48,7 @@ def serve(pipe: Connection, shapes: Shapes, rank: int, parts: int, fatal: int | 
     while True:
         try:
             method, args = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         try:
             pipe.send((getattr(host, method)(*args), None))

@@ -126,8 +126,7 @@ def test_replicas_of_the_source_share_the_work(replicas: int, num_targets: int, 
     made = plan(source, [whole_target(tensors, rank) for rank in range(num_targets)], 1 << 30)
     largest = max(t.num_bytes for b in made.buckets for t in b.transfers)
     load = made.source_load.values()
-    assert max(load) - min(load) <= largest
-    assert max(load) <= 1.3 * sum(load) / replicas
+    assert max(load) - min(load) <= largest <= 4 << 20
 
 
 def test_hybrid_shards_send_from_both_replicas_evenly() -> None:

@@ -1,5 +1,6 @@
 """Whole syncs by the generic manager: bitwise in every layout, and loud about every way they can go wrong."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -309,6 +310,50 @@ def test_a_source_that_dies_between_two_buckets_ends_the_sync_with_its_rank() ->
         sync(manager, 1)
     assert served(manager.rollout) == before  # type: ignore[arg-type]
     assert before[0][2].count_nonzero() == 0
+
+
+class WatchedPeer(LocalPeer):
+    """Counts the calls under way, each of which takes a while."""
+
+    under_way = most = answered = 0
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        time.sleep(0.002)
+        answer = super().call(method, *args, timeout_s=timeout_s)
+        self.under_way -= 1
+        self.answered += 1
+        return answer
+
+
+def test_each_source_is_asked_for_one_bucket_at_a_time_and_at_most_one_ahead() -> None:
+    """A source has two blocks per target: a third bucket may not be written while the first is still read."""
+    ahead: list[int] = []
+    peers: list[WatchedPeer] = []
+
+    class Watching(TensorRolloutEngine):
+        def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+            def watch() -> Iterator[WeightShard]:
+                for taken, shard in enumerate(shards):
+                    time.sleep(0.005)
+                    ahead.append(peers[0].answered - rounds_until[taken])
+                    yield shard
+
+            return super().update_weights(watch(), version)
+
+    manager = make(parts=1, num_replicas=1, engine=Watching)
+    peers += [WatchedPeer(host) for host in manager.train.hosts]  # type: ignore[attr-defined]
+    manager.train.peers = lambda: peers  # type: ignore[method-assign]
+    ends = manager.ends()
+    buckets = manager.plan(ends.source, ends.target).buckets
+    assert {bucket.transport for bucket in buckets} == {"shared_memory"}
+    numbers = [bucket.round for bucket in buckets for _ in bucket.transfers]
+    rounds_until = [number + 1 for number in numbers]
+    sync(manager, 1)
+    assert max(numbers) > 5
+    assert peers[0].most == 1
+    assert set(ahead) == {0, 1}
 
 
 def test_a_pull_whose_time_is_over_ends_without_asking() -> None:

@@ -26,7 +26,8 @@ def move(
     name: str, shards: list[WeightShard], dtypes: list[str], ends: tuple[Transport, Transport] | None = None
 ) -> list[torch.Tensor]:
     source, target = ends or (make_transport(name), make_transport(name))
-    return target.fetch(source.export(shards, dtypes), [(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+    metas = [(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)]
+    return list(target.fetch(source.export(shards, dtypes), metas))
 
 
 def descriptors() -> int:
@@ -106,10 +107,9 @@ def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
     shards = shards_of()
     handle = source.export(shards, ["float32"] * 5)
     metas = [(s.box.size, "float32") for s in shards]
-    came = target.fetch(handle, metas)
-    came[4][0, 0] += 1
+    list(target.fetch(handle, metas))[4][0, 0] += 1
     with pytest.raises(WeightSyncError, match="overwritten or corrupted on the way"):
-        target.fetch(handle, metas)
+        list(target.fetch(handle, metas))
 
 
 @pytest.mark.parametrize("name", COPYING)
