@@ -101,7 +101,7 @@ def _chunk_outputs(
 def _log_probs(
     model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = _logits(model, hidden).float()
+    logits = output_logits(model, hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     logs = F.log_softmax(logits, dim=-1)
@@ -109,7 +109,7 @@ def _log_probs(
     return chosen, -(logs.exp() * logs).sum(-1) if entropy else chosen
 
 
-def _logits(model: nn.Module, hidden: Tensor) -> Tensor:
+def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
     """The output head, with the final scaling and capping that some families apply after it."""
     head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     logits: Tensor = head(hidden)

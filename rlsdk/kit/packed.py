@@ -47,12 +47,14 @@ class HiddenStates:
 
 
 def register_attention() -> None:
-    """Makes `ATTENTION` known to transformers; safe to call again."""
+    """Makes `ATTENTION` known to transformers; safe to call again.
+
+    No mask function is registered with it, so none is built: causality is the attention's own, and a mask would cost
+    memory quadratic in the tokens.
+    """
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def run_backbone(
@@ -145,7 +147,3 @@ def _varlen(
     at, longest = rows.offsets, rows.max_length
     out = varlen_attn(q, k, v, at, at, longest, longest, scale=scaling, window_size=(left, 0))
     return cast(Tensor, out)[None]
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Causality is the attention's own; a mask would cost memory quadratic in the tokens."""
