@@ -110,8 +110,8 @@ def fingerprint(tensor: Tensor, box: Box) -> int:
     as a signed integer (8-byte elements count as two of 4 bytes along one more dimension), `index` the element's place
     in the full tensor, `weight` odd and pseudo-random. It depends on values, dtype and place, not on how the tensor is
     cut. A single changed element never escapes; any other change (rows swapped, a stale block) does with a chance near
-    2**-32, or 2**-16 where the low halves of all elements are zero. Costs about one memcpy of a float32 tensor, three of
-    a bfloat16 one.
+    2**-32, or 2**-16 where the low halves of all elements are zero. Costs about one memcpy of float32 tensors, three of
+    bfloat16 ones.
 
     Args:
         tensor: values of the box, any device, any dtype of 1, 2, 4 or 8 bytes.
