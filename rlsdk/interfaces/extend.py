@@ -29,7 +29,11 @@ class RewardSample:
 
 
 class RewardFn(Protocol):
-    """A finite number for one sample. Runs in a killable process: it may raise or hang, at the cost of that sample."""
+    """A finite number for one sample. Runs in a killable process: it may raise or hang, at the cost of that sample.
+
+    An attribute `prepare` on the function, itself a function without arguments, is called once before the first
+    sample, outside the sample's time limit: the place for slow imports.
+    """
 
     def __call__(self, sample: RewardSample) -> float: ...
 

@@ -72,10 +72,12 @@ class GradingProcess:
 
         Raises:
             OSError: the process is gone, or takes nothing.
+            DataError: a row holds more than JSON types.
         """
+        data = _encode_task(task, samples)
         self.task = task
         self.deadline = self._next_deadline()
-        self._write(_encode_task(task, samples))
+        self._write(data)
 
     def read(self) -> Iterator[Record]:
         """Records that have come, each counted for the task. Raises `EOFError` when no more will come."""

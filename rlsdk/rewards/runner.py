@@ -89,7 +89,11 @@ class RewardRunner:
         with self._lock:
             batched = self._wait_ready()
             grading = _Grading(self, samples)
-            grading.run(_cut(len(samples), batched, self.num_workers))
+            try:
+                grading.run(_cut(len(samples), batched, self.num_workers))
+            except BaseException:  # Ctrl-C, or a row that cannot be sent: no process may keep half a batch
+                _close_all(self._processes)
+                raise
             return grading.result()
 
     def close(self) -> None:

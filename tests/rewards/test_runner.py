@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -265,8 +266,29 @@ def test_wrong_definitions_are_refused() -> None:
 
 
 def test_a_row_that_is_not_json_is_named(start: Start) -> None:
+    runner = start("length")
     with pytest.raises(DataError, match="field 'image' of its row is a bytes, expected JSON types"):
-        start("length").score([sample("a", row={"question": "q", "image": b"x"})])
+        runner.score([sample("a", row={"question": "q", "image": b"x"})])
+    assert runner.score([sample("abc")]).scores.tolist() == [3.0]
+
+
+def test_a_batch_that_is_interrupted_leaves_nothing_for_the_next(start: Start) -> None:
+    """As Ctrl-C would: the exception comes out of `score`, and later results are those of later samples."""
+    runner = start("misbehave", limits=RewardLimits(timeout_s=60))
+    runner.wait_ready()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner.score([sample("true"), sample("sleep")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert runner.score([sample("fine")]).scores.tolist() == [0.5]
 
 
 @given(
