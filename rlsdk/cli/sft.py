@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
+from rlsdk.cli.train import model_type
 from rlsdk.config import check_run, config_error, load_config
 from rlsdk.registry import Registry
 
@@ -17,13 +18,14 @@ def run(args: Sequence[str]) -> None:
 
     registry = Registry.discover()
     config = load_config([], list(args), registry)
-    if problems := check_run(config, registry):
+    device = resolve_device(config)
+    if problems := check_run(config, registry, model_type(config), device, train_only=True):
         raise config_error(problems)
     run_dir = make_run_dir(config)
     stop = StopFlag()
     with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
         view.notice(f"run {run_dir}")
-        result = run_sft(config, registry, view, run_dir=run_dir, device=resolve_device(config), stop=stop)
+        result = run_sft(config, registry, view, run_dir=run_dir, device=device, stop=stop)
     loss = result.last_eval.get("sft/loss", float("nan"))
     print(f"\nloss {loss:.4f} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
     print(f"\nnext:\n  rlsdk generate {result.checkpoint} --prompt '...'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
 from rlsdk.config import RunConfig, check_run, config_error, load_config
+from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
@@ -27,7 +29,10 @@ def run(args: Sequence[str]) -> None:
     quickstart = not names_a_task(args)
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
-    if problems := check_run(config, registry):
+    device = resolve_device(config)
+    quickstart = quickstart and config.model.path is None
+    checked = with_model_path(config, "made on the spot") if quickstart else config
+    if problems := check_run(checked, registry, "qwen2" if quickstart else model_type(config), device):
         raise config_error(problems)
     run_dir = make_run_dir(config)
     if quickstart:
@@ -37,8 +42,29 @@ def run(args: Sequence[str]) -> None:
     stop = StopFlag()
     with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
         view.notice(f"run {run_dir}")
-        result = run_train(config, registry, view, run_dir=run_dir, device=resolve_device(config), stop=stop)
+        result = run_train(config, registry, view, run_dir=run_dir, device=device, stop=stop)
     tell(result, config)
+
+
+def model_type(config: RunConfig) -> str | None:
+    """`model_type` of a local model's `config.json`; None for a name on the hub, which its engine looks up.
+
+    Raises:
+        ConfigError: the folder is there, but holds no model.
+    """
+    folder = Path(config.model.path or "")
+    if config.model.path is None or not folder.is_dir():
+        return None
+    try:
+        return str(json.loads((folder / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
+        ) from error
+
+
+def with_model_path(config: RunConfig, path: str) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 def names_a_task(args: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.trainer.experience import make_batch
-from rlsdk.trainer.metrics import first_reward_accuracy
+from rlsdk.trainer.metrics import accuracy
 from rlsdk.trainer.rollout import sample
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def measure(rollout: RoleGroup, parts: RunParts, sampling: SamplingParams, n: in
     samples = sample(rollout, token_ids, sampling, n=n, seed=(parts.config.trainer.seed, "eval", name))
     result = parts.score(make_batch(token_ids, samples, temperature=1.0), parts.eval_prompts)
     return {
-        f"eval/accuracy_{name}": first_reward_accuracy(result.by_reward, result.valid),
+        f"eval/accuracy_{name}": accuracy(result),
         f"eval/reward_{name}": float(result.scores.mean()),
         f"eval/tokens_{name}": float(samples.lengths.mean()),
     }

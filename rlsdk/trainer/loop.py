@@ -25,7 +25,7 @@ from rlsdk.trainer.evaluation import measure_all
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_weights
 from rlsdk.trainer.hosts import MiniBatchResult
-from rlsdk.trainer.metrics import StepClock, batch_metrics, first_reward_accuracy, update_metrics
+from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
 from rlsdk.trainer.parts import check_failures
 from rlsdk.trainer.rollout import sample
 from rlsdk.trainer.state import TrainerState
@@ -74,7 +74,7 @@ class Trainer:
     def step(self) -> Mapping[str, float]:
         """One turn of the loop; returns its metrics."""
         self.clock = StepClock()
-        prompts = self.parts.prompts.next_batch(self.config.trainer.prompts_per_step)
+        prompts = self.parts.prompts.take(self.config.trainer.prompts_per_step)
         batch = self.rollout(prompts)
         batch, rewards = self.reward(batch, prompts)
         mini_batches = self.cut(batch)
@@ -216,7 +216,7 @@ class Trainer:
         self.state.samples += batch.num_rows
         self.state.tokens += batch.num_tokens
         metrics = {
-            **batch_metrics(batch, first_reward_accuracy(rewards.by_reward, rewards.valid)),
+            **batch_metrics(batch, rewards),
             **update_metrics(results),
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.parts.prompts.epoch),

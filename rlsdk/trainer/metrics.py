@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import torch
 from rlsdk.interfaces import Batch
 
 if TYPE_CHECKING:
+    from rlsdk.rewards import RewardResult
     from rlsdk.trainer.hosts import MiniBatchResult
 
 
@@ -36,14 +37,14 @@ class StepClock:
         return {**named, "time/other_s": total - sum(self.seconds.values()), "time/step_s": total}
 
 
-def batch_metrics(batch: Batch, accuracy: float) -> dict[str, float]:
+def batch_metrics(batch: Batch, rewards: RewardResult) -> dict[str, float]:
     """Reward, length and version figures of a step's samples."""
     scores = batch["scores"][batch["valid"]]
     lengths = batch.row_sum(batch["response_mask"].long()).float()
     return {
         "reward/mean": _mean(scores),
         "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
-        "reward/accuracy": accuracy,
+        "reward/accuracy": accuracy(rewards),
         "reward/invalid_share": float((~batch["valid"]).float().mean()),
         "response/tokens_mean": _mean(lengths),
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
@@ -80,23 +81,21 @@ def _means(result: MiniBatchResult) -> dict[str, float]:
     return {name: value / weight for name, value in result.update.sums.items()}
 
 
-def first_reward_accuracy(scores: Mapping[str, torch.Tensor], valid: torch.Tensor) -> float:
+def accuracy(rewards: RewardResult) -> float:
     """Share of samples that the first reward calls right (1 or more); a sample without a score is not right."""
-    if not scores or not len(valid):
-        return 0.0
-    first = next(iter(scores.values()))
-    return float(((first >= 1.0) & valid).float().mean())
+    first = next(iter(rewards.by_reward.values()))
+    return float(((first >= 1.0) & rewards.valid).mean()) if len(first) else 0.0
 
 
 def _groups_with_signal(batch: Batch) -> float:
     """Share of prompts whose samples did not all score alike: the others teach nothing to a group estimator."""
-    _, group = batch["uid"].unique(return_inverse=True)
-    count = int(group.max()) + 1 if len(group) else 0
-    if not count:
+    group = batch["uid"]
+    if not len(group):
         return 0.0
+    count = int(group.max()) + 1
     low = torch.full((count,), float("inf")).scatter_reduce(0, group, batch["scores"], "amin")
     high = torch.full((count,), float("-inf")).scatter_reduce(0, group, batch["scores"], "amax")
-    return float((high > low).float().mean())
+    return float((high > low)[high >= low].float().mean())
 
 
 def _mean(values: torch.Tensor) -> float:

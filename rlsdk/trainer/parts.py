@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,12 @@ class RunParts:
     config: RunConfig
     run_dir: Path
     tokenizer: Any
+    train_prompts: PromptDataset
     prompts: PromptStream
+    """Which of them come next."""
     eval_prompts: Sequence[Prompt]
-    rewards: RewardRunner
+    rewards: RewardRunner | None
+    """None in supervised training, which grades nothing."""
     sampling: SamplingParams
     advantage: AdvantageEstimator
     objective: PolicyObjective
@@ -77,6 +81,8 @@ class RunParts:
 
     def score(self, batch: Batch, prompts: Sequence[Prompt]) -> RewardResult:
         """Every row's reward. Never raises for what a reward function does."""
+        if self.rewards is None:
+            raise ConfigError("rewards: expected at least one; this run was set up without any")
         return self.rewards.score(self.reward_samples(batch, prompts))
 
     def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -110,7 +116,8 @@ class RunParts:
         ]
 
     def close(self) -> None:
-        self.rewards.close()
+        if self.rewards is not None:
+            self.rewards.close()
         for tracker in self.trackers:
             tracker.close()
 
@@ -196,6 +203,17 @@ def resolve_rewards(config: RunConfig, registry: Registry) -> list[RewardDef]:
     return found
 
 
+def start_rewards(config: RunConfig, registry: Registry, run_dir: Path) -> RewardRunner:
+    """The grading processes; their imports go on in the background."""
+    limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
+    workers = config.reward_limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2))
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    runner = RewardRunner(resolve_rewards(config, registry), limits, num_workers=workers, log_path=logs / "rewards.log")
+    runner.start()
+    return runner
+
+
 def load_run_tokenizer(config: RunConfig) -> Any:
     """The policy's tokenizer."""
     return load_tokenizer(
@@ -209,9 +227,7 @@ def build_parts(
     config: RunConfig, registry: Registry, run_dir: Path, view: RunView, *, rewarded: bool = True
 ) -> RunParts:
     """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward."""
-    limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
-    rewards = RewardRunner(resolve_rewards(config, registry) if rewarded else [], limits)
-    rewards.start()
+    rewards = start_rewards(config, registry, run_dir) if rewarded else None
     tokenizer = load_run_tokenizer(config)
     train, evaluation = load_prompts(config, registry, tokenizer, view)
     algorithm = config.algorithm
@@ -219,6 +235,7 @@ def build_parts(
         config=config,
         run_dir=run_dir,
         tokenizer=tokenizer,
+        train_prompts=train,
         prompts=PromptStream(train, seed=config.trainer.seed, shuffle=config.data.shuffle),
         eval_prompts=list(evaluation or ()),
         rewards=rewards,
@@ -295,5 +312,6 @@ def check_failures(result: RewardResult, config: RunConfig, view: RunView) -> No
 
 
 def _example(result: RewardResult) -> str:
+    """The first failure, in words."""
     first = next(iter(result.examples), None)
-    return f"first: {first}" if first is not None else ""
+    return f"first: {first.kind} in {first.reward!r}, sample {first.sample}: {first.message}" if first else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,8 +108,9 @@ def placement_of(config: RunConfig, roles: Sequence[str], device: str) -> Placem
         )
         for name, pool in chosen.pools.items()
     )
-    shared = {"ref": chosen.roles.get("ref", chosen.roles.get("actor", ""))}
-    return PlacementSpec(pools=pools, roles={role: chosen.roles.get(role) or shared[role] for role in roles})
+    given: Mapping[str, str] = {str(role): pool for role, pool in chosen.roles.items()}
+    # A role that was given no pool runs beside the actor: the reference has its shape and takes turns with it.
+    return PlacementSpec(pools=pools, roles={role: given.get(role, given["actor"]) for role in roles})
 
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
@@ -135,11 +136,10 @@ def sft_optim_spec(config: RunConfig) -> OptimSpec:
 
 
 def resolve_device(config: RunConfig) -> str:
-    """`cpu` or `cuda` for a placement that leaves it open: what this machine, or the named cluster, has."""
+    """`cpu` or `cuda` for a placement that leaves it open: what this machine has. Name it when the machine that starts
+    the run is not like those that carry it."""
     if config.placement.device != "auto":
         return config.placement.device
-    if config.placement.ray_address is not None:
-        return "cuda" if cluster_has_gpus(config.placement.ray_address) else "cpu"
     return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
 
 
@@ -194,7 +194,9 @@ def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, loa
         options=backend_options(spec, config.rollout.options, registry),
         engine_kwargs=dict(config.rollout.engine_kwargs),
     )
-    group = cluster.create_group("rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout))
+    group = cluster.create_group(
+        "rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout), devices_per_rank=config.rollout.tp_size
+    )
     return RoleGroup(group=group, spec=spec)
 
 

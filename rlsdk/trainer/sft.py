@@ -32,14 +32,14 @@ def train_supervised(
         DataError: a row has no answer to learn.
     """
     config = session.config
-    stream = PromptStream(parts.prompts.dataset, seed=config.trainer.seed, shuffle=config.data.shuffle)
+    stream = PromptStream(parts.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
     metrics: dict[str, float] = {}
     with view.phase("sft", total=config.sft.steps):
         for step in range(1, config.sft.steps + 1):
             if stop():
                 break
             clock = StepClock()
-            rows = stream.next_batch(config.sft.rows_per_step)
+            rows = stream.take(config.sft.rows_per_step)
             batch = make_sft_batch([row.prompt_ids for row in rows], [answer_ids(row, parts) for row in rows])
             batch = batch.with_tokens(loss_weight=loss_weights(batch))
             result: MiniBatchResult = session.actor.run("update", session.cluster.put(batch), SftObjective())
