@@ -56,7 +56,8 @@ class GradingProcess:
             "memory_mb": limits.memory_mb,
             "log_path": None if log_path is None else str(log_path),
         }
-        self._write(encode_message(setup))
+        with contextlib.suppress(OSError):  # it died at once: whoever reads from it will see
+            self._write(encode_message(setup))
 
     @property
     def idle(self) -> bool:
