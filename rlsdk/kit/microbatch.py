@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.kit.balance import balanced_partition
-
 
 def micro_batches(
     lengths: Tensor, *, max_tokens: int | None = None, max_rows: int | None = None, min_count: int = 1
@@ -26,8 +24,10 @@ def micro_batches(
         cut = [order[start : start + max_rows] for start in range(0, len(order), max_rows)]
     else:
         cut = _by_tokens(order, lengths, max_tokens or 1)
-    while 0 < len(cut) < min(min_count, len(order)):
-        cut = [order[torch.tensor(part)] for part in balanced_partition([1] * len(order), min(min_count, len(order)))]
+    while len(cut) < min(min_count, len(order)):
+        largest = max((at for at, part in enumerate(cut) if len(part) > 1), key=lambda at: int(lengths[cut[at]].sum()))
+        part = cut[largest]
+        cut[largest : largest + 1] = [part[: len(part) // 2], part[len(part) // 2 :]]
     return cut + [order[:0]] * (min_count - len(cut))
 
 

@@ -1,0 +1,3 @@
+"""FSDP2 train backend of rlsdk."""
+
+__version__ = "0.1.0"
