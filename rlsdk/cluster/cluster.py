@@ -13,8 +13,9 @@ from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.capacity import assign_nodes
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.local import connect, node_capacities
+from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
+from rlsdk.cluster.nodes import connect, node_capacities
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
@@ -35,17 +36,25 @@ class Cluster:
     """Use it as a context manager: whatever happens inside, no process stays behind."""
 
     def __init__(
-        self, placement: PlacementSpec, *, num_threads: int | None, timeout_s: float, log_dir: Path | None, seed: int
+        self,
+        placement: PlacementSpec,
+        *,
+        num_threads: int | None,
+        timeout_s: float,
+        log_dir: Path | None,
+        seed: int,
+        preload: Sequence[str],
     ) -> None:
         self.placement = placement
         self.timeout_s = timeout_s
         self.num_threads = num_threads
         self.log_dir = log_dir
         self.seed = seed
+        self.preload = tuple(preload)
         self.groups: dict[str, WorkerGroup] = {}
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._placement_groups: dict[str, Any] = {}
-        self._owns_ray = False
+        self._local: LocalRay | None = None
         self._closed = False
 
     @classmethod
@@ -58,6 +67,7 @@ class Cluster:
         timeout_s: float = 600.0,
         log_dir: Path | None = None,
         seed: int = 0,
+        preload: Sequence[str] = (),
     ) -> Cluster:
         """Takes the devices and starts a worker on each.
 
@@ -68,13 +78,16 @@ class Cluster:
             timeout_s: deadline of every wait that gives none of its own, and of every collective.
             log_dir: where each worker writes what it prints, a file per device; None: Ray's own folder.
             seed: of the run; handed to every rank.
+            preload: modules that every worker imports as soon as it is up, while the controller goes on.
 
         Raises:
             PlacementError: the cluster does not have what is asked for; shows asked against available.
         """
-        cluster = cls(placement, num_threads=num_threads, timeout_s=timeout_s, log_dir=log_dir, seed=seed)
+        cluster = cls(
+            placement, num_threads=num_threads, timeout_s=timeout_s, log_dir=log_dir, seed=seed, preload=preload
+        )
         try:
-            cluster._owns_ray = connect(address, placement)
+            cluster._local = connect(address, placement)
             cluster._take_devices()
             for pool in placement.pools:
                 cluster._pool_workers(pool, None)
@@ -148,6 +161,22 @@ class Cluster:
         if self._closed:
             return
         self._closed = True
+        try:
+            self._release()
+        finally:
+            if self._local is not None:
+                self._local.stop()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _release(self) -> None:
+        """Ends the workers and gives the devices back."""
         import ray
 
         if not ray.is_initialized():
@@ -158,16 +187,6 @@ class Cluster:
             worker.kill()
         for group in self._placement_groups.values():
             ray.util.remove_placement_group(group)
-        if self._owns_ray:
-            ray.shutdown()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take_devices(self) -> None:
         """Reserves every device on the node chosen for it."""
@@ -218,6 +237,8 @@ class Cluster:
             .remote(
                 worker_id=worker_id,
                 num_threads=self.num_threads or pool.cpus_per_device,
+                scratch_parent=self._local.folder if self._local else None,
+                preload=self.preload,
                 log_path=str(self.log_dir.absolute() / f"{name}.log") if self.log_dir else None,
             )
         )

@@ -143,7 +143,8 @@ class WorkerGroup:
         parts = {key: [batch.part(rows) for rows in cut] for key, batch in batches.items()}
         calls = {}
         for member in self.members:
-            mine = {**values, **{key: part[member.parallel.dp_rank] for key, part in parts.items()}}
+            mine = dict(values)
+            mine.update((key, part[member.parallel.dp_rank]) for key, part in parts.items())
             calls[member.ctx.rank] = Call(
                 role=self.role,
                 method=method,

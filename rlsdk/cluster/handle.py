@@ -21,7 +21,8 @@ class WorkerHandle:
         self.device = device
         self.info: WorkerInfo | None = None
         self._live = actor.live.remote()
-        self._sequence = 0
+        # Number 0 is the worker's own: importing what it was told to preload.
+        self._sequence = 1
         self._lock = threading.Lock()
 
     def call(self, call: Call, *, concurrent: bool) -> Any:

@@ -1,61 +1,130 @@
-"""Starting Ray on this machine for one run, or joining a cluster that is there."""
+"""A Ray cluster on this machine that lives exactly as long as one run."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from rlsdk.cluster.capacity import NodeCapacity
+from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.placement import PlacementSpec
-from rlsdk.interfaces import PlacementError
+
+_log = logging.getLogger(__name__)
 
 _STORE_BYTES = 2 << 30
+_MIN_STORE_BYTES = 80 << 20
 _STORE_SHARE = 0.3
 """Of the free shared memory."""
-_MIN_STORE_BYTES = 80 << 20
+_FOLDER = "rlsdk-{pid}-"
+_LONGEST_PARENT = 24
+"""Characters of the temporary folder: socket paths inside must stay below 108 bytes."""
 
 
-def connect(address: str | None, placement: PlacementSpec) -> bool:
-    """Connects this process to Ray; True when that started a cluster, which then ends with this process.
+class LocalRay:
+    """Starts Ray for a placement and connects to it; `stop` ends every process and removes its folder."""
 
-    Args:
-        address: of a running cluster (`auto` finds it); None starts one here, with as many logical processors as the
-            placement asks for. A process that is connected already stays so.
+    def __init__(self, placement: PlacementSpec) -> None:
+        """Raises PlacementError, before anything starts, when this machine does not have the devices."""
+        node = this_machine(placement)
+        assign_nodes(placement, [node])
+        remove_stale_folders()
+        self.folder = tempfile.mkdtemp(prefix=_FOLDER.format(pid=os.getpid()), dir=temporary_parent())
+        self._node: Any = None
+        atexit.register(self.stop)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            with own_signal_handlers():
+                self._start(int(node.cpus), int(node.gpus))
+        except BaseException:
+            self.stop()
+            raise
 
-    Raises:
-        PlacementError: no cluster answers at `address`.
+    def stop(self) -> None:
+        """Safe to call twice."""
+        import ray
+
+        atexit.unregister(self.stop)
+        ray.shutdown()
+        if self._node is not None:
+            self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            self._node = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, cpus: int, gpus: int) -> None:
+        import ray
+
+        try:
+            self._node = _start_lean_node(cpus, gpus, self.folder)
+        except (ImportError, AttributeError, TypeError) as error:
+            # Ray's inside has changed: the public way is the same cluster, slower to start.
+            _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=cpus,
+                num_gpus=gpus,
+                object_store_memory=store_bytes(),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=self.folder,
+            )
+        else:
+            ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def _start_lean_node(cpus: int, gpus: int, folder: str) -> Any:
+    """Starts gcs and raylet without the dashboard server, autoscaler and log forwarder that `ray.init` brings along.
+
+    One run on one machine uses none of the three, and they cost more to start than all the rest. Children are tied to
+    this process by the kernel: they die with it, kill -9 included. Checked with Ray 2.60; it rests on private classes,
+    so the caller falls back to `ray.init` where they differ.
     """
-    import ray
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
 
-    if ray.is_initialized():
-        return False
-    if address is None:
-        start_local(placement)
-        return True
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise PlacementError(
-            f"no Ray cluster answers at placement.ray_address {address!r} ({error}); start one with "
-            "`ray start --head`, or leave the address out to run on this machine"
-        ) from error
-    return False
+    class LeanNode(Node):  # type: ignore[misc]  # Ray ships no types
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
 
-
-def start_local(placement: PlacementSpec) -> None:
-    """Starts the smallest cluster that can host the placement."""
-    import ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        num_cpus=sum(pool.num_devices * pool.cpus_per_device for pool in placement.pools),
+    params = RayParams(
+        num_cpus=cpus,
+        num_gpus=gpus,
         object_store_memory=store_bytes(),
+        temp_dir=folder,
+        include_dashboard=False,
+        include_log_monitor=False,
+        no_monitor=True,
     )
+    return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
+
+
+def this_machine(placement: PlacementSpec) -> NodeCapacity:
+    """What a local cluster offers: as many logical processors as are asked for, and the GPUs that are here.
+
+    Processors are not a limit, so that a laptop can host many CPU ranks.
+    """
+    cpus = float(sum(pool.num_devices * pool.cpus_per_device for pool in placement.pools))
+    gpus = float(count_gpus())
+    return NodeCapacity(
+        node_id="local", address=socket.gethostname(), cpus=cpus, gpus=gpus, total_cpus=cpus, total_gpus=gpus
+    )
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that this process may use, without importing torch or touching a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return len([entry for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
 
 
 def store_bytes() -> int:
@@ -65,24 +134,28 @@ def store_bytes() -> int:
     return max(_MIN_STORE_BYTES, min(_STORE_BYTES, int(free * _STORE_SHARE)))
 
 
-def node_capacities() -> list[NodeCapacity]:
-    """Every living node, with what is free on it."""
-    import ray
-    from ray._private.state import available_resources_per_node
+def temporary_parent() -> str:
+    """The folder for temporary files, or `/tmp` where its path is too long for sockets."""
+    parent = tempfile.gettempdir()
+    return parent if len(parent) <= _LONGEST_PARENT or not os.access("/tmp", os.W_OK) else "/tmp"
 
-    free = available_resources_per_node()
-    found = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            total, left = node["Resources"], free.get(node["NodeID"], {})
-            found.append(
-                NodeCapacity(
-                    node_id=node["NodeID"],
-                    address=f"{node['NodeManagerHostname']}/{node['NodeManagerAddress']}",
-                    cpus=left.get("CPU", 0.0),
-                    gpus=left.get("GPU", 0.0),
-                    total_cpus=total.get("CPU", 0.0),
-                    total_gpus=total.get("GPU", 0.0),
-                )
-            )
-    return found
+
+def remove_stale_folders() -> None:
+    """Removes what local clusters left behind whose process was killed before it could."""
+    for folder in Path(temporary_parent()).glob(_FOLDER.format(pid="[0-9]*")):
+        with suppress(OSError, ValueError):
+            owner = int(folder.name.split("-")[1])
+            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Ray replaces the program's SIGTERM handler; this puts a handler that the program had set back."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before):
+            with suppress(ValueError):  # not the main thread: Ray did not touch it either
+                signal.signal(signal.SIGTERM, before)

@@ -8,9 +8,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
 import socket
 import sys
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,15 @@ def local_host(worker_id: str, role: str) -> Any | None:
 class DeviceWorker:
     """One Ray actor: one device, any number of roles."""
 
-    def __init__(self, worker_id: str, num_threads: int, log_path: str | None) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        num_threads: int,
+        log_path: str | None,
+        scratch_parent: str | None,
+        preload: Sequence[str],
+    ) -> None:
+        """Everything slow happens on the engine thread, so that the process answers as soon as it is up."""
         global _here
         for variable in THREAD_VARIABLES:
             os.environ[variable] = str(num_threads)
@@ -43,6 +56,8 @@ class DeviceWorker:
         self.hosts: dict[str, Any] = {}
         self.methods: dict[str, dict[str, MethodSpec]] = {}
         self.engine = EngineThread()
+        self.engine.submit(0, lambda: _import(preload))
+        self.scratch_dir = tempfile.mkdtemp(prefix="rlsdk-scratch-", dir=scratch_parent)
         self.concurrent = ThreadPoolExecutor(_CONCURRENT_CALLS, thread_name_prefix="rlsdk-concurrent")
         _here = self
 
@@ -99,7 +114,8 @@ class DeviceWorker:
         role = request.ctx.role
         if role in self.hosts:
             raise ConfigError(f"role {role!r} already lives in worker {self.worker_id!r}; roles of a pool are distinct")
-        host = host_class(request.ctx, *request.args, **request.kwargs)
+        ctx = replace(request.ctx, scratch_dir=self.scratch_dir)
+        host = host_class(ctx, *request.args, **request.kwargs)
         self.hosts[role] = host
         self.methods[role] = methods_of(host_class)
         default = Parallel(dp_rank=request.ctx.rank, dp_size=request.ctx.world_size)
@@ -128,7 +144,15 @@ class DeviceWorker:
                     close()
             except Exception as error:
                 failures.append(Failure.of(error))
+        shutil.rmtree(self.scratch_dir, ignore_errors=True)
         return failures
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Imports what a host will need. What cannot be imported is reported when a host really needs it."""
+    for module in modules:
+        with suppress(Exception):
+            importlib.import_module(module)
 
 
 def _loaded(value: Any) -> Any:
