@@ -2,7 +2,8 @@
 
 The owner makes anonymous memory (`memfd_create`) and keeps its descriptor open; the other process opens it as
 `/proc/PID/fd/N`. The kernel frees it when both are gone, whatever ended them. Where that is not possible (no memfd, a
-/proc that hides the owner), a file in /dev/shm serves; the reader unlinks it as soon as it is attached.
+/proc that hides the owner), a file in /dev/shm serves; the reader unlinks it as soon as it is attached, and the owner
+when it ends, if nobody did.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import mmap
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -44,32 +46,32 @@ class SharedBlock:
     def __init__(self, num_bytes: int, *, anonymous: bool) -> None:
         size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
         if anonymous:
-            self._fd = os.memfd_create("rlsdk-weights", os.MFD_CLOEXEC)
-            path = f"/proc/{os.getpid()}/fd/{self._fd}"
+            fd = os.memfd_create("rlsdk-weights", os.MFD_CLOEXEC)
+            path = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            self._fd, path = tempfile.mkstemp(prefix=f"rlsdk-weights-{os.getpid()}-", dir=folder)
+            fd, path = tempfile.mkstemp(prefix=f"rlsdk-weights-{os.getpid()}-", dir=folder)
+        self._release = weakref.finalize(self, _release, fd, None if anonymous else path)
         try:
             # Takes the pages now: a full /dev/shm is an error here, and not a bus error at the first write.
-            os.posix_fallocate(self._fd, 0, size)
-            self.tensor: Tensor = torch.frombuffer(mmap.mmap(self._fd, size), dtype=torch.uint8)
+            os.posix_fallocate(fd, 0, size)
+            self.tensor: Tensor = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
         except OSError as error:
-            self._remove(path, not anonymous)
+            self._release()
             raise WeightSyncError(f"cannot take {size} bytes of shared memory at {path}: {error}") from error
-        self.name = BlockName(path=path, inode=os.fstat(self._fd).st_ino, num_bytes=size, unlink=not anonymous)
+        self.name = BlockName(path=path, inode=os.fstat(fd).st_ino, num_bytes=size, unlink=not anonymous)
 
     def close(self) -> None:
         """Gives the memory back once no tensor refers to it any more."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
-        self._remove(self.name.path, self.name.unlink)
+        self._release()
 
-    def _remove(self, path: str, unlink: bool) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if unlink:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+
+def _release(fd: int, path: str | None) -> None:
+    os.close(fd)
+    if path is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def attach(name: BlockName) -> Tensor:

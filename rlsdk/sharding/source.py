@@ -33,7 +33,7 @@ class WeightSource:
         self._lock = threading.Lock()
         self._layout: WeightLayout | None = None
         self._places: dict[str, list[int]] = {}
-        self._transports: dict[tuple[str, int], Transport] = {}
+        self._transports: dict[int, Transport] = {}
 
     def layout(self) -> WeightLayout:
         """What this rank holds."""
@@ -48,9 +48,12 @@ class WeightSource:
     def export(self, bucket: Bucket) -> Mapping[str, Any]:
         """Makes the bytes of a bucket available by its transport; returns the handle that `Transport.fetch` takes."""
         with self._lock:
-            transport = self._transports.get((bucket.transport, bucket.target))
-            if transport is None:
-                transport = self._transports[bucket.transport, bucket.target] = make_transport(bucket.transport)
+            transport = self._transports.get(bucket.target)
+            if transport is None or transport.name != bucket.transport:
+                # A target that asks for another way could not go the first one: what was kept for that is of no use.
+                if transport is not None:
+                    transport.close()
+                transport = self._transports[bucket.target] = make_transport(bucket.transport)
             return transport.export(self._pieces(bucket.transfers), [t.dtype for t in bucket.transfers])
 
     def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:

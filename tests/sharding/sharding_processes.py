@@ -89,8 +89,17 @@ class PipePeer:
 class PipeGroup(LocalGroup):
     """Ranks in processes of their own."""
 
+    pids: tuple[int, ...] = ()
+
     def peers(self) -> Any:
         return self.hosts
+
+
+def weight_files(*pids: int) -> list[str]:
+    """Files of weights in /dev/shm that these processes made, and this one."""
+    return [
+        n for n in os.listdir("/dev/shm") if n.startswith(tuple(f"rlsdk-weights-{p}-" for p in (os.getpid(), *pids)))
+    ]
 
 
 @contextmanager
@@ -106,7 +115,9 @@ def train_processes(shapes: Shapes, parts: int, *, fatal: int | None = None, end
         processes.append(process)
         peers.append(PipePeer(ours, threading.Lock()))
     try:
-        yield PipeGroup(peers)
+        group = PipeGroup(peers)
+        group.pids = tuple(process.pid or 0 for process in processes)
+        yield group
     finally:
         for peer in peers:
             peer.pipe.close()

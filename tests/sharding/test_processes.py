@@ -1,22 +1,17 @@
 """Weights between real processes, and what stays behind when one of them is killed."""
 
 import gc
-import os
 import time
 
 import pytest
 import torch
 from sharding_cases import random_tensors, rollout_group, whole_target
-from sharding_processes import train_processes
+from sharding_processes import train_processes, weight_files
 
 from rlsdk.interfaces import Box, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 
 SHAPES = {"embed": (1000, 64), "layer.w": (300, 200), "layer.b": (7,), "scale": (3, 5, 2), "norm": (64,)}
-
-
-def shared_names() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def shared_mappings() -> int:
@@ -28,7 +23,6 @@ def shared_mappings() -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_sources_bring_their_shards_bit_for_bit_again_and_again(dtype: str) -> None:
-    names = shared_names()
     values = random_tensors(SHAPES)
     with train_processes(SHAPES, 2) as train:
         rollout = rollout_group([[whole_target(SHAPES, dtype=dtype)]])
@@ -45,12 +39,11 @@ def test_two_sources_bring_their_shards_bit_for_bit_again_and_again(dtype: str) 
         assert shared_mappings() <= 4
         rollout.hosts[0].target.close()
     assert shared_mappings() == 0
-    assert shared_names() == names
+    assert weight_files(*train.pids) == []
 
 
 @pytest.mark.parametrize(("end", "reason"), [("kill", "WorkerError"), ("hang", "DeadlineError")])
 def test_a_source_that_ends_in_the_middle_is_an_error_soon_and_leaves_nothing(end: str, reason: str) -> None:
-    names = shared_names()
     with train_processes(SHAPES, 1, fatal=2, end=end) as train:
         rollout = rollout_group([[whole_target(SHAPES)]])
         manager = GenericShardingManager(train, rollout, bucket_bytes=60_000, timeout_s=3.0)
@@ -62,4 +55,4 @@ def test_a_source_that_ends_in_the_middle_is_an_error_soon_and_leaves_nothing(en
         assert all(tensor.count_nonzero() == 0 for _, _, tensor in rollout.hosts[0].engine.served)
         rollout.hosts[0].target.close()
     assert shared_mappings() == 0
-    assert shared_names() == names
+    assert weight_files(*train.pids) == []

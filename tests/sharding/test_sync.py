@@ -23,6 +23,7 @@ from sharding_cases import (
     train_group,
     whole_target,
 )
+from sharding_processes import weight_files
 from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
@@ -286,6 +287,7 @@ def test_memory_that_cannot_be_attached_is_gone_around_and_remembered(monkeypatc
     sync(manager, 2)
     assert (asked.count("shared_memory"), asked.count("shared_file")) == (1, 1)
     assert torch.equal(served(manager.rollout)[0][2], random_tensors(SHAPES)["embed"] + 0.125)  # type: ignore[arg-type]
+    assert weight_files() == []
 
 
 class DeadPeer(LocalPeer):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from sharding_cases import random_tensors
+from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, Transport, WeightShard, WeightSyncError
 from rlsdk.sharding.memory import AttachError, SharedBlock, attach
@@ -90,15 +91,24 @@ def test_a_larger_bucket_gets_a_larger_block(name: str) -> None:
 
 @pytest.mark.parametrize("name", COPYING)
 def test_nothing_is_left_behind_after_close(name: str) -> None:
-    files, fds = set(os.listdir("/dev/shm")), descriptors()
+    gc.collect()
+    fds = descriptors()
     source, target = make_transport(name), make_transport(name)
     for seed in range(3):
         move(name, shards_of(seed=seed), ["float32"] * 5, (source, target))
     source.close()
     target.close()
     gc.collect()
-    assert set(os.listdir("/dev/shm")) == files
+    assert weight_files() == []
     assert descriptors() == fds
+
+
+def test_a_file_that_nobody_attached_goes_with_its_owner() -> None:
+    block = SharedBlock(100, anonymous=False)
+    assert weight_files() == [Path(block.name.path).name]
+    del block
+    gc.collect()
+    assert weight_files() == []
 
 
 @pytest.mark.parametrize("name", COPYING)
@@ -147,7 +157,6 @@ def test_a_file_in_shared_memory_disappears_as_soon_as_it_is_attached() -> None:
 
 
 def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
-    before = set(os.listdir("/dev/shm"))
     with pytest.raises(WeightSyncError, match=r"cannot take .* bytes of shared memory"):
         SharedBlock(1 << 60, anonymous=False)
-    assert set(os.listdir("/dev/shm")) == before
+    assert weight_files() == []
