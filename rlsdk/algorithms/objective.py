@@ -38,8 +38,8 @@ class PolicyObjective:
 
     Reads `response_mask`, `loss_weight`, `advantages`; `ref_log_probs` with a KL penalty. Without `old_log_probs` the
     batch is taken to be on-policy: the current log-probs stand in, and the ratio is exactly 1. With
-    `rollout_log_probs` it also reports how far the current policy is from the one that sampled: in the first update of a
-    step, how far the two engines are apart.
+    `rollout_log_probs` it also reports how far the current policy is from the one that sampled: in the first update of
+    a step, how far the two engines are apart.
 
     Metrics in `sums` are weighed with `loss_weight`; divide by the sum of `loss_weight`, which is among them, for the
     mean (it is 1 for the mean aggregations). `maxima` are over response tokens.
