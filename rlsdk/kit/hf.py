@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec
-from rlsdk.kit.packed import ATTENTION, register_attention
+from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.packed import ATTENTION, can_pack, register_attention
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -68,27 +72,34 @@ def build_model(
     init_from_config: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
-    """A transformers model with the head that `spec` asks for, in evaluation mode, with packed attention.
+    """A transformers model with the head that `spec` asks for, in evaluation mode, without dropout.
+
+    It runs packed rows (`kit.packed`) where its layers allow it.
 
     Args:
         spec: where it comes from.
         device: where its parameters live.
         dtype: of its parameters; None: `spec.dtype`.
-        seed: of random weights (a new head's, or all with `init_from_config`); equal seeds give equal weights.
+        seed: of random weights (a new head's, or all with `init_from_config`); equal seeds give equal weights on every
+            device.
         init_from_config: random weights in place of the checkpoint's.
         empty: structure only, parameters on the meta device.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, is not in safetensors, or lacks tensors of this model.
     """
     register_attention()
     config = load_model_config(spec)
     kind: Any = _auto_class(spec.head)
-    options: dict[str, Any] = {"dtype": dtype or getattr(torch, spec.dtype), "attn_implementation": ATTENTION}
+    options: dict[str, Any] = {"dtype": dtype or getattr(torch, spec.dtype)}
     if spec.head is not Head.LM:
         config.num_labels = 1
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _no_progress_bars():
         torch.manual_seed(seed)
         if empty:
             with torch.device("meta"):
-                return _finish(kind.from_config(config, trust_remote_code=spec.trust_remote_code, **options))
+                model = kind.from_config(config, trust_remote_code=spec.trust_remote_code, **options)
+            return _finish(model)
         if init_from_config:
             model = kind.from_config(config, trust_remote_code=spec.trust_remote_code, **options)
         else:
@@ -97,25 +108,63 @@ def build_model(
 
 
 def _finish(model: PreTrainedModel) -> PreTrainedModel:
-    # Dropout would make log-probs of one batch differ from call to call; policy gradients need them exact.
-    model.eval()
-    model.config.use_cache = False
-    return model
+    _remove_dropout(model)
+    if can_pack(model):
+        model.set_attn_implementation(ATTENTION)
+    model.config.architectures = [type(model).__name__]
+    return model.eval()
+
+
+def _remove_dropout(model: nn.Module) -> None:
+    """In training mode too, which recomputation needs: log-probs of one batch must not differ from call to call."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
 
 
 def _from_checkpoint(kind: Any, spec: ModelSpec, config: Any, options: Mapping[str, Any]) -> PreTrainedModel:
     try:
-        model: PreTrainedModel = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             spec.path,
             config=config,
             revision=spec.revision,
             trust_remote_code=spec.trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model.path {spec.path!r}: weights could not be loaded: {error}") from error
-    return model
+    lacking = sorted(name for name in report["missing_keys"] if not (spec.head is not Head.LM and _is_head(name)))
+    if lacking:
+        raise ConfigError(
+            f"model.path {spec.path!r}: the checkpoint lacks {len(lacking)} tensors of {type(model).__name__}, first "
+            f"{lacking[0]!r}; give a folder that holds the whole model"
+        )
+    return cast("PreTrainedModel", model)
+
+
+def _is_head(name: str) -> bool:
+    """A value or score head is new where the checkpoint is that of a language model."""
+    return name.startswith(("score.", "classifier."))
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """transformers draws a bar and prints a table per load; a worker's log is no place for either."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _auto_class(head: Head) -> Any:
@@ -138,42 +187,49 @@ def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dic
     return parameters, tied
 
 
-def save_hf_folder(path: Path, config: PretrainedConfig, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Writes `config.json` and safetensors that `from_pretrained` reads; one file's worth is in memory at a time.
+def save_hf_folder(
+    path: Path, config: PretrainedConfig, tensors: Iterator[tuple[str, Tensor]], *, source: str | None = None
+) -> None:
+    """Writes a model folder that `from_pretrained` reads; one file's worth of weights is in memory at a time.
 
     Args:
-        path: an existing folder.
+        path: made where it is missing.
         config: of the model.
-        tensors: canonical names and values, tied copies left out.
+        tensors: canonical names and values, tied copies left out; their dtype becomes that of the configuration.
+        source: the model's own folder, for what training does not change (tokenizer, generation defaults); a hub name
+            or None copies nothing.
     """
-    from safetensors.torch import save_file
-
-    config.save_pretrained(path)
-    index: dict[str, str] = {}
-    files: list[str] = []
-    total = 0
+    path.mkdir(parents=True, exist_ok=True)
+    sizes: list[dict[str, int]] = []
+    dtype = None
     for group in _groups(tensors):
-        files.append(f"part-{len(files)}.safetensors")
-        save_file({name: t.contiguous() for name, t in group.items()}, path / files[-1], metadata={"format": "pt"})
-        index |= dict.fromkeys(group, files[-1])
-        total += sum(t.numel() * t.element_size() for t in group.values())
-    if len(files) == 1:
-        os.replace(path / files[0], path / "model.safetensors")
-        return
-    names = {old: f"model-{n:05d}-of-{len(files):05d}.safetensors" for n, old in enumerate(files, 1)}
-    for old, new in names.items():
-        os.replace(path / old, path / new)
-    import json
+        atomic_write_tensors(path / _shard_name(len(sizes), None), group)
+        sizes.append({name: t.numel() * t.element_size() for name, t in group.items()})
+        dtype = dtype or next(iter(group.values())).dtype
+    for at in range(len(sizes)):
+        os.replace(path / _shard_name(at, None), path / _shard_name(at, len(sizes)))
+    if len(sizes) > 1:
+        weight_map = {name: _shard_name(at, len(sizes)) for at, names in enumerate(sizes) for name in names}
+        total = sum(sum(names.values()) for names in sizes)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        atomic_write_json(path / "model.safetensors.index.json", index)
+    _copy_unchanged(source, path)
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    config.save_pretrained(path)
 
-    weight_map = {name: names[file] for name, file in index.items()}
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
-    (path / "model.safetensors.index.json").write_text(text)
+
+def _shard_name(at: int, count: int | None) -> str:
+    """Of one weight file; `count` is not known before all are written."""
+    if count == 1:
+        return "model.safetensors"
+    return f"model-{at + 1:05d}-of-{count or 0:05d}.safetensors"
 
 
-def copy_tokenizer_files(source: str, target: Path) -> None:
-    """Copies the tokenizer's files of a local model folder."""
-    for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*"):
-        for file in Path(source).glob(pattern):
+def _copy_unchanged(source: str | None, target: Path) -> None:
+    patterns = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "generation_config*")
+    for pattern in patterns if source is not None else ():
+        for file in Path(source or "").glob(pattern):
             shutil.copy(file, target / file.name)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlsdk.interfaces import ConfigError
+
 
 def micro_batches(
     lengths: Tensor, *, max_tokens: int | None = None, max_rows: int | None = None, min_count: int = 1
@@ -15,29 +17,44 @@ def micro_batches(
         lengths: `[B]` int64 tokens of each row.
         max_tokens: most tokens in one pass; a longer row goes alone. Exactly one of this and `max_rows`.
         max_rows: most rows in one pass.
-        min_count: at least so many passes (the last may be empty), so that all ranks make the same number.
+        min_count: at least so many passes (some are empty when rows run out), so that all ranks make the same number.
+
+    Returns:
+        Index tensors, int64, on the CPU. One pass that holds all rows keeps their order.
+
+    Raises:
+        ConfigError: not exactly one limit, or one below 1.
     """
-    if (max_tokens is None) == (max_rows is None):
-        raise ValueError(f"give one of max_tokens ({max_tokens}) and max_rows ({max_rows})")
+    limit = max_tokens if max_rows is None else max_rows
+    if (max_tokens is None) == (max_rows is None) or limit is None or limit < 1:
+        raise ConfigError(
+            f"micro_batch_tokens is {max_tokens} and micro_batch_rows is {max_rows}; expected one of them, at least 1"
+        )
+    lengths = lengths.cpu()
     order = torch.argsort(lengths, stable=True)
-    if max_rows is not None:
-        cut = [order[start : start + max_rows] for start in range(0, len(order), max_rows)]
-    else:
-        cut = _by_tokens(order, lengths, max_tokens or 1)
-    while len(cut) < min(min_count, len(order)):
-        largest = max((at for at, part in enumerate(cut) if len(part) > 1), key=lambda at: int(lengths[cut[at]].sum()))
-        part = cut[largest]
-        cut[largest : largest + 1] = [part[: len(part) // 2], part[len(part) // 2 :]]
-    return cut + [order[:0]] * (min_count - len(cut))
+    cost = lengths[order] if max_rows is None else torch.ones_like(order)
+    if min_count <= 1 and int(cost.sum()) <= limit:
+        return [torch.arange(len(order))]
+    cut = _cut_by_cost(cost.tolist(), limit)
+    while len(cut) < min_count and max(stop - start for start, stop in cut) > 1:
+        _halve_longest(cut)
+    passes = [order[start:stop] for start, stop in cut]
+    return passes + [order[:0]] * (min_count - len(passes))
 
 
-def _by_tokens(order: Tensor, lengths: Tensor, max_tokens: int) -> list[Tensor]:
-    cut: list[list[int]] = []
-    room = 0
-    for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        if not cut or length > room:
-            cut.append([])
-            room = max_tokens
-        cut[-1].append(row)
-        room -= length
-    return [torch.tensor(part) for part in cut]
+def _cut_by_cost(cost: list[int], limit: int) -> list[tuple[int, int]]:
+    """Ranges of neighbours whose costs add up to the limit at most; one that is over it stands alone."""
+    cut, start, room = [], 0, limit
+    for at, needed in enumerate(cost):
+        if needed > room and at > start:
+            cut.append((start, at))
+            start, room = at, limit
+        room -= needed
+    return [*cut, (start, len(cost))]
+
+
+def _halve_longest(cut: list[tuple[int, int]]) -> None:
+    """Splits the range of most rows in two."""
+    at = max(range(len(cut)), key=lambda i: cut[i][1] - cut[i][0])
+    start, stop = cut[at]
+    cut[at : at + 1] = [(start, (start + stop) // 2), ((start + stop) // 2, stop)]

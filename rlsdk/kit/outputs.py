@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
-from rlsdk.kit.packed import run_backbone
+from rlsdk.kit.packed import HiddenStates, run_backbone
 
 CHUNK_ELEMENTS = 1 << 25
 """Most float32 logits that exist at once; with a gradient, each chunk's are computed again in the backward pass."""
@@ -35,7 +35,8 @@ def compute_outputs(
     """Computes `names` of `OUTPUTS`; differentiable.
 
     Log-probs and entropy are natural, of logits / `batch.temperature`, in float32 whatever the model's dtype. Where the
-    batch has a `response_mask`, they are computed on its tokens only and are 0 elsewhere.
+    batch has a `response_mask`, they are computed on its tokens only and are 0 elsewhere. At most `CHUNK_ELEMENTS`
+    logits exist at a time, so memory does not grow with tokens times vocabulary.
 
     Args:
         model: from `kit.hf.build_model`.
@@ -48,43 +49,44 @@ def compute_outputs(
         `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.
 
     Raises:
-        ConfigError: an output that the head does not give.
+        ConfigError: an output that the head does not give, or a temperature that is not above 0.
     """
     _check_names(names, head)
+    if not batch.temperature > 0:
+        raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
     if batch.num_tokens == 0:
-        return _nothing(model, batch, names)
-    states = run_backbone(_backbone(model), batch, packed=packed, need_last=head is not Head.LM)
+        return _of_nothing(model, head, batch, names)
+    states = run_backbone(_backbone(model), batch, packed=packed, need_last=head is Head.SCORE)
     if head is Head.LM:
-        return _token_outputs(model, batch, names, states.flat, states.index)
-    numbers = _head_module(model)(states.flat[states.index]).float().squeeze(-1)
+        return _token_outputs(model, batch, names, states)
     if head is Head.SCORE:
-        return {"scores": numbers[batch.offsets[1:] - 1]}
+        return {"scores": _numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
+    tokens = (batch.position_ids > 0).nonzero()[:, 0]
     # The value that stands at t is that of the state before t, which the hidden state at t - 1 has seen.
-    shifted = F.pad(numbers[:-1], (1, 0))
-    return {"values": torch.where(batch.position_ids > 0, shifted, 0.0)}
+    return {"values": _at(tokens, _numbers(model, states.flat[states.index[tokens - 1]]), batch)}
 
 
-def _token_outputs(
-    model: nn.Module, batch: Batch, names: Sequence[str], flat: Tensor, index: Tensor
-) -> dict[str, Tensor]:
+def _token_outputs(model: nn.Module, batch: Batch, names: Sequence[str], states: HiddenStates) -> dict[str, Tensor]:
     wanted = batch.position_ids > 0
     if "response_mask" in batch:
         wanted = wanted & batch["response_mask"]
     tokens = wanted.nonzero()[:, 0]
-    hidden, targets = flat[index[tokens - 1]], batch["input_ids"][tokens]
+    hidden, targets = states.flat[states.index[tokens - 1]], batch["input_ids"][tokens]
     want_entropy = "entropy" in names
-    vocabulary = int(getattr(model.config, "vocab_size", 1))
-    size = max(CHUNK_ELEMENTS // vocabulary, 1)
+    size = max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
     chunks = [
         _chunk_outputs(model, h, t, batch.temperature, want_entropy, len(tokens) > size)
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
-    ] or [(flat.new_zeros(0), flat.new_zeros(0))]
-    empty = torch.zeros(batch.num_tokens, device=flat.device)
-    # A row whose every token is off the mask still belongs to the graph: its gradient is zero, not absent.
-    found = {"log_probs": empty.index_put((tokens,), torch.cat([c[0] for c in chunks]).float())}
+    ]
+    found = {"log_probs": _at(tokens, torch.cat([c[0] for c in chunks]), batch)}
     if want_entropy:
-        found["entropy"] = empty.index_put((tokens,), torch.cat([c[1] for c in chunks]).float())
+        found["entropy"] = _at(tokens, torch.cat([c[1] for c in chunks]), batch)
     return {name: found[name] for name in names}
+
+
+def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
+    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the graph even where there are none."""
+    return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
 
 
 def _chunk_outputs(
@@ -127,17 +129,20 @@ def _backbone(model: nn.Module) -> nn.Module:
     return getattr(model, str(getattr(model, "base_model_prefix", "model")))  # type: ignore[no-any-return]
 
 
-def _head_module(model: nn.Module) -> nn.Module:
+def _numbers(model: nn.Module, hidden: Tensor) -> Tensor:
+    """`[M]` float32: what a head of one label makes of `[M, H]`."""
     for name in ("score", "classifier"):
-        if isinstance(found := getattr(model, name, None), nn.Module):
-            return found
+        if isinstance(head := getattr(model, name, None), nn.Module):
+            return head(hidden).float().squeeze(-1)  # type: ignore[no-any-return]
     raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
 
 
-def _nothing(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """Outputs of a batch without tokens, tied to the graph with a zero gradient."""
-    zero = sum((p.flatten()[:1].sum() * 0.0 for p in model.parameters()), torch.zeros(()))
-    return {name: torch.zeros(0, device=batch.lengths.device) + zero for name in names}
+def _of_nothing(model: nn.Module, head: Head, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """Outputs of a batch without tokens. The model runs all the same, on a token that counts for nothing: a wrapped
+    model's collectives take place on every rank, and its gradients are zero and not absent."""
+    stand_in = Batch.from_rows([[0]]).to(batch.lengths.device)
+    found = compute_outputs(model, head, stand_in, names)
+    return {name: values[:0] for name, values in found.items()}
 
 
 def _check_names(names: Sequence[str], head: Head) -> None:

@@ -6,11 +6,11 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rlsdk.interfaces import (
@@ -24,52 +24,57 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
+    RlsdkError,
     TensorMeta,
     TrainEngine,
     TrainSpec,
     WeightLayout,
     WeightShard,
+    nearest,
 )
-from rlsdk.kit.atomic import atomic_write_json
+from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 
+PARTS = ("weights", "optimizer", "gradients")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
 
 
 class TorchTrainEngine(TrainEngine):
-    """Parameters are held in float32; with another `ModelSpec.dtype` the passes run under autocast to it, as mixed
-    precision is commonly done. Every micro-batch adds to the same gradients, and nothing is averaged."""
+    """What is trained is float32, and so are its gradients and what `shards` yields. With `ModelSpec.dtype` bfloat16
+    the model computes with a rounded copy: gradients of every micro-batch are added up in float32, and each optimizer
+    step ends with rounding anew, so nothing is lost to bfloat16's short mantissa. A frozen model is held in
+    `ModelSpec.dtype`.
+
+    Every micro-batch adds to the same gradients and nothing is averaged: the objective's weights are global.
+    """
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        if ctx.world_size != 1:
-            raise ConfigError(
-                f"backend 'torch' runs in one process, but the {ctx.role} pool has {ctx.world_size} devices; "
-                "set placement.devices_per_node to 1, or choose a data-parallel backend: pip install rlsdk-fsdp"
-            )
+        _check_spec(ctx, spec)
         self.ctx, self.spec = ctx, spec
         self.device = torch.device(ctx.device)
+        frozen = spec.optim is None
         self.model = build_model(
             spec.model,
             device=self.device,
-            dtype=torch.float32,
+            dtype=None if frozen else torch.float32,
             seed=ctx.seed,
             init_from_config=spec.init_from_config,
-        )
+        ).requires_grad_(not frozen)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.train()  # transformers recomputes in training mode only; models of RL have no dropout
+            self.model.train()  # transformers recomputes in training mode only; `build_model` took dropout out
         self.outputs = OutputModel(self.model, spec.model.head)
-        self.parameters, self.tied = canonical_parameters(self.model)
-        self.num_steps = 0
+        self.computed, self.tied = canonical_parameters(self.model)
+        self.parameters = self.computed if frozen else self._split_precision()
+        self.away: set[str] = set()
         self.optim: OptimSpec | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        if spec.optim is None:
-            self.model.requires_grad_(False)
-        else:
+        self.num_steps = 0
+        if spec.optim is not None:
             self.reset_optimizer(spec.optim)
 
     @property
@@ -78,29 +83,39 @@ class TorchTrainEngine(TrainEngine):
 
     @torch.no_grad()
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self._here("weights")
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         for rows in self._cut(batch):
-            for name, values in self._run(batch.select(rows).to(self.device), outputs).items():
+            for name, values in self.outputs(batch.select(rows).to(self.device), outputs).items():
                 found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
         return found
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        self._trained()
+        """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
+        optimizer, _ = self._trained()
+        self._here("weights", "gradients")
         loss, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
         cut = self._cut(batch)
-        for rows in cut:
-            part = batch.select(rows).to(self.device)
-            result = objective(self._run(part, objective.outputs), part)
-            result.loss.backward()  # type: ignore[no-untyped-call]
-            loss += float(result.loss.detach())
-            for name, value in result.sums.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-            for name, value in result.maxima.items():
-                maxima[name] = max(maxima.get(name, -math.inf), float(value))
+        try:
+            for rows in cut:
+                part = batch.select(rows).to(self.device)
+                result = objective(self.outputs(part, objective.outputs), part)
+                result.loss.backward()  # type: ignore[no-untyped-call]
+                self._collect_gradients()
+                loss += float(result.loss.detach())
+                for name, value in result.sums.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                for name, value in result.maxima.items():
+                    maxima[name] = max(maxima.get(name, -math.inf), float(value))
+        except BaseException:
+            self.model.zero_grad()
+            optimizer.zero_grad()
+            raise
         return ForwardBackwardResult(loss=loss, sums=sums, maxima=maxima, num_micro_batches=len(cut))
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
+        self._here(*PARTS)
         lr = learning_rate(self.num_steps, spec)
         parameters = [p for p in self.parameters.values() if p.grad is not None]
         limit = math.inf if spec.max_grad_norm is None else spec.max_grad_norm
@@ -109,6 +124,7 @@ class TorchTrainEngine(TrainEngine):
         if finite:
             set_learning_rate(optimizer, lr)
             optimizer.step()
+            self._round_weights()
             self.num_steps += 1
         optimizer.zero_grad()
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
@@ -128,88 +144,128 @@ class TorchTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
+        self._here("weights")
         for name, parameter in self.parameters.items():
             yield WeightShard(name=name, box=Box.whole(tuple(parameter.shape)), tensor=parameter.detach())
 
     def save_checkpoint(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
+        """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
+        self._here("weights", "optimizer")
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, state in self._moments():
             tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
         tensors["random"] = torch.get_rng_state()
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "state.safetensors")
+        if self.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
+        atomic_write_tensors(path / "state.safetensors", tensors)
         atomic_write_json(path / "state.json", {"format": 1, "num_steps": self.num_steps})
 
     def load_checkpoint(self, path: Path) -> None:
         from safetensors.torch import load_file
 
+        self._here("weights", "optimizer")
         try:
-            tensors = load_file(path / "state.safetensors", device=str(self.device))
             num_steps = int(json.loads((path / "state.json").read_text())["num_steps"])
-        except (OSError, ValueError, KeyError) as error:
+            tensors = load_file(path / "state.safetensors")
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"{path} is not a whole checkpoint of backend 'torch': {error}") from error
         self._check_fit(path, tensors)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"weight/{name}"])
+        self._round_weights()
         if self.optimizer is not None:
-            self._load_moments(tensors)
+            self._load_moments(self.optimizer, tensors)
         self.num_steps = num_steps
-        torch.set_rng_state(tensors["random"].cpu())
+        torch.set_rng_state(tensors["random"])
+        if "random_cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
 
     def save_pretrained(self, path: Path) -> None:
+        self._here("weights")
         dtype = getattr(torch, self.spec.model.dtype)
         named = ((name, parameter.detach().to(dtype).cpu()) for name, parameter in self.parameters.items())
-        save_hf_folder(path, self.model.config, named)
+        save_hf_folder(path, self.model.config, named, source=self.spec.model.path)
 
-    def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
+    def offload(self, parts: Sequence[str] = PARTS) -> None:
+        """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
+        so that a run that works on a CPU works on a GPU."""
         self._move(parts, torch.device("cpu"))
+        self.away |= set(parts)
 
-    def onload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
+    def onload(self, parts: Sequence[str] = PARTS) -> None:
         self._move(parts, self.device)
+        self.away -= set(parts)
 
     def reset_optimizer(self, optim: object) -> None:
-        self.optim = cast(OptimSpec, optim)
-        learning_rate(0, self.optim)
+        if not isinstance(optim, OptimSpec):
+            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
+        if self.spec.optim is None:
+            self._trained()
+        learning_rate(0, optim)
+        self.optim = optim
         self.num_steps = 0
-        self.optimizer = build_optimizer(self.parameters.items(), self.optim)
+        self.optimizer = build_optimizer(self.parameters.items(), optim)
+
+    def close(self) -> None:
+        vars(self).clear()  # models, optimizer and graphs go with their last reference
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
         if self.optimizer is None or self.optim is None:
-            raise ConfigError(f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec")
+            raise ConfigError(
+                f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec and can only run "
+                "`forward`; give TrainSpec.optim to train it"
+            )
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch) -> list[Tensor]:
         """Rows of each micro-batch."""
         if batch.num_rows == 0:
             return []
-        return micro_batches(
-            batch.lengths, max_tokens=self.spec.micro_batch_tokens, max_rows=self.spec.micro_batch_rows
-        )
+        limits = self.spec
+        return micro_batches(batch.lengths, max_tokens=limits.micro_batch_tokens, max_rows=limits.micro_batch_rows)
 
-    def _run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        with self._autocast():
-            found: dict[str, Tensor] = self.outputs(batch, names)
-        return found
-
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _split_precision(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained: the model's own, or float32 ones of which the model's become the copy."""
         dtype = getattr(torch, self.spec.model.dtype)
-        return nullcontext() if dtype is torch.float32 else torch.autocast(self.device.type, dtype)
+        if dtype is torch.float32:
+            return self.computed
+        trained = {name: torch.nn.Parameter(p.detach().clone()) for name, p in self.computed.items()}
+        for parameter in self.computed.values():
+            parameter.data = parameter.data.to(dtype)
+        return trained
 
-    def _moments(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    def _collect_gradients(self) -> None:
+        """Adds the rounded copy's gradients to those of what is trained."""
+        if self.parameters is self.computed:
+            return
+        for name, parameter in self.computed.items():
+            if parameter.grad is not None:
+                trained, gradient = self.parameters[name], parameter.grad.float()
+                trained.grad = gradient if trained.grad is None else trained.grad.add_(gradient)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _round_weights(self) -> None:
+        if self.parameters is not self.computed:
+            for name, parameter in self.computed.items():
+                parameter.copy_(self.parameters[name])
+
+    def _moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Optimizer state by parameter name; parameters that never had a gradient have none."""
         if self.optimizer is not None:
             for name, parameter in self.parameters.items():
                 if state := self.optimizer.state.get(parameter):
-                    yield name, state
+                    yield name, cast("dict[str, Tensor]", state)
 
-    def _load_moments(self, tensors: Mapping[str, Tensor]) -> None:
-        optimizer, _ = self._trained()
+    def _load_moments(self, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+        optimizer.zero_grad()
         optimizer.state.clear()
         for name, parameter in self.parameters.items():
             if f"{MOMENTS[0]}/{name}" in tensors:
-                optimizer.state[parameter] = {moment: tensors[f"{moment}/{name}"].clone() for moment in MOMENTS}
+                optimizer.state[parameter] = {
+                    moment: tensors[f"{moment}/{name}"].to(self.device, copy=True) for moment in MOMENTS
+                }
 
     def _check_fit(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         have = {
@@ -221,20 +277,45 @@ class TorchTrainEngine(TrainEngine):
             name = wrong[0]
             raise CheckpointError(
                 f"{path} was saved from another model: {len(wrong)} tensors differ, first {name!r} with shape "
-                f"{have.get(name)} there and {want.get(name)} here"
+                f"{have.get(name)} there and {want.get(name)} here; load it with the model that it was saved from"
             )
 
+    def _here(self, *parts: str) -> None:
+        """Refuses what needs a part that is off the device."""
+        if away := [part for part in parts if part in self.away]:
+            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
+
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
-        if self.device.type == "cpu":
-            return
-        for parameter in self.parameters.values():
-            if "weights" in parts:
-                parameter.data = parameter.data.to(device)
-            if "gradients" in parts and parameter.grad is not None:
-                parameter.grad = parameter.grad.to(device)
-            state = self.optimizer.state.get(parameter, {}) if self.optimizer and "optimizer" in parts else {}
-            for moment in MOMENTS:
-                if moment in state:
-                    state[moment] = state[moment].to(device)
-        if device.type == "cpu":
+        for part in parts:
+            if part not in PARTS:
+                raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
+            for tensor in self._tensors_of(part):
+                tensor.data = tensor.data.to(device)
+        if device.type == "cpu" and self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _tensors_of(self, part: str) -> list[Tensor]:
+        if part == "weights":
+            return [*self.parameters.values(), *self.computed.values()]
+        if part == "gradients":
+            return [p.grad for p in self.parameters.values() if p.grad is not None]
+        return [state[moment] for _, state in self._moments() for moment in MOMENTS]
+
+
+def _check_spec(ctx: RankContext, spec: TrainSpec) -> None:
+    if ctx.world_size != 1:
+        raise ConfigError(
+            f"backend 'torch' runs in one process, but the {ctx.role} pool has {ctx.world_size} devices; "
+            "set placement.devices_per_node to 1, or choose a data-parallel backend: pip install rlsdk-fsdp"
+        )
+    if spec.optim is not None and spec.model.dtype not in ("float32", "bfloat16"):
+        raise ConfigError(
+            f"model.dtype {spec.model.dtype!r}: backend 'torch' trains in 'float32' or 'bfloat16'; float16 gradients "
+            "underflow without loss scaling"
+        )
+    if spec.engine_kwargs:
+        raise ConfigError(
+            f"backend 'torch' has no constructor of its own to pass {sorted(spec.engine_kwargs)} to; leave "
+            "engine_kwargs empty"
+        )
+    micro_batches(torch.ones(1, dtype=torch.int64), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)
