@@ -42,10 +42,25 @@ def main() -> None:
 
 
 def _run(paths: list[str]) -> tuple[int, Counter[str]]:
-    command = [sys.executable, "-m", "pytest", *paths, "--cov=rlsdk", "--cov=rlsdk_fsdp", "--cov-report=", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *paths,
+        "--cov=rlsdk",
+        "--cov=rlsdk_fsdp",
+        "--cov-report=",
+        "-p",
+        "no:cacheprovider",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(ROOT / ".coverage")}
     process = subprocess.Popen(
-        [*command, "--cov-append"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "--cov-append"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     counts: Counter[str] = Counter()
     assert process.stdout is not None

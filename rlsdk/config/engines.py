@@ -182,5 +182,5 @@ class ShardingConfig(Section):
     manager: str = "auto"
     """auto: the one registered for this pair of backends, else the generic one; or a registered name
     (`TRAIN+ROLLOUT`)."""
-    bucket_mb: PositiveInt = 256
+    bucket_mb: PositiveInt = 64
     """MiB: bound of the extra memory that a transfer takes on each side."""

@@ -19,7 +19,7 @@ class RewardSample:
     prompt: str
     """Text of the prompt as the model saw it, chat template included."""
     response: str
-    """Decoded response, special tokens left out."""
+    """Decoded response without the token that ended it; other special tokens stay visible."""
     answer: str | None
     """The reference answer of the data row, when it has one."""
     row: Mapping[str, Any]

@@ -12,6 +12,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, SamplingParams
 from rlsdk.trainer.checkpoint import CheckpointStore, faults
 from rlsdk.trainer.hosts import Samples
+from rlsdk.trainer.parts import decode
 from rlsdk.trainer.rollout import sample
 from rlsdk.trainer.session import RoleGroup, rollout_role, start_cluster
 
@@ -62,7 +63,7 @@ def generate_texts(
     samples = sample(group, prompts, sampling, n=n, seed=(seed, "generate"))
     texts: list[list[str]] = [[] for _ in prompts]
     for request, ids in zip(samples.request.tolist(), split_samples(samples), strict=True):
-        texts[request].append(tokenizer.decode(ids, skip_special_tokens=True))
+        texts[request] += decode(tokenizer, [ids], sampling.stop_token_ids)
     return texts
 
 

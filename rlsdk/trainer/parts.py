@@ -61,7 +61,7 @@ class RunParts:
     callbacks: Sequence[StepCallback]
 
     def reward_samples(self, batch: Batch, prompts: Sequence[Prompt]) -> list[RewardSample]:
-        """One per row, responses decoded without special tokens."""
+        """One per row."""
         owners = [prompts[uid] for uid in batch["uid"].tolist()]
         texts = self.decode_responses(batch)
         cut = batch["truncated"].tolist()
@@ -76,8 +76,7 @@ class RunParts:
         flat = batch["input_ids"][mask].numpy()
         ends = np.cumsum(batch.row_sum(mask.long()).numpy())
         ids = [part.tolist() for part in np.split(flat, ends[:-1])]
-        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts
+        return decode(self.tokenizer, ids, self.sampling.stop_token_ids)
 
     def score(self, batch: Batch, prompts: Sequence[Prompt]) -> RewardResult:
         """Every row's reward. Never raises for what a reward function does."""
@@ -120,6 +119,14 @@ class RunParts:
             self.rewards.close()
         for tracker in self.trackers:
             tracker.close()
+
+
+def decode(tokenizer: Any, responses: Sequence[Sequence[int]], stop_token_ids: Sequence[int]) -> list[str]:
+    """Text of each response without the token that ended it. Other special tokens stay visible: left out, they would
+    make a response that a model spoilt with them look right."""
+    bare = [ids[:-1] if ids and ids[-1] in stop_token_ids else ids for ids in responses]
+    texts: list[str] = tokenizer.batch_decode(bare, skip_special_tokens=False)
+    return texts
 
 
 def prompt_format(config: RunConfig) -> PromptFormat:

@@ -234,7 +234,7 @@ class FsdpTrainEngine(TrainEngine):
 
     def _cut(self, batch: Batch) -> list[Tensor]:
         """Rows of each micro-batch; as many on every rank, at least one."""
-        limits = {"max_tokens": self.spec.micro_batch_tokens, "max_rows": self.spec.micro_batch_rows}
+        limits: dict[str, Any] = {"max_tokens": self.spec.micro_batch_tokens, "max_rows": self.spec.micro_batch_rows}
         mine = micro_batches(batch.lengths, **limits)
         most = torch.tensor(max(len(mine), 1))
         dist.all_reduce(most, dist.ReduceOp.MAX)

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlsdk.interfaces import ConfigError, ModelSpec
+from rlsdk.interfaces import Box, ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk_fsdp.shards import box_of, fill
 
 INDEX = "model.safetensors.index.json"
+HEADS = ("score.", "classifier.")
+"""Names of value and score heads, which a language model's checkpoint does not have."""
+HEAD_STD = 0.02
 
 
 def load_weights(
@@ -28,7 +31,7 @@ def load_weights(
     restore_buffers(model)
     files = {} if random else checkpoint_files(spec)
     missing = sorted(parameters.keys() - files.keys())
-    if missing and (random or len(missing) > 1 or not missing[0].startswith(("score.", "classifier."))):
+    if random or not all(name.startswith(HEADS) for name in missing):
         whole, _ = canonical_parameters(build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random))
         for name, parameter in parameters.items():
             fill(parameter, whole[name].detach()[box_of(parameter).slices(_whole(parameter))])
@@ -36,8 +39,9 @@ def load_weights(
     _read_rows({name: p for name, p in parameters.items() if name in files}, files)
     for name in missing:
         # A head that the checkpoint does not have: drawn whole on every rank with one seed, then cut.
-        drawn = torch.empty(parameters[name].shape)
-        nn.init.normal_(drawn, std=0.02, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.zeros(parameters[name].shape)
+        if drawn.dim() > 1:
+            nn.init.normal_(drawn, std=HEAD_STD, generator=torch.Generator().manual_seed(seed))
         fill(parameters[name], drawn[box_of(parameters[name]).slices(_whole(parameters[name]))])
 
 
@@ -99,7 +103,5 @@ def _folder(spec: ModelSpec) -> Path:
     return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=["*.safetensors", "*.json"]))
 
 
-def _whole(parameter: torch.Tensor) -> Any:
-    from rlsdk.interfaces import Box
-
+def _whole(parameter: torch.Tensor) -> Box:
     return Box.whole(tuple(parameter.shape))

@@ -1,0 +1,75 @@
+"""Tiny models with real architectures, made on the spot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Batch
+from rlsdk.kit.tokenizers import write_char_tokenizer
+
+CHARACTERS = "".join(chr(code) for code in range(33, 127))
+CONFIGS = {"qwen2": "Qwen2Config", "llama": "LlamaConfig", "qwen3": "Qwen3Config"}
+
+
+def write_tiny_model(
+    folder: Path, *, architecture: str = "qwen2", tied: bool = False, seed: int = 0, layers: int = 2, **shape: Any
+) -> Path:
+    """Writes a causal LM of about 0.3 million random parameters and a character tokenizer.
+
+    Args:
+        folder: where to.
+        architecture: `qwen2`, `llama` or `qwen3`.
+        tied: input and output embeddings are one tensor.
+        seed: of the weights.
+        layers: decoder layers.
+        shape: fields of the configuration in place of the defaults (hidden 128, 4 heads of 32, 2 key-value heads).
+    """
+    import transformers
+
+    tokenizer = write_char_tokenizer(folder, CHARACTERS)
+    fields = {
+        "vocab_size": 128,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+        **shape,
+    }
+    config = getattr(transformers, CONFIGS[architecture])(**fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        # A fresh model is nearly uniform; wider weights make log-probs, and errors in them, visible.
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.08) if parameter.dim() > 1 else None
+    model.save_pretrained(folder)
+    return folder
+
+
+def random_batch(num_rows: int, *, longest: int = 20, vocabulary: int = 128, seed: int = 0) -> Batch:
+    """Rows of random length and tokens, with every field that a policy objective reads."""
+    source = random.Random(seed)
+    rows = [[source.randrange(vocabulary) for _ in range(source.randint(2, longest))] for _ in range(num_rows)]
+    batch = Batch.from_rows(rows)
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.tensor([source.randint(1, len(row) - 1) for row in rows])
+    mask = batch.position_ids >= torch.repeat_interleave(prompt, batch.lengths)
+    noise = torch.randn(3, batch.num_tokens, generator=generator)
+    return batch.with_tokens(
+        response_mask=mask,
+        advantages=noise[0] * mask,
+        old_log_probs=(noise[1] * 0.1 - 4.0) * mask,
+        rollout_log_probs=(noise[2] * 0.1 - 4.0) * mask,
+        loss_weight=mask / mask.sum(),
+    )

@@ -1,0 +1,75 @@
+"""Whole runs through the command line, on the real cluster, with real engines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlsdk.testing.models import write_tiny_model
+
+REWARD = Path(__file__).with_name("digits.py")
+TASK = (
+    "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
+    "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "64",
+    "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
+    "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
+    "--tracking.trackers", "[jsonl]",
+)  # fmt: skip
+"""Small enough that a step takes a fraction of a second."""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rlsdk.cli", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def rlsdk(*arguments: str, cwd: Path, expect: int = 0, timeout_s: float = 240.0) -> str:
+    """Runs a command to its end; returns what it printed, stderr after stdout."""
+    done = subprocess.run(
+        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == expect, f"{arguments} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def train_arguments(model: str, name: str, steps: int, extra: Sequence[str] = ()) -> list[str]:
+    return ["train", "--model", model, *TASK, "--trainer.run_name", name, "--trainer.steps", str(steps), *extra]
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process that a run started."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def assert_gone(processes: Sequence[psutil.Process], within_s: float = 20.0) -> None:
+    """All of them end by themselves in that time."""
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    alive = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive, [p.cmdline() for p in alive]
+
+
+def wait_for(condition: object, what: str, timeout_s: float = 120.0) -> None:
+    """Polls a function until it is true."""
+    assert callable(condition)
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"timed out waiting for {what}"
+        time.sleep(0.02)

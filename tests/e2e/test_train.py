@@ -1,0 +1,166 @@
+"""What a person does first, and what can go wrong while they do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import assert_gone, command, descendants, environment, rlsdk, train_arguments, wait_for
+
+from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.trackers import read_lines, read_metrics
+
+TIMED = ("time/", "throughput/")
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """A run's metrics without what depends on the clock."""
+    return [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in read_metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+    """Six steps in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    rlsdk(*train_arguments(model, "whole", 6, ["--trainer.save_every_steps", "2"]), cwd=folder)
+    return folder / "runs" / "whole"
+
+
+def test_a_run_leaves_metrics_samples_a_report_and_whole_checkpoints(uninterrupted: Path) -> None:
+    lines = read_metrics(uninterrupted)
+    assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3, 4, 5, 6]
+    assert {"eval/accuracy_sampled", "eval/accuracy_greedy"} <= lines[0].keys()
+    assert lines[1]["parity/log_prob_diff_max"] < 2e-5
+    assert lines[-1]["policy/version"] == 12
+    samples = read_lines(uninterrupted / "samples.jsonl")
+    assert {"prompt", "response", "answer", "score"} <= samples[0].keys()
+    store = CheckpointStore(uninterrupted / "checkpoints", keep=3)
+    assert [step for step, _ in store.whole()] == [2, 4, 6]
+    assert (uninterrupted / "report.html").is_file()
+    assert (uninterrupted / "curves.svg").is_file()
+
+
+def test_the_written_configuration_runs_again_number_for_number(uninterrupted: Path, tmp_path: Path) -> None:
+    config = str(uninterrupted / "config.yaml")
+    rlsdk("train", "--config", config, "--trainer.run_name", "again", "--trainer.run_dir", str(tmp_path), cwd=tmp_path)
+    assert numbers(tmp_path / "again") == numbers(uninterrupted)
+
+
+@pytest.mark.parametrize("moment", ["in a step", "in a save"])
+def test_a_run_killed_with_9_resumes_number_for_number(
+    uninterrupted: Path, model: str, tmp_path: Path, moment: str
+) -> None:
+    arguments = train_arguments(model, "killed", 6, ["--trainer.save_every_steps", "2"])
+    run = tmp_path / "runs" / "killed"
+    store = CheckpointStore(run / "checkpoints", keep=3)
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    if moment == "in a step":
+        wait_for(lambda: len([m for m in read_metrics(run) if "reward/mean" in m]) >= 3, "the third step")
+    else:
+        wait_for(lambda: list(run.glob("checkpoints/.step_00000004.tmp/actor")), "a save under way")
+    others = descendants(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert_gone(others)
+    newest = store.newest()
+    assert newest is not None
+    rlsdk(*arguments, cwd=tmp_path)
+    assert numbers(run) == numbers(uninterrupted)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_leaves_nothing_running(model: str, tmp_path: Path) -> None:
+    arguments = train_arguments(model, "stopped", 500, ["--eval.every_steps", "null"])
+    run = tmp_path / "runs" / "stopped"
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: len(read_metrics(run)) >= 2, "the second step")
+    others = descendants(process.pid)
+    # A terminal sends it to the whole process group.
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    assert_gone(others)
+    done = read_metrics(run)[-1]["step"]
+    newest = CheckpointStore(run / "checkpoints", keep=3).newest()
+    assert newest is not None
+    assert newest.name == f"step_{done:08d}"
+    assert f"stopped after {done} steps" in output
+
+
+def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, tmp_path: Path) -> None:
+    lines = rlsdk("generate", str(uninterrupted), "--num-prompts", "2", "-n", "2", cwd=tmp_path).splitlines()
+    answers = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(answers) == 4
+    assert {"prompt", "response", "answer"} <= answers[0].keys()
+    rlsdk("eval", str(uninterrupted), "--output", "figures.json", cwd=tmp_path)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    last = read_metrics(uninterrupted)[-1]
+    assert figures["eval/accuracy_greedy"] == pytest.approx(last["eval/accuracy_greedy"])
+    assert figures["eval/accuracy_sampled"] == pytest.approx(last["eval/accuracy_sampled"])
+    assert "report.html" in rlsdk("report", str(uninterrupted), cwd=tmp_path)
+
+
+def test_supervised_training_lowers_its_loss_and_leaves_a_model(model: str, tmp_path: Path) -> None:
+    from conftest import TASK
+
+    output = rlsdk(
+        "sft",
+        "--model",
+        model,
+        *TASK,
+        "--sft.steps",
+        "30",
+        "--sft.lr",
+        "3e-3",
+        "--trainer.run_name",
+        "sft",
+        cwd=tmp_path,
+    )
+    losses = [line["sft/loss"] for line in read_metrics(tmp_path / "runs" / "sft")]
+    assert len(losses) == 30
+    assert losses[-1] < 0.6 * losses[0]
+    assert (tmp_path / "runs" / "sft" / "model" / "model.safetensors").is_file()
+    assert "rlsdk generate" in output
+
+
+def test_a_reference_policy_and_a_warm_start_go_together(model: str, tmp_path: Path) -> None:
+    extra = ["--algorithm.kl_coef", "0.1", "--sft.steps", "5", "--sft.lr", "1e-3", "--trainer.save_every_steps", "1"]
+    rlsdk(*train_arguments(model, "ref", 2, extra), cwd=tmp_path)
+    lines = [line for line in read_metrics(tmp_path / "runs" / "ref") if "policy/kl" in line]
+    assert lines[0]["policy/kl"] < 1e-3 < lines[-1]["policy/kl"] + 1e-3
+    rlsdk(*train_arguments(model, "ref", 3, extra), cwd=tmp_path)
+    assert read_metrics(tmp_path / "runs" / "ref")[-1]["step"] == 3
+
+
+REFUSALS = [
+    (["--trainer.stepz", "3"], ["trainer.stepz", "'steps'"]),
+    (["--train-backend", "fspd"], ["fspd", "fsdp"]),
+    (["--rollout-backend", "nothing"], ["nothing", "transformers"]),
+    (["--trainer.samples_per_prompt", "1"], ["samples_per_prompt", "at least 2"]),
+    (["--trainer.prompts_per_step", "many"], ["prompts_per_step", "'many'"]),
+    (["--placement.devices_per_node", "2"], ["torch", "devices_per_node"]),
+    (["--data", "nowhere.jsonl", "--data.options", "{}"], ["nowhere.jsonl"]),
+    (["--model", "no/such/folder/here"], ["no/such/folder/here"]),
+    (["--reward", "gsm9k"], ["gsm9k", "gsm8k"]),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), REFUSALS, ids=lambda value: str(value[0]) if value else "")
+def test_bad_input_is_refused_by_name_before_anything_starts(
+    model: str, tmp_path: Path, change: list[str], expected: list[str]
+) -> None:
+    output = rlsdk(*train_arguments(model, "refused", 2, change), cwd=tmp_path, expect=2)
+    assert "Traceback" not in output
+    for word in expected:
+        assert word in output, output
+    assert not list(tmp_path.glob("runs/refused/logs/*.log")) or "rewards.log" in str(
+        list(tmp_path.glob("runs/**/*.log"))
+    )
