@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import Batch
+from rlsdk.interfaces import Batch, nearest
 from rlsdk.kit.tokenizers import write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
@@ -20,16 +20,23 @@ def write_tiny_model(
 ) -> Path:
     """Writes a causal LM of about 0.3 million random parameters and a character tokenizer.
 
+    Its shape (heads of 32, 2 key-value heads) is one that every supported inference engine runs on a CPU.
+
     Args:
         folder: where to.
         architecture: `qwen2`, `llama` or `qwen3`.
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.
-        shape: fields of the configuration in place of the defaults (hidden 128, 4 heads of 32, 2 key-value heads).
+        shape: fields of the configuration in place of the defaults (vocab_size 128, hidden_size 128, ...).
+
+    Raises:
+        ValueError: no such architecture.
     """
     import transformers
 
+    if architecture not in CONFIGS:
+        raise ValueError(f"architecture {architecture!r}{nearest(architecture, CONFIGS)}: expected {sorted(CONFIGS)}")
     tokenizer = write_char_tokenizer(folder, CHARACTERS)
     fields = {
         "vocab_size": 128,
@@ -52,7 +59,8 @@ def write_tiny_model(
         model = transformers.AutoModelForCausalLM.from_config(config)
         # A fresh model is nearly uniform; wider weights make log-probs, and errors in them, visible.
         for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.08) if parameter.dim() > 1 else None
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.08)
     model.save_pretrained(folder)
     return folder
 
