@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from rlsdk.interfaces import ConfigError, PluginError, RlsdkError, UnsupportedCapabilityError
+from rlsdk.interfaces import ConfigError, DataError, PluginError, RlsdkError, UnsupportedCapabilityError
 
 TRACEBACK_FLAG = "--traceback"
 TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"
@@ -33,5 +33,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         if error.__cause__ is not None and not wants_traceback:
             print(f"({TRACEBACK_VARIABLE}=1 shows where it came from)", file=sys.stderr)
-        refused = isinstance(error, ConfigError | PluginError | UnsupportedCapabilityError)
+        refused = isinstance(error, ConfigError | DataError | PluginError | UnsupportedCapabilityError)
         sys.exit(EXIT_REFUSED if refused else EXIT_FAILURE)

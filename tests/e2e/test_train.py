@@ -133,9 +133,10 @@ def test_supervised_training_lowers_its_loss_and_leaves_a_model(model: str, tmp_
 
 def test_a_reference_policy_and_a_warm_start_go_together(model: str, tmp_path: Path) -> None:
     extra = ["--algorithm.kl_coef", "0.1", "--sft.steps", "5", "--sft.lr", "1e-3", "--trainer.save_every_steps", "1"]
+    extra += ["--trainer.updates_per_step", "1"]
     rlsdk(*train_arguments(model, "ref", 2, extra), cwd=tmp_path)
     lines = [line for line in read_metrics(tmp_path / "runs" / "ref") if "policy/kl" in line]
-    assert lines[0]["policy/kl"] < 1e-3 < lines[-1]["policy/kl"] + 1e-3
+    assert abs(lines[0]["policy/kl"]) < 1e-6 < lines[1]["policy/kl"]
     rlsdk(*train_arguments(model, "ref", 3, extra), cwd=tmp_path)
     assert read_metrics(tmp_path / "runs" / "ref")[-1]["step"] == 3
 
@@ -161,6 +162,5 @@ def test_bad_input_is_refused_by_name_before_anything_starts(
     assert "Traceback" not in output
     for word in expected:
         assert word in output, output
-    assert not list(tmp_path.glob("runs/refused/logs/*.log")) or "rewards.log" in str(
-        list(tmp_path.glob("runs/**/*.log"))
-    )
+    logs = {log.name for log in tmp_path.glob("runs/refused/logs/*.log")}
+    assert logs <= {"rewards.log"}, "a worker was started"
