@@ -61,8 +61,8 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
     Raises:
         ConfigError: not YAML, a key that stands twice or is no text, or a tag that is not plain data.
     """
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, {}
@@ -73,8 +73,6 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
         raise ConfigError(f"{name}:{line}: {error.problem}; expected YAML") from error
     except (yaml.YAMLError, ValueError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{name}: {error}; expected YAML") from error
-    finally:
-        loader.dispose()
 
 
 def read_value(text: str) -> Any:

@@ -47,7 +47,7 @@ def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
     selection = Selection.from_environment(os.environ if environ is None else environ)
     builtin = Source(distribution=CORE, version=rlsdk.__version__, entry_point="builtin")
     rows = load_rows(lambda: importlib.import_module(BUILTIN_MODULE), builtin)
-    seen: set[str] = set()
+    seen = {CORE, builtin.entry_point}
     for entry, source in sorted(_entry_points(rows), key=lambda found: (found[1].distribution, found[1].entry_point)):
         seen |= {normalized(source.distribution), normalized(source.entry_point)}
         if refusal := selection.refusal(source):

@@ -1,0 +1,119 @@
+"""What a run asks of the installed plugins, refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlsdk.config import check_run, load_config
+from rlsdk.registry import Registry
+
+TASK = ["--model", "m", "--data", "reasoning_gym:chain_sum", "--reward", "gsm8k"]
+
+
+def problems(registry: Registry, *flags: str, model_type: str | None = None, device: str | None = None) -> list[str]:
+    return [
+        str(problem) for problem in check_run(load_config([], [*TASK, *flags], registry), registry, model_type, device)
+    ]
+
+
+def test_the_defaults_run_anywhere(registry: Registry) -> None:
+    assert problems(registry, model_type="qwen3", device="cpu") == []
+
+
+def test_what_a_run_cannot_be_without_is_asked_for(registry: Registry) -> None:
+    config = load_config([], [], registry)
+    assert [problem.path for problem in check_run(config, registry)] == ["model.path", "data.train", "rewards"]
+    assert [problem.path for problem in check_run(config, registry, train_only=True)] == ["model.path", "data.train"]
+
+
+def test_a_train_backend_that_cannot_is_refused_with_who_can(registry: Registry) -> None:
+    flags = ["--train-backend", "turbo", "--model.dtype", "float16", "--placement.device", "cpu"]
+    found = problems(registry, *flags, model_type="qwen3")
+    able = "; installed and able: 'torch'"
+    assert found == [
+        f"placement.device: train backend 'turbo' does not run on 'cpu' (but on 'cuda'){able}",
+        f"model.dtype: train backend 'turbo' does not compute in 'float16' (but in 'bfloat16'){able}",
+        f"model.path: train backend 'turbo' does not run models of type 'qwen3' (but 'llama'){able}",
+    ]
+
+
+def test_the_device_that_auto_came_out_as_is_checked(registry: Registry) -> None:
+    flags = ["--train-backend", "turbo", "--model.dtype", "bfloat16"]
+    assert problems(registry, *flags) == []
+    assert "does not run on 'cpu'" in problems(registry, *flags, device="cpu")[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "path", "capability"),
+    [
+        (["--rollout.min_p", "0.1"], "rollout.min_p", "min_p"),
+        (["--rollout.stop_strings", "[x]"], "rollout.stop_strings", "stop_strings"),
+    ],
+)
+def test_a_sampling_field_needs_its_capability(
+    flags: list[str], path: str, capability: str, registry: Registry
+) -> None:
+    (found,) = problems(registry, "--rollout-backend", "calm", *flags)
+    assert found.startswith(f"{path}: rollout backend 'calm' does not support '{capability}'")
+    assert "installed and able: 'transformers'" in found
+    assert problems(registry, *flags) == []
+
+
+def test_a_single_process_engine_does_not_span_several_devices(registry: Registry) -> None:
+    (found,) = problems(registry, "--placement.devices_per_node", "4")
+    assert found == (
+        "placement.devices_per_node: train backend 'torch' spans at most 1 process, not 4; installed and able: 'turbo'"
+    )
+    pools = ["--placement.pools", "{a: {devices_per_node: [2]}, b: {devices_per_node: [1]}}"]
+    (found,) = problems(registry, *pools, "--placement.roles", "{actor: a, rollout: b}")
+    assert found.startswith("placement.pools: train backend 'torch' spans at most 1 process, not 2")
+
+
+def test_tensor_parallel_rollout_needs_the_capability_and_a_divisor_of_the_devices(registry: Registry) -> None:
+    flags = ["--train-backend", "turbo", "--model.dtype", "bfloat16", "--placement.devices_per_node", "4"]
+    flags += ["--rollout-backend", "gust", "--rollout.gust.width", "1"]
+    assert problems(registry, *flags, "--rollout.tp_size", "2") == []
+    assert problems(registry, *flags, "--rollout.tp_size", "3") == [
+        "rollout.tp_size: 3: expected a divisor of the 4 devices of the rollout"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "paths"),
+    [
+        (["--rollout-backend", "gust", "--rollout.gust.width", "1", "--rollout.temperature", "0.7"], 2),
+        (["--rollout-backend", "gust", "--rollout.gust.width", "1"], 0),
+        (["--rollout-backend", "calm", "--rollout.top_p", "0.9", "--rollout.top_k", "5"], 2),
+        (["--rollout-backend", "calm", "--rollout.temperature", "0.7"], 0),
+        (["--rollout.temperature", "0.7", "--rollout.top_p", "0.9"], 0),
+    ],
+)
+def test_log_probs_of_another_meaning_may_not_enter_the_loss(flags: list[str], paths: int, registry: Registry) -> None:
+    uses = ["--algorithm.old_log_probs", "rollout", "--trainer.parity_action", "error"]
+    found = problems(registry, *flags, *uses)
+    assert [line.partition(":")[0] for line in found] == ["algorithm.old_log_probs", "trainer.parity_action"][:paths]
+    assert problems(registry, *flags) == []
+
+
+def test_components_that_are_not_there_are_refused_with_the_nearest_name(registry: Registry) -> None:
+    flags = ["--algorithm.advantage", "grop", "--algorithm.loss", "ppo_clap", "--reward", "gsm"]
+    flags += ["--tracking.trackers", "json", "--trainer.callbacks", "beep", "--sharding.manager", "a+b"]
+    found = problems(registry, *flags)
+    assert [line.partition(":")[0] for line in found] == [
+        "algorithm.advantage",
+        "algorithm.loss",
+        "rewards.1.name",
+        "tracking.trackers",
+        "trainer.callbacks",
+        "sharding.manager",
+    ]
+    assert "did you mean 'grpo'" in found[0]
+
+
+def test_functions_by_path_are_left_to_those_who_load_them(registry: Registry) -> None:
+    assert problems(registry, "--reward", "my.py:fn", "--trainer.callbacks", "pkg.mod:fn") == []
+
+
+def test_an_option_that_a_function_does_not_take_is_refused(registry: Registry) -> None:
+    found = problems(registry, "--algorithm.loss_options", "{clip_hihg: 0.3, clip_low: 0.1}")
+    assert found == ["algorithm.loss_options.clip_hihg: 0.3: unknown key; did you mean 'clip_high'?"]

@@ -1,0 +1,123 @@
+"""The typed sections: closed, immutable, described, and checked between fields."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import typing
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from rlsdk.config import RunConfig
+from rlsdk.config.fields import members, section_of
+
+
+def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [
+        section_of(argument) for field in model.model_fields.values() for argument in _with_items(field.annotation)
+    ]
+    return [model, *(found for section in inner if section for found in sections(section))]
+
+
+def _with_items(annotation: Any) -> list[Any]:
+    return [a for member in members(annotation) for a in (member, *typing.get_args(member))]
+
+
+def test_every_field_of_every_section_is_described() -> None:
+    found = sections(RunConfig)
+    assert len(found) >= 16
+    assert [f"{s.__name__}.{n}" for s in found for n, f in s.model_fields.items() if not f.description] == []
+
+
+def test_sections_are_immutable_and_closed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        RunConfig().trainer.steps = 5  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="stepz"):
+        RunConfig.model_validate({"trainer": {"stepz": 5}})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"trainer": {"steps": "5"}},
+        {"trainer": {"steps": True}},
+        {"trainer": {"steps": 1.0}},
+        {"data": {"shuffle": 1}},
+        {"train": {"optim": {"lr": float("nan")}}},
+        {"train": {"optim": {"lr": float("inf")}}},
+        {"model": {"path": 5}},
+        {"placement": {"pools": {"a": {"devices_per_node": ["5"]}}}},
+        {"rollout": {"stop_strings": [1]}},
+    ],
+)
+def test_nothing_is_taken_for_another_type(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RunConfig.model_validate(wrong)
+
+
+def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
+    config = RunConfig.model_validate({"train": {"optim": {"lr": 1, "betas": [0, 0.9]}}})
+    assert (config.train.optim.lr, config.train.optim.betas) == (1.0, (0.0, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"train": {"micro_batch_tokens": None}}, "exactly one of the two"),
+        ({"train": {"micro_batch_tokens": 5, "micro_batch_rows": 5}}, "exactly one of the two"),
+        ({"trainer": {"prompts_per_step": 2, "samples_per_prompt": 2, "updates_per_step": 5}}, "2 x 2|2 prompts x 2"),
+        ({"trainer": {"samples_per_prompt": 1}}, "at least 2, because algorithm.advantage 'grpo'"),
+        ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "rloo"}}, "advantage 'rloo'"),
+        ({"algorithm": {"kl_in_reward": True}}, "kl_coef above 0"),
+        ({"train": {"optim": {"schedule": "cosine", "warmup_steps": 200}}}, "fewer than the run's 200 optimizer steps"),
+        ({"train": {"optim": {"betas": [0.9, 1.0]}}}, "less than 1"),
+        ({"rollout": {"max_model_tokens": 100}}, r"1024 \+ 1024 = 2048"),
+        ({"rollout": {"stop_strings": [""]}}, "ends every response"),
+        ({"data": {"system_prompt": "x", "chat_template": "never"}}, "needs a chat template"),
+        ({"data": {"eval_options": {"a": 1}}}, "no effect"),
+        ({"data": {"train": "a.jsonl", "num_eval_rows": None}}, "held-out rows must be a number"),
+        ({"eval": {"greedy": False, "samples_per_prompt": 0}}, "nothing to measure"),
+        ({"placement": {"preset": None}}, "at least one pool"),
+        ({"placement": {"preset": "colocate_all", "roles": {"actor": "a"}}}, "expected null"),
+        ({"placement": {"pools": {"a": {"devices_per_node": [1]}}}}, "no pool to role 'actor'"),
+        ({"placement": {"pools": {"a": {"devices_per_node": [0]}}}}, "holds no device"),
+        ({"placement": {"pools": {"a": {"devices_per_node": []}}}}, "holds no device"),
+        (
+            {"placement": {"pools": {"a": {"devices_per_node": [1]}}, "roles": {"actor": "a", "rollout": "b"}}},
+            r"'b' is not one of the pools \['a'\]",
+        ),
+        ({"tracking": {"options": {"wandb": {}}}}, "not one of tracking.trackers"),
+    ],
+)
+def test_an_impossible_combination_is_refused_and_explained(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate(wrong)
+
+
+def test_rows_replace_tokens_and_pools_replace_the_preset_when_only_they_are_given() -> None:
+    placement = {"pools": {"a": {"devices_per_node": [2, 2]}}, "roles": {"actor": "a", "rollout": "a"}}
+    config = RunConfig.model_validate({"train": {"micro_batch_rows": 4}, "placement": placement})
+    assert (config.train.micro_batch_tokens, config.train.micro_batch_rows) == (None, 4)
+    assert config.placement.preset is None
+
+
+def test_sizes_that_follow_from_others() -> None:
+    config = RunConfig.model_validate({"trainer": {"steps": 3, "updates_per_step": 2, "epochs_per_step": 2}})
+    assert config.trainer.samples_per_step == 64 * 8
+    assert config.trainer.optimizer_steps == 12
+    assert config.max_model_tokens == 2048
+    assert RunConfig.model_validate({"rollout": {"max_model_tokens": 4096}}).max_model_tokens == 4096
+
+
+def test_a_configuration_survives_pickling() -> None:
+    config = RunConfig.model_validate({"rewards": [{"name": "gsm8k", "options": {"a": [1, None]}}]})
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_importing_the_configuration_loads_no_engine() -> None:
+    code = "import sys, rlsdk.config; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
