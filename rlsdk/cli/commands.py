@@ -89,6 +89,19 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder o
     run(run_dir)
 
 
+@app.command("make-model", help="A small random model with a byte tokenizer, to try things out offline.")
+def make_model(
+    folder: Annotated[Path, typer.Argument(help="New folder.")],
+    architecture: Annotated[str, typer.Option(help="qwen2, qwen3, llama or mistral.")] = "qwen2",
+    hidden: Annotated[int, typer.Option(help="Width; a multiple of 64.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 2,
+    context: Annotated[int, typer.Option(min=16, help="Most tokens of prompt and response.")] = 2048,
+) -> None:
+    from rlsdk.cli.model import make
+
+    make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
+
+
 @plugins_app.command("list", help="Every backend, component and plugin that was found, usable or not.")
 def list_plugins(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rlsdk_fsdp.config import FsdpOptions
 
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.interfaces import (
@@ -26,6 +25,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.testing.models import random_batch
+from rlsdk_fsdp.config import FsdpOptions
 
 # A large eps: Adam divides by the root of the squared gradient, and where that is 0 but for rounding, the sign of the
 # step would be rounding's too.
@@ -131,9 +131,8 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
 
 
 def _rank_main(rank: int, world: int, port: int, cases: list[Case], folder: str) -> None:
-    from rlsdk_fsdp.engine import FsdpTrainEngine
-
     from rlsdk.kit.rendezvous import init_process_group
+    from rlsdk_fsdp.engine import FsdpTrainEngine
 
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
