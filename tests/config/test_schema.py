@@ -34,7 +34,7 @@ def test_every_field_of_every_section_is_described() -> None:
 
 def test_sections_are_immutable_and_closed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        RunConfig().trainer.steps = 5  # type: ignore[misc]
+        RunConfig().trainer.steps = 5
     with pytest.raises(ValidationError, match="stepz"):
         RunConfig.model_validate({"trainer": {"stepz": 5}})
 

@@ -1,0 +1,226 @@
+"""The import table of the design, and what else keeps every engine a plugin. Read from the source, imported nowhere."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "rlsdk"
+PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+
+ROOMS: dict[str, set[str]] = {
+    "interfaces": set(),
+    "kit": {"interfaces"},
+    "registry": {"interfaces"},
+    "builtin": {"interfaces"},
+    "config": {"interfaces", "registry"},
+    "algorithms": {"interfaces"},
+    "data": {"interfaces"},
+    "rewards": {"interfaces"},
+    "sharding": {"interfaces", "kit"},
+    "reference": {"interfaces", "kit"},
+    "cluster": {"interfaces", "kit"},
+    "testing": {"interfaces", "kit"},
+}
+ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing")}
+ROOMS["cli"] = {*ROOMS["trainer"], "trainer"}
+"""Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
+the built-ins and the reference engines: they are found like any plugin's."""
+
+LIBRARIES: dict[str, set[str]] = {
+    "interfaces": {"pluggy"},
+    "registry": {"pluggy", "packaging"},
+    "builtin": set(),
+    "config": {"pydantic", "pydantic_core", "yaml"},
+    "algorithms": {"torch"},
+}
+"""Rooms that must stay light or pure -> the third-party packages that they may import at module level."""
+ENGINES = {"vllm", "sglang", "megatron", "mbridge", "transformer_engine", "deepspeed", "apex"}
+PLUGIN_BACKENDS = {"fsdp", "megatron", "vllm", "sglang"}
+BUILTIN_BACKENDS = {"torch", "transformers"}
+HINTS = CORE / "registry" / "known.py"
+"""The one place that may name first-party plugins: for the install hint."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where."""
+
+    module: str
+    file: Path
+    line: int
+    deferred: bool
+    """Inside a function, or for the type checker only."""
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def room(self) -> str:
+        return f"{self.module}.".split(".")[1]
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line}: imports {self.module}"
+
+
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def imports(file: Path) -> list[Import]:
+    return list(_imports(parse(file), file, deferred=False))
+
+
+def _imports(node: ast.AST, file: Path, *, deferred: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, file, node.lineno, deferred) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{file}:{node.lineno}: write the whole path of the module"
+        whole = node.module == "rlsdk"
+        names = [f"rlsdk.{alias.name}" for alias in node.names] if whole else [str(node.module)]
+        yield from (Import(name, file, node.lineno, deferred) for name in names)
+    elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+        named = [argument for argument in node.args[:1] if isinstance(argument, ast.Constant)]
+        yield from (Import(str(argument.value), file, node.lineno, deferred) for argument in named)
+    inner = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _for_types(node)
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, file, deferred=inner)
+
+
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((CORE / room).rglob("*.py")) if (CORE / room).is_dir() else [CORE / f"{room}.py"]
+
+
+def shown(found: list[Import]) -> list[str]:
+    return sorted(map(str, found))
+
+
+def test_every_room_is_in_the_table() -> None:
+    here = {path.name for path in CORE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    here |= {path.stem for path in CORE.glob("*.py")} - {"__init__"}
+    assert here == set(ROOMS)
+
+
+def test_the_table_has_no_circle() -> None:
+    left = dict(ROOMS)
+    while ready := [room for room, needs in left.items() if not needs & set(left)]:
+        for room in ready:
+            del left[room]
+    assert left == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_that_the_table_gives_it(room: str) -> None:
+    allowed = ROOMS[room] | {room, ""}
+    found = [i for file in files_of(room) for i in imports(file) if i.top == "rlsdk" and i.room not in allowed]
+    assert shown([i for i in found if not i.module.startswith("rlsdk.__")]) == []
+
+
+@pytest.mark.parametrize("room", LIBRARIES)
+def test_a_light_room_imports_no_heavy_library(room: str) -> None:
+    allowed = LIBRARIES[room] | set(sys.stdlib_module_names) | {"rlsdk"}
+    found = [i for file in files_of(room) for i in imports(file) if not i.deferred and i.top not in allowed]
+    assert shown(found) == []
+
+
+def test_configuration_and_registry_never_import_torch_or_ray_not_even_later() -> None:
+    files = [*files_of("config"), *files_of("registry"), *files_of("builtin")]
+    assert shown([i for file in files for i in imports(file) if i.top in ("torch", "ray", "transformers")]) == []
+
+
+def test_only_the_cluster_imports_ray() -> None:
+    files = [file for room in ROOMS if room != "cluster" for file in files_of(room)]
+    assert shown([i for file in files for i in imports(file) if i.top == "ray"]) == []
+
+
+def test_only_the_registry_reads_entry_points() -> None:
+    files = [file for room in ROOMS if room != "registry" for file in files_of(room)]
+    assert [str(file) for file in files if "entry_points(" in file.read_text(encoding="utf-8")] == []
+
+
+def test_the_core_imports_no_engine_and_no_plugin() -> None:
+    found = [i for file in CORE.rglob("*.py") for i in imports(file) if i.top in ENGINES or i.top.startswith("rlsdk_")]
+    assert shown(found) == []
+
+
+def test_the_core_names_no_plugin_outside_the_install_hints() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for file in sorted(CORE.rglob("*.py"))
+        if file != HINTS
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Constant) and node.value in PLUGIN_BACKENDS
+    ]
+    assert found == []
+
+
+def test_the_core_never_compares_with_the_name_of_a_backend() -> None:
+    names = PLUGIN_BACKENDS | BUILTIN_BACKENDS
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for file in sorted(CORE.rglob("*.py"))
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        if any(isinstance(part, ast.Constant) and part.value in names for part in ast.walk(node))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_imports_interfaces_and_kit_and_no_other_plugin(plugin: Path) -> None:
+    own = f"rlsdk_{plugin.name}"
+    oracles = {"testing", "reference", "algorithms", "registry"}
+    for part, allowed in (("src", {"interfaces", "kit"}), ("tests", {"interfaces", "kit", *oracles})):
+        found = [i for file in sorted((plugin / part).rglob("*.py")) for i in imports(file)]
+        wrong = [i for i in found if i.top == "rlsdk" and i.room not in allowed]
+        wrong += [i for i in found if i.top.startswith("rlsdk_") and i.top != own]
+        assert shown(wrong) == []
+
+
+def entry_modules(plugin: Path) -> list[str]:
+    project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
+    return [value.partition(":")[0] for value in project["entry-points"]["rlsdk"].values()]
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_the_entry_module_of_a_plugin_loads_no_engine(plugin: Path) -> None:
+    modules = entry_modules(plugin)
+    assert modules
+    assert loaded_by(modules, plugin / "src") == []
+
+
+@pytest.mark.parametrize(
+    "module", ["rlsdk", "rlsdk.interfaces", "rlsdk.registry", "rlsdk.builtin", "rlsdk.cli.commands"]
+)
+def test_what_every_command_needs_loads_neither_torch_nor_ray(module: str) -> None:
+    assert loaded_by([module]) == []
+
+
+def loaded_by(modules: list[str], *path: Path) -> list[str]:
+    """The heavy packages that importing these modules loads, in a fresh interpreter."""
+    heavy = sorted({"torch", "ray", "transformers", "datasets", "numpy", *ENGINES})
+    code = (
+        f"import sys; sys.path[:0] = {[str(folder) for folder in (*path, ROOT)]!r}\n"
+        f"import {', '.join(modules)}\n"
+        f"print(*[name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
