@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoad
 from rlsdk.registry import FIRST_PARTY, ComponentKind, Registry, Row, installed_version, spoken
 
 HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
+WIDTH = 100
 KINDS = (*BackendKind, *ComponentKind)
 
 
@@ -113,12 +115,9 @@ def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
 
     yield f"  options       as --{spec.kind}.{spec.name}.OPTION"
     for option in describe_options(options):
-        yield (
-            f"    {option.path} ({option.type}, default {option.default})"
-            if option.default
-            else (f"    {option.path} ({option.type}, required)")
-        )
-        yield f"        {option.doc}"
+        default = f"default {option.default}" if option.default else "required"
+        yield f"    {option.path} ({option.type}, {default})"
+        yield textwrap.fill(option.doc, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _component_info(row: Row, spec: ComponentSpec, registry: Registry) -> Iterator[str]:
