@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,22 +12,24 @@ from types import TracebackType
 from typing import Any
 
 from rlsdk.cluster.batch_ref import BatchRef
-from rlsdk.cluster.capacity import assign_nodes
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
-from rlsdk.cluster.nodes import connect, node_capacities
+from rlsdk.cluster.nodes import choose_nodes, connect
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
-from rlsdk.interfaces import Batch, ConfigError, PlacementError, RankContext
+from rlsdk.interfaces import Batch, ConfigError, PlacementError, RankContext, WorkerError
 
 _log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 60.0
 """For what Ray promised to have: placement groups, worker processes."""
-_CLOSE_TIMEOUT_S = 5.0
+_GRACE_S = 5.0
+"""For hosts to close."""
+_SHORT_GRACE_S = 1.0
+"""After a failure of a worker: others probably hang in a collective with it."""
 _GPU_SHARE = 0.125
 """Of a worker in its device: up to eight environments may each have a process there."""
 _MAX_CALLS = 10_000
@@ -125,11 +129,13 @@ class Cluster:
                 its process is that of the first.
 
         Raises:
-            ConfigError: unknown role, or devices that do not divide.
+            ConfigError: unknown role, a host that is no class path, devices that do not divide.
             WorkerError: a host could not be built, or its worker died.
             RlsdkError: what a host's constructor raised.
         """
         pool = self.placement.pool_of(role)
+        if not all(host.partition(":")):
+            raise ConfigError(f"role {role!r}: host {host!r} does not name a class; expected 'package.module:Class'")
         if role in self.groups:
             raise ConfigError(f"role {role!r} already has a group; a role is created once")
         workers = self._pool_workers(pool, py_executable)
@@ -156,13 +162,17 @@ class Cluster:
         self.groups[role] = group
         return group
 
-    def close(self) -> None:
-        """Closes every host, ends every worker, gives the devices back. Safe to call twice."""
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """Closes every host, ends every worker, gives the devices back. Safe to call twice.
+
+        Args:
+            grace_s: how long hosts may take to close; after that their processes are killed.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            self._release()
+            self._release(grace_s)
         finally:
             if self._local is not None:
                 self._local.stop()
@@ -173,16 +183,16 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(grace_s=_SHORT_GRACE_S if isinstance(error, WorkerError) else _GRACE_S)
 
-    def _release(self) -> None:
+    def _release(self, grace_s: float) -> None:
         """Ends the workers and gives the devices back."""
         import ray
 
         if not ray.is_initialized():
             return
         workers = [worker for pool in self._workers.values() for worker in pool]
-        self._close_hosts(workers)
+        self._close_hosts(workers, grace_s)
         for worker in workers:
             worker.kill()
         for group in self._placement_groups.values():
@@ -192,7 +202,7 @@ class Cluster:
         """Reserves every device on the node chosen for it."""
         import ray
 
-        nodes = assign_nodes(self.placement, node_capacities())
+        nodes = choose_nodes(self.placement)
         for pool in self.placement.pools:
             bundle = {"CPU": float(pool.cpus_per_device)} | ({"GPU": 1.0} if pool.device == "cuda" else {})
             self._placement_groups[pool.name] = ray.util.placement_group(
@@ -205,7 +215,7 @@ class Cluster:
         if late:
             raise PlacementError(
                 f"pools {sorted(refs[ref] for ref in late)} were free when asked for but not given within "
-                f"{_READY_TIMEOUT_S:g} s; somebody else may have taken the devices: see `ray status`"
+                f"{_READY_TIMEOUT_S:g} s; somebody else took them, or a node has died: see `ray status`"
             )
 
     def _pool_workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
@@ -238,6 +248,9 @@ class Cluster:
                 worker_id=worker_id,
                 num_threads=self.num_threads or pool.cpus_per_device,
                 scratch_parent=self._local.folder if self._local else None,
+                # What the controller can import, its own environment's workers can, too: a user's loss in the folder
+                # that the command was given in.
+                import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],
                 preload=self.preload,
                 log_path=str(self.log_dir.absolute() / f"{name}.log") if self.log_dir else None,
             )
@@ -293,13 +306,16 @@ class Cluster:
             )
         return contexts
 
-    def _close_hosts(self, workers: Sequence[WorkerHandle]) -> None:
+    def _close_hosts(self, workers: Sequence[WorkerHandle], grace_s: float) -> None:
         """Gives hosts a moment to leave cleanly; what does not answer is ended anyway."""
         import ray
 
-        open_workers = [worker for worker in workers if worker.info is not None and worker.death() is None]
-        refs = [worker.close() for worker in open_workers]
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_TIMEOUT_S) if refs else ([], [])
+        started = [worker for worker in workers if worker.info is not None]
+        alive = [worker for worker in started if worker.death() is None]
+        refs = [worker.close() for worker in alive]
+        if len(alive) < len(started):
+            grace_s = min(grace_s, _SHORT_GRACE_S)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=grace_s) if refs else ([], [])
         for ref in ready:
             try:
                 for failure in ray.get(ref):

@@ -37,10 +37,10 @@ class EngineThread:
         return future
 
     def _work(self) -> None:
-        with asyncio.Runner() as runner:
-            for sequence in itertools.count():
-                future, job = self._take(sequence)
-                run_into(future, job, runner)
+        runner = asyncio.Runner()
+        for sequence in itertools.count():
+            future, job = self._take(sequence)
+            run_into(future, job, runner)
 
     def _take(self, sequence: int) -> tuple[Future[Any], Callable[[], Any]]:
         with self._wake:

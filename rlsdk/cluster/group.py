@@ -126,7 +126,8 @@ class WorkerGroup:
 
     def _submit_data(self, method: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
         """Cuts every batch among the arguments by the same rows."""
-        values: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        values: dict[int | str, Any] = dict(enumerate(args))
+        values.update(kwargs)
         batches = {key: self._stored(value) for key, value in values.items() if isinstance(value, Batch | BatchRef)}
         if not batches:
             raise BatchError(

@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.keeper import Keeper
 from rlsdk.cluster.placement import PlacementSpec
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,12 @@ _STORE_BYTES = 2 << 30
 _MIN_STORE_BYTES = 80 << 20
 _STORE_SHARE = 0.3
 """Of the free shared memory."""
-_FOLDER = "rlsdk-{pid}-"
+_STOP_TIMEOUT_S = 15.0
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # What an engine started in a worker ends with the worker.
+    "RAY_process_group_cleanup_enabled": "1",
+}
 _LONGEST_PARENT = 24
 """Characters of the temporary folder: socket paths inside must stay below 108 bytes."""
 
@@ -36,11 +41,10 @@ class LocalRay:
         """Raises PlacementError, before anything starts, when this machine does not have the devices."""
         node = this_machine(placement)
         assign_nodes(placement, [node])
-        remove_stale_folders()
-        self.folder = tempfile.mkdtemp(prefix=_FOLDER.format(pid=os.getpid()), dir=temporary_parent())
+        self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
+        self._keeper = Keeper(self.folder)
         self._node: Any = None
         atexit.register(self.stop)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             with own_signal_handlers():
                 self._start(int(node.cpus), int(node.gpus))
@@ -54,18 +58,20 @@ class LocalRay:
 
         atexit.unregister(self.stop)
         ray.shutdown()
+        self._keeper.end(_STOP_TIMEOUT_S)
         if self._node is not None:
-            self._node.kill_all_processes(check_alive=False, allow_graceful=False)
+            self._node.kill_all_processes(check_alive=False)
             self._node = None
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, cpus: int, gpus: int) -> None:
         import ray
 
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         try:
-            self._node = _start_lean_node(cpus, gpus, self.folder)
+            self._node = _start_lean_node(cpus, gpus, self.folder, self._keeper)
         except (ImportError, AttributeError, TypeError) as error:
-            # Ray's inside has changed: the public way is the same cluster, slower to start.
+            # Ray's inside has changed: the public way gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
             ray.init(
                 address="local",
@@ -81,12 +87,11 @@ class LocalRay:
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _start_lean_node(cpus: int, gpus: int, folder: str) -> Any:
+def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
     """Starts gcs and raylet without the dashboard server, autoscaler and log forwarder that `ray.init` brings along.
 
-    One run on one machine uses none of the three, and they cost more to start than all the rest. Children are tied to
-    this process by the kernel: they die with it, kill -9 included. Checked with Ray 2.60; it rests on private classes,
-    so the caller falls back to `ray.init` where they differ.
+    One run on one machine uses none of the three, and they cost more to start than all the rest. Checked with Ray
+    2.60; it rests on private classes, so the caller falls back to `ray.init` where they differ.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -94,6 +99,18 @@ def _start_lean_node(cpus: int, gpus: int, folder: str) -> Any:
     class LeanNode(Node):  # type: ignore[misc]  # Ray ships no types
         def start_api_server(self, **_: Any) -> None:
             self._webui_url = ""
+
+        def start_gcs_server(self) -> None:
+            super().start_gcs_server()
+            self._hand_over()
+
+        def start_raylet(self, *args: Any, **kwargs: Any) -> None:
+            super().start_raylet(*args, **kwargs)
+            self._hand_over()
+
+        def _hand_over(self) -> None:
+            for started in self.all_processes.values():
+                keeper.watch(started[0].process.pid)
 
     params = RayParams(
         num_cpus=cpus,
@@ -104,7 +121,7 @@ def _start_lean_node(cpus: int, gpus: int, folder: str) -> Any:
         include_log_monitor=False,
         no_monitor=True,
     )
-    return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
+    return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False, ray_init_cluster=True)
 
 
 def this_machine(placement: PlacementSpec) -> NodeCapacity:
@@ -138,15 +155,6 @@ def temporary_parent() -> str:
     """The folder for temporary files, or `/tmp` where its path is too long for sockets."""
     parent = tempfile.gettempdir()
     return parent if len(parent) <= _LONGEST_PARENT or not os.access("/tmp", os.W_OK) else "/tmp"
-
-
-def remove_stale_folders() -> None:
-    """Removes what local clusters left behind whose process was killed before it could."""
-    for folder in Path(temporary_parent()).glob(_FOLDER.format(pid="[0-9]*")):
-        with suppress(OSError, ValueError):
-            owner = int(folder.name.split("-")[1])
-            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{owner}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import logging
+import socket
+import time
+from dataclasses import replace
 
-from rlsdk.cluster.capacity import NodeCapacity
+from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.local import LocalRay, own_signal_handlers
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.interfaces import PlacementError
+
+_KNOCK_TIMEOUT_S = 5.0
+_RELEASE_S = 3.0
+"""Ray tells what is free with some delay."""
+_LOOK_S = 0.2
 
 
 def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
@@ -28,14 +36,43 @@ def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
     if address is None:
         return LocalRay(placement)
     try:
+        _knock(address)
         with own_signal_handlers():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise PlacementError(
             f"no Ray cluster answers at placement.ray_address {address!r} ({error}); start one with "
             "`ray start --head`, or leave the address out to run on this machine"
         ) from error
     return None
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens there; Ray would try for minutes."""
+    if "://" in address:
+        raise ValueError("a client address; give the HOST:PORT that `ray start` prints, from a machine of the cluster")
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
+
+
+def choose_nodes(placement: PlacementSpec) -> dict[str, tuple[str, ...]]:
+    """`assign_nodes` on the cluster as it is. What another run is just giving back counts as free, and is waited for.
+
+    Raises:
+        PlacementError: see `assign_nodes`.
+    """
+    deadline = time.monotonic() + _RELEASE_S
+    while True:
+        nodes = node_capacities()
+        try:
+            return assign_nodes(placement, nodes)
+        except PlacementError:
+            if time.monotonic() > deadline:
+                raise
+            # Raises at once where even an idle cluster would be too small.
+            assign_nodes(placement, [replace(node, cpus=node.total_cpus, gpus=node.total_gpus) for node in nodes])
+            time.sleep(_LOOK_S)
 
 
 def node_capacities() -> list[NodeCapacity]:

@@ -45,12 +45,14 @@ class DeviceWorker:
         num_threads: int,
         log_path: str | None,
         scratch_parent: str | None,
+        import_paths: Sequence[str],
         preload: Sequence[str],
     ) -> None:
         """Everything slow happens on the engine thread, so that the process answers as soon as it is up."""
         global _here
         for variable in THREAD_VARIABLES:
             os.environ[variable] = str(num_threads)
+        sys.path += [path for path in import_paths if path not in sys.path]
         self.worker_id = worker_id
         self.logs = _redirect_output(log_path)
         self.hosts: dict[str, Any] = {}

@@ -1,0 +1,200 @@
+"""Hosts that the tests of the cluster put into workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rlsdk.cluster import Join, Split, dispatch
+from rlsdk.interfaces import Batch, BatchError, Parallel, Peer, RankContext
+
+
+class EchoHost:
+    """Says where it is and what it was given. `tp_size` model-parallel ranks share each data-parallel rank."""
+
+    def __init__(self, ctx: RankContext, tp_size: int = 1) -> None:
+        self.ctx = ctx
+        self.parallel = Parallel(
+            dp_rank=ctx.rank // tp_size,
+            dp_size=ctx.world_size // tp_size,
+            tp_rank=ctx.rank % tp_size,
+            tp_size=tp_size,
+        )
+        self.threads = {threading.get_ident()}
+        self.order: list[int] = []
+        self.release = threading.Event()
+
+    @dispatch(split=Split.ALL, join=Join.LIST)
+    def ranks(self, offset: int = 0, *, factor: int = 1) -> int:
+        return factor * (self.ctx.rank + offset)
+
+    @dispatch(split=Split.RANK_ZERO, join=Join.FIRST)
+    def zero(self) -> int:
+        return self.ctx.rank
+
+    @dispatch(split=Split.ANY, join=Join.FIRST)
+    def anyone(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self.ctx.rank
+
+    @dispatch(split=Split.ALL, join=Join.FIRST_DONE)
+    def race(self, seconds: Sequence[float]) -> int:
+        time.sleep(seconds[self.ctx.rank])
+        return self.ctx.rank
+
+    @dispatch(split=Split.ALL, join=Join.FIRST)
+    def first(self) -> int:
+        return self.ctx.rank
+
+    @dispatch(split=Split.DATA, join=Join.NONE)
+    def nothing(self, batch: Batch) -> int:
+        return batch.num_rows
+
+    @dispatch(split=Split.DATA, join=Join.ROWS)
+    def double(self, batch: Batch) -> Batch:
+        by = batch["row_id"] * 0 + self.ctx.rank
+        return batch.keep(()).with_tokens(doubled=batch["input_ids"] * 2).with_rows(by=by)
+
+    @dispatch(split=Split.DATA, join=Join.ROWS)
+    def drop_a_row(self, batch: Batch) -> Batch:
+        return batch.keep(()).select(slice(1, batch.num_rows))
+
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def two_batches(self, first: Batch, second: Batch, note: str) -> tuple[list[int], list[int], str]:
+        return first["row_id"].tolist(), second["row_id"].tolist(), note
+
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def shares_memory(self, batch: Batch) -> bool:
+        """Whether the batch still lies in the object store's shared memory."""
+        return in_shared_memory(batch["input_ids"].data_ptr())
+
+    def whole(self, batch: Batch) -> list[int]:
+        return batch["row_id"].tolist()
+
+    async def sleepy(self, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        self.threads.add(threading.get_ident())
+        return self.ctx.rank
+
+    def note_thread(self) -> int:
+        self.threads.add(threading.get_ident())
+        return len(self.threads)
+
+    def append(self, number: int) -> list[int]:
+        self.order.append(number)
+        return self.order
+
+    def wait_for_release(self) -> bool:
+        return self.release.wait(30)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def let_go(self) -> bool:
+        self.release.set()
+        return threading.get_ident() in self.threads
+
+    def ask_peer(self, peer: Peer, timeout_s: float) -> tuple[int, bool]:
+        """Calls a concurrent method of another rank; also says whether it lives in this process."""
+        answer: int = peer.call("where", timeout_s=timeout_s)
+        return answer, peer.local() is not None
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def where(self) -> int:
+        return os.getpid()
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def slow_where(self) -> int:
+        time.sleep(2)
+        return os.getpid()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def interpreter(self) -> str:
+        return sys.prefix
+
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def close(self) -> None:
+        self.release.set()
+
+
+class FragileHost(EchoHost):
+    """Fails in every way that a host can."""
+
+    def raise_ours(self) -> None:
+        raise BatchError(f"rank {self.ctx.rank} does not like this batch")
+
+    def raise_theirs(self) -> None:
+        raise ZeroDivisionError("a stranger's error")
+
+    def raise_on(self, rank: int) -> int:
+        """One rank raises, the others hang as in a collective."""
+        if self.ctx.rank == rank:
+            raise BatchError("only me")
+        time.sleep(60)
+        return self.ctx.rank
+
+    def die(self, rank: int) -> None:
+        if self.ctx.rank == rank:
+            print("these are my last words", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    @dispatch(split=Split.RANK_ZERO, join=Join.FIRST)
+    def rank_zero_hangs(self) -> None:
+        time.sleep(60)
+
+    def spawn(self) -> int:
+        """Starts what an engine might: a process that does not know of its parent."""
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    def hang_on(self, rank: int, seconds: float) -> int:
+        if self.ctx.rank == rank:
+            time.sleep(seconds)
+        return self.ctx.rank
+
+
+class UnbuildableHost:
+    def __init__(self, ctx: RankContext) -> None:
+        raise ValueError(f"rank {ctx.rank} cannot be built")
+
+
+class GlooHost:
+    """Joins torch's process group and adds numbers up."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        from rlsdk.kit.rendezvous import init_process_group
+
+        self.ctx = ctx
+        init_process_group(ctx, "gloo")
+
+    def total(self, number: float) -> float:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.tensor([number * (self.ctx.rank + 1)])
+        dist.all_reduce(value)
+        return float(value)
+
+    def close(self) -> None:
+        from rlsdk.kit.rendezvous import destroy_process_group
+
+        destroy_process_group(self.ctx)
+
+
+def in_shared_memory(address: int) -> bool:
+    """Whether an address of this process belongs to a mapping of shared memory."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, rest = line.partition(" ")
+            low, high = (int(bound, 16) for bound in span.split("-"))
+            if low <= address < high:
+                return "/dev/shm" in rest or "plasma" in rest
+    return False

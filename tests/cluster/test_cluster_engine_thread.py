@@ -1,0 +1,43 @@
+"""The order in which one worker runs what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.cluster.engine_thread import EngineThread
+
+
+@given(st.permutations(range(12)))
+def test_jobs_run_in_the_order_of_their_numbers_however_they_arrive(arrival: list[int]) -> None:
+    engine, seen = EngineThread(), list[int]()
+    futures = [engine.submit(number, lambda number=number: seen.append(number)) for number in arrival]
+    for future in futures:
+        future.result(5)
+    assert seen == list(range(12))
+
+
+def test_all_jobs_share_one_thread_and_one_event_loop() -> None:
+    async def where() -> tuple[int, int]:
+        return threading.get_ident(), id(asyncio.get_running_loop())
+
+    engine = EngineThread()
+    found = {engine.submit(number, where).result(5) for number in range(3)}
+    assert len(found) == 1
+    assert engine.submit(3, threading.get_ident).result(5) == engine.thread.ident
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
+def test_a_job_that_raises_does_not_stop_the_thread(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    engine = EngineThread()
+    failed: Future[None] = engine.submit(0, fail)
+    assert failed.exception(5) is error
+    assert engine.submit(1, lambda: 5).result(5) == 5

@@ -1,0 +1,81 @@
+"""No process and no folder outlives the program that started it, however that program ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+DRIVER = """
+import sys
+from rlsdk.cluster import Cluster, preset_placement
+
+with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=1), timeout_s=60) as cluster:
+    group = cluster.create_group("actor", "cluster_hosts:FragileHost")
+    group.run("spawn")
+    print("ready", cluster._local.folder, flush=True)
+    if sys.argv[1] == "raise":
+        raise RuntimeError("the run failed")
+    group.run("hang_on", 0, 120.0)
+"""
+
+
+class Driver:
+    """A program that runs a local cluster with a busy worker, seen from outside."""
+
+    def __init__(self, ending: str) -> None:
+        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, ending],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.folder = Path(self.process.stdout.readline().split()[-1])
+        self.family: list[psutil.Process] = []
+        if self.process.poll() is None:
+            self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def survivors(self) -> list[str]:
+        """Descendants that do not go away."""
+        _, alive = psutil.wait_procs(self.family, timeout=20)
+        return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_program_that_fails_leaves_nothing() -> None:
+    driver = Driver("raise")
+    _, errors = driver.process.communicate(timeout=60)
+    assert driver.process.returncode == 1
+    assert "RuntimeError: the run failed" in errors
+    assert driver.survivors() == []
+    assert not driver.folder.exists()
+
+
+def test_a_program_that_is_terminated_leaves_nothing() -> None:
+    driver = Driver("wait")
+    driver.process.terminate()
+    driver.process.communicate(timeout=60)
+    assert driver.process.returncode != 0
+    assert driver.survivors() == []
+    assert not driver.folder.exists()
+
+
+def test_keys_do_not_reach_the_workers_and_kill_9_of_the_program_leaves_nothing() -> None:
+    driver = Driver("wait")
+    assert "sleep" in {process.name() for process in driver.family}, "what an engine started counts, too"
+    driver.process.send_signal(signal.SIGSTOP)
+    os.killpg(driver.process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert all(process.is_running() for process in driver.family)
+    driver.process.kill()
+    driver.process.communicate(timeout=60)
+    assert driver.survivors() == []
+    assert not driver.folder.exists()

@@ -1,0 +1,88 @@
+"""A cluster of two nodes, both on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
+from rlsdk.cluster.local import LocalRay
+from rlsdk.cluster.nodes import node_capacities
+from rlsdk.interfaces import PlacementError, WorkerError
+
+
+@pytest.fixture(scope="module")
+def second_node(ray_here: LocalRay) -> Iterator[None]:
+    """Adds a node with three processors to the cluster."""
+    command = Path(sys.executable).parent / "ray"
+    address = ray.get_runtime_context().gcs_address
+    start = [str(command), "start", f"--address={address}", "--num-cpus=3", "--num-gpus=0", "--block"]
+    process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        await_nodes(2)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+        await_nodes(1)
+
+
+def await_nodes(count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(node_capacities()) != count:
+        assert time.monotonic() < deadline, f"the cluster has {len(node_capacities())} nodes, not {count}"
+        time.sleep(0.1)
+
+
+def placement(*devices: int) -> PlacementSpec:
+    return PlacementSpec(pools=(PoolSpec(name="wide", devices_per_node=devices),), roles={"actor": "wide"})
+
+
+def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(second_node: None) -> None:
+    with Cluster.start(placement(1, 3), timeout_s=30) as cluster:
+        group = cluster.create_group("actor", "cluster_hosts:FragileHost")
+        assert [ctx.local_rank for ctx in group.contexts] == [0, 0, 1, 2]
+        nodes = [member.worker.known().node_id for member in group.members]
+        assert nodes[0] == ray.get_runtime_context().get_node_id()
+        assert len(set(nodes[1:])) == 1
+        assert nodes[1] != nodes[0]
+        with pytest.raises(WorkerError, match="actor rank 2 died") as caught:
+            group.run("die", 2)
+        assert "  these are my last words" in str(caught.value), "read on the node where it was written"
+
+
+def test_what_the_nodes_do_not_have_is_refused_at_once(second_node: None) -> None:
+    start = time.monotonic()
+    with pytest.raises(PlacementError, match="pool 'wide' wants 3 different nodes") as caught:
+        Cluster.start(placement(1, 1, 1))
+    assert time.monotonic() - start < 5
+    assert " of 3" in str(caught.value)
+    with pytest.raises(PlacementError, match="no node has the 11 CPUs"):
+        Cluster.start(placement(11))
+
+
+def test_what_another_run_gives_back_is_waited_for(second_node: None) -> None:
+    for _ in range(3):
+        with Cluster.start(placement(3, 3), timeout_s=30):
+            pass
+
+
+def test_what_another_run_keeps_is_refused_with_what_is_free(second_node: None) -> None:
+    with Cluster.start(placement(2, 2), timeout_s=30), pytest.raises(PlacementError) as caught:
+        Cluster.start(placement(2, 2))
+    assert "1 of 3" in str(caught.value)
+
+
+def test_an_address_where_nobody_answers_is_a_placement_error() -> None:
+    script = (
+        "from rlsdk.cluster import Cluster, preset_placement\n"
+        "Cluster.start(preset_placement('colocate_all', ['actor']), address='127.0.0.1:1')\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert "PlacementError: no Ray cluster answers at placement.ray_address '127.0.0.1:1'" in found.stderr

@@ -1,0 +1,69 @@
+"""Cutting rows over ranks and making one result again: pure functions."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
+from rlsdk.cluster.joining import joiner
+from rlsdk.cluster.splitting import as_run, split_rows
+from rlsdk.interfaces import Batch, BatchError
+
+LENGTHS = st.lists(st.integers(1, 4000), max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_every_row_goes_to_exactly_one_rank(lengths: list[int], parts: int) -> None:
+    cut = split_rows(lengths, parts)
+    assert len(cut) == parts
+    assert sorted(row for rows in cut for row in rows) == list(range(len(lengths)))
+    assert all(rows == sorted(rows) for rows in cut)
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_no_rank_has_more_than_its_share_and_one_row(lengths: list[int], parts: int) -> None:
+    loads = [sum(lengths[row] for row in rows) for rows in split_rows(lengths, parts)]
+    assert max(loads) <= sum(lengths) / parts + max(lengths, default=0)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_split_and_joined_rows_are_the_batch_itself(lengths: list[int], parts: int, random: object) -> None:
+    ids = torch.randperm(len(lengths)) * 7
+    batch = Batch.from_rows([[row] * n for row, n in enumerate(lengths)], row_id=ids)
+    ref = BatchRef(ref=None, lengths=batch.lengths, row_ids=ids)
+    shares = [range(len(lengths)) if rows is None else rows.tolist() for rows in ref.cut(parts)]
+    answers = {rank: batch.select(list(rows)) for rank, rows in enumerate(shares)}
+    joined = joiner(MethodSpec(split=Split.DATA, join=Join.ROWS), range(parts), ids)(answers)
+    assert torch.equal(joined["input_ids"], batch["input_ids"])
+    assert torch.equal(joined["row_id"], ids)
+
+
+def test_a_result_that_is_no_batch_cannot_be_joined_by_rows() -> None:
+    join = joiner(MethodSpec(split=Split.DATA, join=Join.ROWS), [0], torch.tensor([0]))
+    with pytest.raises(BatchError, match="returns a Batch, got int"):
+        join({0: 3})
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_neighbouring_rows_are_recognised(start: int, count: int) -> None:
+    assert as_run(np.arange(start, start + count)) == (start, start + count)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8))
+def test_other_rows_are_not_taken_for_neighbours(rows: list[int]) -> None:
+    assume(rows != list(range(rows[0], rows[0] + len(rows))))
+    assert as_run(np.array(rows)) is None
+
+
+def test_what_a_worker_is_sent_does_not_grow_with_the_batch() -> None:
+    lengths = torch.full((100_000,), 10)
+    ref = BatchRef(ref="reference", lengths=lengths, row_ids=torch.arange(100_000))
+    assert len(pickle.dumps(ref.stored())) < 300
+    assert len(pickle.dumps(ref.select(torch.arange(500, 70_000)).stored())) < 300
+    assert len(pickle.dumps(ref.select([5, 3, 9]).stored())) < 500
