@@ -38,6 +38,7 @@ class RowCache:
         self.position: int | Tensor = 0
         """Where the current step writes: one number when all rows are equally long, else `[count]`."""
         self.longest = 0
+        """Tokens in the longest row so far."""
 
     def add(self, prefill: PrefillCache, prompt_of_row: Tensor) -> None:
         """Appends rows: the prompt's keys and values, copied for each of its samples."""
@@ -51,6 +52,7 @@ class RowCache:
             self.keys[layer][new, :, : key.shape[2]] = key[prompt_of_row]
             self.values[layer][new, :, : value.shape[2]] = value[prompt_of_row]
         self.count += len(prompt_of_row)
+        self.longest = max(self.longest, prefill.layers[0][0].shape[2])
 
     def place(self, position: Tensor, highest: int) -> dict[str, Tensor]:
         """Says where the next step writes; returns what `decode_attention` needs to know of it.

@@ -49,6 +49,7 @@ class TransformersRolloutEngine(RolloutEngine):
         ).requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
         self.parameters, self.tied = canonical_parameters(self.model)
+        self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         self.version: int | None = 0 if spec.load_weights else None
         self.refusal = "" if spec.load_weights else "no weights have come yet; the first update_weights brings them"
         self.calls: list[Decoding] = []
@@ -86,7 +87,7 @@ class TransformersRolloutEngine(RolloutEngine):
             self.calls.remove(decoding)
 
     def layout(self) -> Sequence[WeightLayout]:
-        named = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        named = {name: tuple(shape) for name, shape in self.shapes.items()}
         dtype = self.spec.model.dtype
         return [
             WeightLayout(
@@ -131,15 +132,16 @@ class TransformersRolloutEngine(RolloutEngine):
             self.model.to("cpu")
             return
         for parameter in self.parameters.values():
-            parameter.untyped_storage().resize_(0)
+            parameter.data = parameter.data.new_empty(0)
         self.version, self.refusal = None, "asleep at level 2: wake the weights, then update them"
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         """Key-value memory lives only as long as a `generate` call, so `kv_cache` has nothing to do."""
         if "weights" not in parts:
             return
-        for parameter in self.parameters.values():
-            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+        for name, parameter in self.parameters.items():
+            if parameter.shape != self.shapes[name]:
+                parameter.data = parameter.data.new_empty(self.shapes[name])
         self.model.to(self.ctx.device)
 
     def close(self) -> None:

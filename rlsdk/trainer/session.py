@@ -98,6 +98,7 @@ def placement_of(config: RunConfig, roles: Sequence[str], device: str) -> Placem
             devices_per_node=chosen.devices_per_node,
             device=device,
             cpus_per_device=chosen.cpus_per_device,
+            devices={str(role): count for role, count in chosen.devices.items()},
         )
     pools = tuple(
         PoolSpec(
@@ -111,6 +112,17 @@ def placement_of(config: RunConfig, roles: Sequence[str], device: str) -> Placem
     given: Mapping[str, str] = {str(role): pool for role, pool in chosen.roles.items()}
     # A role that was given no pool runs beside the actor: the reference has its shape and takes turns with it.
     return PlacementSpec(pools=pools, roles={role: given.get(role, given["actor"]) for role in roles})
+
+
+def role_devices(config: RunConfig, device: str, *, train_only: bool = False) -> dict[str, int]:
+    """How many devices each role gets.
+
+    Raises:
+        ConfigError: the placement has fewer devices than pools.
+    """
+    placement = placement_of(config, roles_of(config, train_only=train_only), device)
+    sizes = {pool.name: sum(pool.devices_per_node) for pool in placement.pools}
+    return {role: sizes[pool] for role, pool in placement.roles.items()}
 
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
