@@ -14,12 +14,13 @@ from rlsdk.registry import Registry
 def run(args: Sequence[str]) -> None:
     """Trains, and leaves a Hugging Face folder."""
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_sft
-    from rlsdk.trainer.session import resolve_device
+    from rlsdk.trainer.session import resolve_device, role_devices
 
     registry = Registry.discover()
     config = load_config([], list(args), registry)
     device = resolve_device(config)
-    if problems := check_run(config, registry, model_type(config), device, train_only=True):
+    devices = role_devices(config, device, train_only=True)
+    if problems := check_run(config, registry, model_type(config), device, devices=devices, train_only=True):
         raise config_error(problems)
     run_dir = make_run_dir(config)
     stop = StopFlag()

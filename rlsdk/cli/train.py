@@ -23,7 +23,7 @@ QUICKSTART = "quickstart.yaml"
 def run(args: Sequence[str]) -> None:
     """Checks everything that can be checked, then trains."""
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
-    from rlsdk.trainer.session import resolve_device
+    from rlsdk.trainer.session import resolve_device, role_devices
 
     registry = Registry.discover()
     quickstart = not names_a_task(args)
@@ -32,7 +32,8 @@ def run(args: Sequence[str]) -> None:
     device = resolve_device(config)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
-    if problems := check_run(checked, registry, "qwen2" if quickstart else model_type(config), device):
+    kind_of_model = "qwen2" if quickstart else model_type(config)
+    if problems := check_run(checked, registry, kind_of_model, device, devices=role_devices(config, device)):
         raise config_error(problems)
     run_dir = make_run_dir(config)
     if quickstart:

@@ -23,6 +23,7 @@ def check_run(
     model_type: str | None = None,
     device: str | None = None,
     *,
+    devices: Mapping[str, int] | None = None,
     train_only: bool = False,
 ) -> list[Problem]:
     """Everything that keeps this configuration from running with what is installed.
@@ -34,18 +35,20 @@ def check_run(
         registry: what is installed.
         model_type: of the model's `config.json`; None: not checked.
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
+        devices: number of devices that each role gets; None: as far as `placement` itself says.
         train_only: nothing is sampled (`rlsdk sft`): rollout, rewards and algorithm are not looked at.
     """
+    devices = declared_devices(config.placement) if devices is None else devices
     train = [
         *_missing_data(config),
-        *check_backend(train_requirements(config, model_type, device), config.train.backend, registry),
+        *check_backend(train_requirements(config, model_type, device, devices), config.train.backend, registry),
         *_options(BackendKind.TRAIN, config.train.backend, config.train.options, registry),
     ]
     if train_only:
         return train
     return [
         *train,
-        *_missing_rollout(config),
+        *_missing_rollout(config, devices.get("rollout")),
         *check_backend(rollout_requirements(config, model_type, device), config.rollout.backend, registry),
         *_options(BackendKind.ROLLOUT, config.rollout.backend, config.rollout.options, registry),
         *_log_prob_kind(config, registry),
@@ -69,15 +72,15 @@ def check_backend(needed: Requirements, name: str, registry: Registry) -> list[P
     ]
 
 
-def train_requirements(config: RunConfig, model_type: str | None = None, device: str | None = None) -> Requirements:
-    """What the run needs of its train backend."""
+def train_requirements(
+    config: RunConfig, model_type: str | None, device: str | None, devices: Mapping[str, int]
+) -> Requirements:
+    """What the run needs of its train backend; `devices` by role."""
     capabilities = {Capability.ENTROPY: "algorithm.entropy_coef"} if config.algorithm.entropy_coef else {}
-    return _requirements(
-        BackendKind.TRAIN, config, model_type, device, role_devices(config.placement, "actor"), capabilities
-    )
+    return _requirements(BackendKind.TRAIN, config, model_type, device, devices.get("actor", 1), capabilities)
 
 
-def rollout_requirements(config: RunConfig, model_type: str | None = None, device: str | None = None) -> Requirements:
+def rollout_requirements(config: RunConfig, model_type: str | None, device: str | None) -> Requirements:
     """What the run needs of its rollout backend."""
     rollout = config.rollout
     asked = {
@@ -89,12 +92,20 @@ def rollout_requirements(config: RunConfig, model_type: str | None = None, devic
     return _requirements(BackendKind.ROLLOUT, config, model_type, device, rollout.tp_size, capabilities)
 
 
-def role_devices(placement: PlacementConfig, role: str) -> int | None:
-    """Devices that a role runs on; None where the preset decides it."""
+def declared_devices(placement: PlacementConfig) -> dict[str, int]:
+    """Devices of each role, as far as the configuration says it without dealing any out."""
     if placement.preset is None:
-        pool = next((pool for name, pool in placement.roles.items() if name == role), None)
-        return sum(placement.pools[pool].devices_per_node) if pool else None
-    return placement.num_nodes * placement.devices_per_node if placement.preset == "colocate_all" else None
+        return {role: sum(placement.pools[pool].devices_per_node) for role, pool in placement.roles.items()}
+    total = placement.num_nodes * placement.devices_per_node
+    return {"actor": total, "rollout": total} if placement.preset == "colocate_all" else {}
+
+
+def _device_of(placement: PlacementConfig, role: str, device: str | None) -> str | None:
+    """What a role runs on: its pool's own device, the placement's, or what `auto` came out as."""
+    pool = next((placement.pools[pool] for name, pool in placement.roles.items() if name == role), None)
+    if pool is not None and pool.device != "auto":
+        return pool.device
+    return device if placement.device == "auto" else placement.device
 
 
 def _requirements(
@@ -102,19 +113,19 @@ def _requirements(
     config: RunConfig,
     model_type: str | None,
     device: str | None,
-    num_ranks: int | None,
+    num_ranks: int,
     capabilities: Mapping[Capability, str],
 ) -> Requirements:
-    chosen = config.placement.device if config.placement.device != "auto" else device
+    role = "rollout" if kind is BackendKind.ROLLOUT else "actor"
     devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
     sizes = "rollout.tp_size" if kind is BackendKind.ROLLOUT else devices
     because = {"device": "placement.device", "dtype": "model.dtype", "model_type": "model.path", "num_ranks": sizes}
     return Requirements(
         kind=kind,
-        device=chosen,
+        device=_device_of(config.placement, role, device),
         dtype=config.model.dtype,
         model_type=model_type,
-        num_ranks=num_ranks or 1,
+        num_ranks=num_ranks,
         capabilities=frozenset(capabilities),
         because=because | {capability.value: field for capability, field in capabilities.items()},
     )
@@ -127,10 +138,10 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
 
 
-def _missing_rollout(config: RunConfig) -> Iterator[Problem]:
+def _missing_rollout(config: RunConfig, devices: int | None) -> Iterator[Problem]:
     if not config.rewards:
         yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
-    devices, tp_size = role_devices(config.placement, "rollout"), config.rollout.tp_size
+    tp_size = config.rollout.tp_size
     if devices is not None and devices % tp_size:
         yield Problem("rollout.tp_size", f"{tp_size}: expected a divisor of the {devices} devices of the rollout")
 

@@ -150,6 +150,9 @@ class PlacementConfig(Section):
     """auto: cuda where the cluster has it."""
     cpus_per_device: PositiveInt = 1
     """Processors, and threads, of each device's process."""
+    devices: dict[Role, PositiveInt] = empty_mapping()
+    """Devices in total of the pool of each of these roles, where the preset makes several pools; pools that are given
+    none share the rest evenly."""
     pools: dict[str, PoolConfig] = empty_mapping()
     """Pools by name, in place of a preset."""
     roles: dict[Role, str] = empty_mapping()
@@ -165,6 +168,8 @@ class PlacementConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if self.preset is not None and (self.pools or self.roles):
             yield Problem("preset", f"{self.preset!r}: expected null, because pools or roles are given")
+        if self.devices and self.preset in (None, "colocate_all"):
+            yield Problem("devices", f"{self.devices!r} has no effect where placement.preset is {self.preset!r}")
         if self.preset is None and not self.pools:
             yield Problem("pools", "expected at least one pool, because placement.preset is null")
         if self.preset is None:

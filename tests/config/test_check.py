@@ -117,3 +117,20 @@ def test_functions_by_path_are_left_to_those_who_load_them(registry: Registry) -
 def test_an_option_that_a_function_does_not_take_is_refused(registry: Registry) -> None:
     found = problems(registry, "--algorithm.loss_options", "{clip_hihg: 0.3, clip_low: 0.1}")
     assert found == ["algorithm.loss_options.clip_hihg: 0.3: unknown key; did you mean 'clip_high'?"]
+
+
+def test_the_devices_that_a_preset_deals_out_are_checked(registry: Registry) -> None:
+    config = load_config(
+        [], [*TASK, "--placement.preset", "disaggregated", "--placement.devices_per_node", "4"], registry
+    )
+    assert check_run(config, registry, devices={"actor": 1, "rollout": 3}) == []
+    (found,) = check_run(config, registry, devices={"actor": 2, "rollout": 2})
+    assert found.path == "placement.devices_per_node"
+
+
+def test_each_role_is_checked_for_the_device_of_its_own_pool(registry: Registry) -> None:
+    pools = "{fast: {devices_per_node: [1], device: cuda}, slow: {devices_per_node: [1], device: cpu}}"
+    flags = ["--placement.pools", pools, "--train-backend", "turbo", "--model.dtype", "bfloat16"]
+    assert problems(registry, *flags, "--placement.roles", "{actor: fast, rollout: slow}", device="cpu") == []
+    (found,) = problems(registry, *flags, "--placement.roles", "{actor: slow, rollout: fast}", device="cuda")
+    assert "does not run on 'cpu'" in found

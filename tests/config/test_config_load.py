@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.config import RunConfig, dump_config, load_config
@@ -216,6 +216,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     name=SCALARS, template=SCALARS, options=st.dictionaries(SCALARS, VALUES, max_size=4), lr=st.floats(1e-300, 1e300)
 )

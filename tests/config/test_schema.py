@@ -89,6 +89,7 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
             {"placement": {"pools": {"a": {"devices_per_node": [1]}}, "roles": {"actor": "a", "rollout": "b"}}},
             r"'b' is not one of the pools \['a'\]",
         ),
+        ({"placement": {"devices": {"actor": 1}}}, "has no effect where placement.preset is 'colocate_all'"),
         ({"tracking": {"options": {"wandb": {}}}}, "not one of tracking.trackers"),
     ],
 )

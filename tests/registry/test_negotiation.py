@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import (
@@ -73,6 +73,7 @@ def test_what_is_not_asked_for_is_not_lacking() -> None:
     assert lacks(Requirements(kind=BackendKind.ROLLOUT), SMALL) == []
 
 
+@settings(deadline=None)
 @given(needed=st.frozensets(st.sampled_from(Capability)), has=st.frozensets(st.sampled_from(Capability)))
 def test_the_capabilities_lacking_are_exactly_the_difference(
     needed: frozenset[Capability], has: frozenset[Capability]
