@@ -24,7 +24,7 @@ lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src tools benchmarks
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src tools benchmarks examples
 
 format:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp

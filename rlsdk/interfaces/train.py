@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("log_probs", "entropy", "values", "scores")
 """What may be asked of a forward pass. `log_probs`, `entropy`, `values`: flat `[N]` float32, 0 at the first position
-of each row; `values` at t is the value of the state in which token t is chosen. `scores`: `[B]` float32. Where the batch
-has a `response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads."""
+of each row; `values` at t is the value of the state in which token t is chosen. `scores`: `[B]` float32. Where the
+batch has a `response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

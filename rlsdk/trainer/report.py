@@ -80,7 +80,8 @@ def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[
 :root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
 padding: 0 1rem }} .charts {{ display: flex; flex-wrap: wrap; gap: 1rem }} table {{ border-collapse: collapse;
 width: 100%; font-size: 13px }} td, th {{ border-bottom: 1px solid #8884; padding: .3rem .5rem; text-align: left;
-vertical-align: top }} td.text {{ white-space: pre-wrap; overflow-wrap: anywhere; font-family: ui-monospace, monospace }}
+vertical-align: top }} td.text {{ white-space: pre-wrap; overflow-wrap: anywhere;
+font-family: ui-monospace, monospace }}
 pre {{ overflow: auto; background: #8881; padding: 1rem; font-size: 12px }}</style></head><body>
 <h1>{name}</h1>{_summary(metrics)}<h2>Curves</h2><div class="charts">{"".join(charts)}</div>
 <h2>Samples of the last steps</h2>{_sample_table(samples)}<h2>Configuration</h2><details><summary>all fields</summary>

@@ -137,7 +137,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or leave it out"
+            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or drop it"
         ) from error
 
 

@@ -40,7 +40,8 @@ EXACT = 2e-6
 
 @pytest.fixture(scope="module", params=["qwen2", "llama", "qwen3"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp(request.param) / "m", architecture=request.param, tied=request.param == "llama")
+    target = tmp_path_factory.mktemp(request.param) / "m"
+    return write_tiny_model(target, architecture=request.param, tied=request.param == "llama")
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +241,8 @@ def fresh(folder: Path, *, load: bool = True) -> TransformersRolloutEngine:
 def changed(plain: Any, engine: TransformersRolloutEngine, seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     state = plain.state_dict()
-    return {name: state[name] + 0.02 * torch.randn(state[name].shape, generator=generator) for name in engine.parameters}
+    noise = {name: torch.randn(state[name].shape, generator=generator) for name in engine.parameters}
+    return {name: state[name] + 0.02 * noise[name] for name in engine.parameters}
 
 
 def test_an_update_is_served_whole_and_its_receipt_is_of_what_is_served(folder: Path, plain: Any) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
 )
+from rlsdk.kit.rendezvous import hold_port, init_process_group
 from rlsdk.testing.models import random_batch
 from rlsdk_fsdp.config import FsdpOptions
 
+NUM_ROWS = 11
 # A large eps: Adam divides by the root of the squared gradient, and where that is 0 but for rounding, the sign of the
 # step would be rounding's too.
-OPTIM = OptimSpec(lr=1e-3, weight_decay=0.1, eps=1e-3)
+OPTIM = OptimSpec(lr=1e-3, weight_decay=0.1, eps=1e-3, schedule="cosine", warmup_steps=2, total_steps=8)
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,22 @@ class SquaredError:
     def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> ObjectiveResult:
         wanted = batch["advantages"]
         if self.output == "scores":
-            loss = ((outputs["scores"] - batch.row_sum(wanted)) ** 2).sum() / 11
+            loss = ((outputs["scores"] - batch.row_sum(wanted)) ** 2).sum() / NUM_ROWS
         else:
             loss = ((outputs["values"] - wanted) ** 2 * batch["loss_weight"]).sum()
+        return ObjectiveResult(loss=loss, maxima={"length": float(batch.lengths.max())})
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Raises in its second micro-batch, with gradients of the first underway."""
+
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> ObjectiveResult:
+        loss = outputs["log_probs"].sum()
+        if batch.lengths.min() > 5:
+            raise ArithmeticError("no loss for rows this long")
         return ObjectiveResult(loss=loss)
 
 
@@ -64,25 +79,38 @@ class Case:
 
     name: str
     model: str
-    replicate: int = 1
+    options: FsdpOptions = FsdpOptions()
     rows: int | None = None
-    """`micro_batch_rows`; None: by tokens, all in one."""
+    """`micro_batch_rows`; None: by tokens."""
+    tokens: int = 10_000
+    """`micro_batch_tokens`: all rows in one, unless said."""
     dtype: str = "float32"
+    head: str = "lm"
     checkpointing: bool = False
-    offload: bool = False
+    random: bool = False
     calls: int = 1
     """`forward_backward` calls before the step."""
     lonely: bool = False
     """Rank 0 gets every row, the others none."""
-    random: bool = False
+    parked: bool = False
+    """All memory is lent to the host and taken back before each step."""
+    failed_before: bool = False
+    """The first objective raises."""
     load: str | None = None
+    first: bool = False
+    """One step comes before the two that are compared."""
     save: str | None = None
+    """Where, after that first step."""
     export: str | None = None
-    head: str = "lm"
+    probe: Callable[[Case, RankContext], object] | None = None
+    """Called in place of `drive`."""
 
     @property
     def output(self) -> str:
         return {"lm": "log_probs", "value": "values", "score": "scores"}[self.head]
+
+    def as_reference(self) -> Case:
+        return replace(self, save=None, export=None, parked=False, failed_before=False)
 
 
 def spec_of(case: Case) -> TrainSpec:
@@ -90,15 +118,15 @@ def spec_of(case: Case) -> TrainSpec:
         model=ModelSpec(path=case.model, dtype=case.dtype, head=Head(case.head)),
         optim=OPTIM,
         micro_batch_rows=case.rows,
-        micro_batch_tokens=None if case.rows else 10_000,
+        micro_batch_tokens=None if case.rows else case.tokens,
         activation_checkpointing=case.checkpointing,
         init_from_config=case.random,
-        options=FsdpOptions(replicate_size=case.replicate, cpu_offload=case.offload),
+        options=case.options,
     )
 
 
-def share(batch: Batch, rank: int, world: int, *, lonely: bool) -> Batch:
-    """Uneven shares: rank r takes rows r, r + world, ... and rank 0 also those of the last rank."""
+def share(batch: Batch, rank: int, world: int, *, lonely: bool = False) -> Batch:
+    """Uneven shares: rank r takes rows r, r + world, ... and rank 0 also those of the last rank, but for its first."""
     if lonely:
         return batch.select(range(batch.num_rows) if rank == 0 else [])
     owner = [0 if at % world == world - 1 and at > world else at % world for at in range(batch.num_rows)]
@@ -106,54 +134,86 @@ def share(batch: Batch, rank: int, world: int, *, lonely: bool) -> Batch:
 
 
 def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, Any]:
-    """Two optimizer steps; everything that another engine can be held against."""
+    """Two optimizer steps, with passes without gradient before and after; all that engines can be compared in."""
+    objective = OBJECTIVES[case.output]
+    found: dict[str, Any] = {"norms": [], "losses": [], "sums": [], "maxima": [], "lrs": [], "micro_batches": []}
     if case.load:
         engine.load_checkpoint(Path(case.load))
-    found: dict[str, Any] = {"norms": [], "losses": [], "sums": []}
-    mine = share(random_batch(11, seed=3), rank, world, lonely=case.lonely)
-    found["row_ids"] = mine["row_id"]
-    found["lengths"] = mine.lengths
-    found["outputs"] = engine.forward(mine, (case.output,))[case.output]
+    if case.failed_before:
+        with suppress(ArithmeticError):
+            engine.forward_backward(share(random_batch(NUM_ROWS, seed=1), rank, world), Broken())
+    if case.first:
+        engine.forward_backward(share(random_batch(NUM_ROWS, seed=9), rank, world), objective)
+        engine.optim_step()
+    if case.save:
+        engine.save_checkpoint(Path(case.save))
+    mine = share(random_batch(NUM_ROWS, seed=3), rank, world, lonely=case.lonely)
+    found |= {"row_ids": mine["row_id"], "lengths": mine.lengths}
+    found["before"] = engine.forward(mine, (case.output,))[case.output]
     for step in range(2):
         for call in range(case.calls):
-            part = share(random_batch(11, seed=10 + step * 10 + call), rank, world, lonely=case.lonely)
-            result = engine.forward_backward(part, OBJECTIVES[case.output])
+            part = share(random_batch(NUM_ROWS, seed=10 + step * 10 + call), rank, world, lonely=case.lonely)
+            result = engine.forward_backward(part, objective)
             found["losses"].append(result.loss)
             found["sums"].append(dict(result.sums))
-        found["norms"].append(engine.optim_step().grad_norm)
-        if step == 0 and case.save:
-            engine.save_checkpoint(Path(case.save))
+            found["maxima"].append(dict(result.maxima))
+            found["micro_batches"].append(result.num_micro_batches)
+        if case.parked:
+            found["parked_bytes"] = park(engine)
+        report = engine.optim_step()
+        found["norms"].append(report.grad_norm)
+        found["lrs"].append(report.lr)
+        # Weights that an earlier pass gathered must not outlive the step.
+        found["after"] = engine.forward(mine, (case.output,))[case.output]
     if case.export:
         engine.save_pretrained(Path(case.export))
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
     found["layout"] = engine.layout()
+    found["random"] = torch.rand(3)
     return found
 
 
+def park(engine: Any) -> tuple[int, int]:
+    """Lends every part to the host, as on a GPU; the device bytes behind them before and meanwhile."""
+    tensors = {part: engine._tensors_of(part) for part in ("weights", "optimizer", "gradients")}
+    flat = [tensor for part in tensors.values() for tensor in part]
+    before = sum(tensor.untyped_storage().nbytes() for tensor in flat)
+    for part, held in tensors.items():
+        engine.parking.leave(part, held)
+    meanwhile = sum(tensor.untyped_storage().nbytes() for tensor in flat)
+    for part in tensors:
+        engine.parking.back(part)
+    return before, meanwhile
+
+
 def _rank_main(rank: int, world: int, port: int, cases: list[Case], folder: str) -> None:
-    from rlsdk.kit.rendezvous import init_process_group
     from rlsdk_fsdp.engine import FsdpTrainEngine
 
     torch.set_num_threads(1)
+    ctx = RankContext(
+        role="actor", rank=rank, world_size=world, local_rank=rank, master_port=port, timeout_s=120.0, seed=5
+    )
+    # Another role of the same process: the group outlives the engines of single cases, as it does in a worker.
+    init_process_group(replace(ctx, role="keeper"), "gloo")
     results: dict[str, Any] = {}
-    base = {"rank": rank, "world_size": world, "local_rank": rank, "master_port": port, "timeout_s": 120.0}
-    init_process_group(RankContext(role="keeper", **base), "gloo")
     for case in cases:
         engine = FsdpTrainEngine()
         try:
-            engine.initialize(RankContext(role="actor", **base), spec_of(case))
+            if case.probe is not None:
+                results[case.name] = case.probe(case, ctx)
+                continue
+            engine.initialize(ctx, spec_of(case))
             results[case.name] = drive(engine, case, rank, world)
         except Exception as error:
             results[case.name] = {"error": error, "trace": traceback.format_exc()}
-        engine.close()
+        finally:
+            engine.close()
     torch.save(results, Path(folder) / f"{world}-{rank}.pt")
 
 
-def run_world(world: int, cases: list[Case], folder: Path) -> dict[str, list[dict[str, Any]]]:
+def run_world(world: int, cases: list[Case], folder: Path) -> dict[str, list[Any]]:
     """Results of each case, rank by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = hold_port("127.0.0.1")
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank_main, args=(r, world, port, cases, str(folder))) for r in range(world)]
     for process in ranks:
@@ -161,6 +221,8 @@ def run_world(world: int, cases: list[Case], folder: Path) -> dict[str, list[dic
     for process in ranks:
         process.join(240)
     codes = [process.exitcode for process in ranks]
-    assert codes == [0] * world, codes
+    for process in ranks:
+        process.kill()
+    assert codes == [0] * world, f"ranks ended with {codes} (None: still running after 240 s)"
     loaded = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
     return {case.name: [results[case.name] for results in loaded] for case in cases}
