@@ -247,7 +247,6 @@ class Cluster:
             .remote(
                 worker_id=worker_id,
                 num_threads=self.num_threads or pool.cpus_per_device,
-                scratch_parent=self._local.folder if self._local else None,
                 # What the controller can import, its own environment's workers can, too: a user's loss in the folder
                 # that the command was given in.
                 import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],

@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +22,7 @@ from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
 from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, WorkerInfo
+from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -44,7 +44,6 @@ class DeviceWorker:
         worker_id: str,
         num_threads: int,
         log_path: str | None,
-        scratch_parent: str | None,
         import_paths: Sequence[str],
         preload: Sequence[str],
     ) -> None:
@@ -59,7 +58,7 @@ class DeviceWorker:
         self.methods: dict[str, dict[str, MethodSpec]] = {}
         self.engine = EngineThread()
         self.engine.submit(0, lambda: _import(preload))
-        self.scratch_dir = tempfile.mkdtemp(prefix="rlsdk-scratch-", dir=scratch_parent)
+        self.scratch_dir = make_scratch_dir()
         self.concurrent = ThreadPoolExecutor(_CONCURRENT_CALLS, thread_name_prefix="rlsdk-concurrent")
         _here = self
 

@@ -118,6 +118,9 @@ class EchoHost:
     def interpreter(self) -> str:
         return sys.prefix
 
+    def scratch(self) -> str | None:
+        return self.ctx.scratch_dir
+
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 

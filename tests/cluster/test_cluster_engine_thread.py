@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from rlsdk.cluster.engine_thread import EngineThread
 @given(st.permutations(range(12)))
 def test_jobs_run_in_the_order_of_their_numbers_however_they_arrive(arrival: list[int]) -> None:
     engine, seen = EngineThread(), list[int]()
-    futures = [engine.submit(number, lambda number=number: seen.append(number)) for number in arrival]
+    futures = [engine.submit(number, partial(seen.append, number)) for number in arrival]
     for future in futures:
         future.result(5)
     assert seen == list(range(12))

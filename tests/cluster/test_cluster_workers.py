@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import venv
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Peer
 
 MakeGroup = Callable[..., WorkerGroup]
@@ -60,6 +62,23 @@ def test_contexts_say_where_each_rank_stands(group: WorkerGroup) -> None:
 
 def test_threads_are_limited_before_any_engine_is_imported(group: WorkerGroup) -> None:
     assert group.run("environment", "OMP_NUM_THREADS") == ["1"] * 4
+
+
+def test_a_worker_has_a_scratch_folder_that_goes_with_it(own_cluster: Callable[[int], Cluster]) -> None:
+    cluster = own_cluster(1)
+    folder = Path(cluster.create_group("victim", "cluster_hosts:EchoHost").run("scratch")[0])
+    assert folder.is_dir()
+    cluster.close()
+    assert not folder.exists()
+
+
+def test_the_scratch_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left = tmp_path / f"rlsdk-scratch-{process.pid}-left"
+    left.mkdir()
+    made = Path(make_scratch_dir(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == [made]
 
 
 def test_a_rank_may_span_several_devices(cluster: Cluster) -> None:
