@@ -7,11 +7,16 @@ from collections.abc import Iterable
 
 import torch
 
-from rlsdk.interfaces import ConfigError, OptimSpec
+from rlsdk.interfaces import ConfigError, OptimSpec, nearest
+
+SCHEDULES = ("constant", "linear", "cosine")
 
 
 def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], spec: OptimSpec) -> torch.optim.AdamW:
-    """AdamW; weight decay on parameters of two or more dimensions only."""
+    """AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101); weight decay on parameters of two or more dimensions only.
+
+    Parameters that need no gradient are left out. One fused kernel per step, on CPU too.
+    """
     parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": spec.weight_decay},
@@ -26,21 +31,23 @@ def learning_rate(step: int, spec: OptimSpec) -> float:
     """Of optimizer step `step` (0-based): linear warm-up, then the schedule over what is left of `total_steps`.
 
     Raises:
-        ConfigError: a schedule that decays, without `total_steps`; or an unknown schedule.
+        ConfigError: an unknown schedule, or one that decays and has no `total_steps`.
     """
+    if spec.schedule not in SCHEDULES:
+        raise ConfigError(
+            f"optim.schedule {spec.schedule!r}{nearest(spec.schedule, SCHEDULES)}: expected one of {list(SCHEDULES)}"
+        )
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / spec.warmup_steps
     if spec.schedule == "constant":
         return spec.lr
     if spec.total_steps is None:
-        raise ConfigError(f"schedule {spec.schedule!r} needs total_steps, which is None")
+        raise ConfigError(f"optim.schedule {spec.schedule!r} decays over optim.total_steps, which is None: set it")
     span = max(spec.total_steps - spec.warmup_steps, 1)
     done = min((step - spec.warmup_steps) / span, 1.0)
     if spec.schedule == "linear":
         return spec.lr * (1.0 - done)
-    if spec.schedule == "cosine":
-        return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2)
-    raise ConfigError(f"schedule {spec.schedule!r}: expected 'constant', 'linear' or 'cosine'")
+    return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

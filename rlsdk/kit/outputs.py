@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -56,7 +57,7 @@ def compute_outputs(
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
     if batch.num_tokens == 0:
         return _of_nothing(model, head, batch, names)
-    states = run_backbone(_backbone(model), batch, packed=packed, need_last=head is Head.SCORE)
+    states = run_backbone(_backbone(model)[1], batch, packed=packed, need_last=head is Head.SCORE)
     if head is Head.LM:
         return _token_outputs(model, batch, names, states)
     if head is Head.SCORE:
@@ -112,21 +113,52 @@ def _log_probs(
 
 
 def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
-    """The output head, with the final scaling and capping that some families apply after it."""
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-    logits: Tensor = head(hidden)
-    config = model.config
-    if scale := getattr(config, "logits_scaling", None):
-        logits = logits / scale
-    if scale := getattr(config, "logit_scale", None):
-        logits = logits * scale
-    if cap := getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / cap) * cap
-    return logits
+    """`[M, V]` logits of `[M, H]` last hidden states.
+
+    The model's own forward pass makes them, on a shallow copy of it with a stand-in for its backbone: families scale,
+    divide and cap their logits in ways of their own, and none of that is written again here.
+    """
+    name, backbone = _backbone(model)
+    head = copy.copy(model)
+    head.__dict__ = {**model.__dict__, "_modules": {**model._modules, name: _StandIn(backbone, hidden[None])}}
+    logits: Tensor = head.forward(inputs_embeds=hidden[None], use_cache=False).logits
+    return logits[0]
 
 
-def _backbone(model: nn.Module) -> nn.Module:
-    return getattr(model, str(getattr(model, "base_model_prefix", "model")))  # type: ignore[no-any-return]
+class _StandIn:
+    """Called like a backbone, or like the stack of layers inside it, it gives hidden states that are already known."""
+
+    def __init__(self, backbone: nn.Module, hidden: Tensor) -> None:
+        self._backbone = backbone
+        self._found = _Found(hidden)
+
+    def __call__(self, *args: object, **kwargs: object) -> _Found:
+        return self._found
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._backbone, name)
+        return self if isinstance(value, nn.Module) else value
+
+
+class _Found:
+    """Reads like the outputs of a backbone: hidden states, and nothing else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, at: int | slice) -> Tensor | tuple[()]:
+        return self.last_hidden_state if at == 0 else ()
+
+    def __getattr__(self, name: str) -> None:
+        """Caches, attentions, router logits: none."""
+
+
+def _backbone(model: nn.Module) -> tuple[str, nn.Module]:
+    """The attribute that holds what is below the head, and its module."""
+    for name in (str(getattr(model, "base_model_prefix", "model")), "model"):
+        if isinstance(found := getattr(model, name, None), nn.Module):
+            return name, found
+    raise ConfigError(f"{type(model).__name__} has no backbone of its own that could be run without its head")
 
 
 def _numbers(model: nn.Module, hidden: Tensor) -> Tensor:

@@ -1,0 +1,58 @@
+"""Micro-batches: complete, within their limit, and as many as asked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.kit.microbatch import micro_batches
+
+LENGTHS = st.lists(st.integers(1, 50), max_size=40).map(lambda n: torch.tensor(n, dtype=torch.int64))
+
+
+@given(lengths=LENGTHS, limit=st.integers(1, 120), min_count=st.integers(1, 50), by=st.sampled_from(["tokens", "rows"]))
+def test_every_row_comes_once_in_at_least_the_passes_asked_for(
+    lengths: torch.Tensor, limit: int, min_count: int, by: str
+) -> None:
+    passes = micro_batches(lengths, **{f"max_{by}": limit}, min_count=min_count)
+    assert len(passes) >= min_count
+    assert sorted(torch.cat(passes).tolist()) == list(range(len(lengths)))
+    assert all(rows.dtype is torch.int64 for rows in passes)
+
+
+@given(lengths=LENGTHS, limit=st.integers(1, 120), min_count=st.integers(1, 50))
+def test_no_pass_is_over_its_limit_but_a_single_row_that_is(lengths: torch.Tensor, limit: int, min_count: int) -> None:
+    for rows in micro_batches(lengths, max_tokens=limit, min_count=min_count):
+        assert len(rows) <= 1 or int(lengths[rows].sum()) <= limit
+    for rows in micro_batches(lengths, max_rows=limit, min_count=min_count):
+        assert len(rows) <= limit
+
+
+@given(lengths=LENGTHS, limit=st.integers(1, 40))
+def test_passes_are_neighbours_in_length(lengths: torch.Tensor, limit: int) -> None:
+    passes = [lengths[rows] for rows in micro_batches(lengths, max_tokens=limit)]
+    if len(passes) > 1:
+        assert all(a.max() <= b.min() for a, b in itertools.pairwise(passes))
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.tensor), min_count=st.integers(2, 60))
+def test_a_forced_count_is_met_exactly_when_one_pass_would_do(lengths: torch.Tensor, min_count: int) -> None:
+    passes = micro_batches(lengths, max_tokens=10_000, min_count=min_count)
+    assert len(passes) == min_count
+    assert sum(len(rows) > 0 for rows in passes) == min(min_count, len(lengths))
+
+
+def test_one_pass_keeps_the_order_of_its_rows() -> None:
+    assert micro_batches(torch.tensor([5, 2, 9]), max_tokens=16)[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_tokens": 5, "max_rows": 5}, {"max_tokens": 0}, {"max_rows": -1}])
+def test_not_exactly_one_positive_limit_is_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected one of them, at least 1"):
+        micro_batches(torch.tensor([3]), **limits)
