@@ -194,6 +194,26 @@ def test_a_plugin_imports_interfaces_and_kit_and_no_other_plugin(plugin: Path) -
         assert shown(wrong) == []
 
 
+def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
+    sections = [node for file in files_of("config") for node in parse(file).body if isinstance(node, ast.ClassDef)]
+    fields = {
+        statement.target.id
+        for section in sections
+        if section.name.endswith("Config")
+        for statement in section.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    read = {
+        node.attr
+        for room in ("trainer", "cli")
+        for file in files_of(room)
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Attribute)
+    }
+    assert len(fields) > 80
+    assert sorted(fields - read) == []
+
+
 def entry_modules(plugin: Path) -> list[str]:
     project = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]
     return [value.partition(":")[0] for value in project["entry-points"]["rlsdk"].values()]

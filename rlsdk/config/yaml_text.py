@@ -42,10 +42,17 @@ def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(text, 16) if text.lower().startswith("0x") else int(text)
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes these as line breaks, which read back as another one; inside double quotes it escapes them.
+    style = '"' if set(text) & set("\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 for _tag, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Dumper.add_representer(str, _text)
 
 
 def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
