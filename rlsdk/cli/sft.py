@@ -13,11 +13,12 @@ from rlsdk.registry import Registry
 
 def run(args: Sequence[str]) -> None:
     """Trains, and leaves a Hugging Face folder."""
+    registry = Registry.discover()
+    config = load_config([], list(args), registry)
+
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_sft
     from rlsdk.trainer.session import resolve_device, role_devices
 
-    registry = Registry.discover()
-    config = load_config([], list(args), registry)
     device = resolve_device(config)
     devices = role_devices(config, device, train_only=True)
     if problems := check_run(config, registry, model_type(config), device, devices=devices, train_only=True):

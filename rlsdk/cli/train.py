@@ -22,13 +22,14 @@ QUICKSTART = "quickstart.yaml"
 
 def run(args: Sequence[str]) -> None:
     """Checks everything that can be checked, then trains."""
-    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
-    from rlsdk.trainer.session import resolve_device, role_devices
-
     registry = Registry.discover()
     quickstart = not names_a_task(args)
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
+
+    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
+    from rlsdk.trainer.session import resolve_device, role_devices
+
     device = resolve_device(config)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config

@@ -42,8 +42,8 @@ class BackendSpec:
     log_prob_kind: LogProbKind = LogProbKind.AFTER_TEMPERATURE
     """Rollout: what its log-probs mean."""
     engine_requires: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version specifier that the plugin was tested with. Absent: the backend is unavailable and says
-    how to get it. Outside the window: a warning."""
+    """Distribution (`a|b`: either of them) -> version specifier that the plugin was tested with. Absent: the backend is
+    unavailable and says how to get it. Outside the window: a warning."""
     install_hint: str = ""
     """The command that makes it available."""
 
