@@ -102,11 +102,11 @@ class TorchTrainEngine(TrainEngine):
                 result = objective(self.outputs(part, objective.outputs), part)
                 result.loss.backward()  # type: ignore[no-untyped-call]
                 self._collect_gradients()
-                loss += float(result.loss.detach())
+                loss += _number(result.loss)
                 for name, value in result.sums.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
+                    sums[name] = sums.get(name, 0.0) + _number(value)
                 for name, value in result.maxima.items():
-                    maxima[name] = max(maxima.get(name, -math.inf), float(value))
+                    maxima[name] = max(maxima.get(name, -math.inf), _number(value))
         except BaseException:
             self.model.zero_grad()
             optimizer.zero_grad()
@@ -300,6 +300,10 @@ class TorchTrainEngine(TrainEngine):
         if part == "gradients":
             return [p.grad for p in self.parameters.values() if p.grad is not None]
         return [state[moment] for _, state in self._moments() for moment in MOMENTS]
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _check_spec(ctx: RankContext, spec: TrainSpec) -> None:
