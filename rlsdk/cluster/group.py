@@ -74,16 +74,14 @@ class WorkerGroup:
         spec = self._spec(method)
         if spec.split is Split.DATA:
             return self._submit_data(method, spec, args, kwargs)
-        call = Call(
-            role=self.role,
-            method=method,
-            args=tuple(self._shared(value) for value in args),
-            kwargs={name: self._shared(value) for name, value in kwargs.items()},
-        )
+        shared = tuple(self._shared(value) for value in args)
+        shared_by_name = {name: self._shared(value) for name, value in kwargs.items()}
         if spec.split is Split.ALL:
-            return self._send(spec, dict.fromkeys(range(self.world_size), call))
-        rank = 0 if spec.split is Split.RANK_ZERO else self._idlest()
-        return self._send(spec, {rank: call})
+            ranks = range(self.world_size)
+        else:
+            rank = 0 if spec.split is Split.RANK_ZERO else self._idlest()
+            ranks = range(rank, rank + 1)
+        return self._send(spec, {rank: self._call(rank, method, shared, shared_by_name) for rank in ranks})
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
         """Calls a method on every rank with arguments of its own; results in rank order, whatever is declared.
@@ -97,7 +95,7 @@ class WorkerGroup:
                 f"{self.role}.{method}: got arguments for {len(arguments)} ranks, the group has {self.world_size}"
             )
         calls = {
-            rank: Call(role=self.role, method=method, args=tuple(self._shared(value) for value in args), kwargs={})
+            rank: self._call(rank, method, tuple(self._shared(value) for value in args), {})
             for rank, args in enumerate(arguments)
         }
         results: list[Any] = self._send(MethodSpec(concurrent=spec.concurrent), calls).result(timeout_s)
@@ -146,12 +144,9 @@ class WorkerGroup:
         for member in self.members:
             mine = dict(values)
             mine.update((key, part[member.parallel.dp_rank]) for key, part in parts.items())
-            calls[member.ctx.rank] = Call(
-                role=self.role,
-                method=method,
-                args=tuple(mine[at] for at in range(len(args))),
-                kwargs={name: mine[name] for name in kwargs},
-            )
+            positional = tuple(mine[at] for at in range(len(args)))
+            rank = member.ctx.rank
+            calls[rank] = self._call(rank, method, positional, {name: mine[name] for name in kwargs})
         return self._send(spec, calls, row_ids=first.row_ids)
 
     def _send(self, spec: MethodSpec, calls: Mapping[int, Call], row_ids: torch.Tensor | None = None) -> Pending:
@@ -168,6 +163,9 @@ class WorkerGroup:
             bystanders=self._bystanders,
             first_done=spec.join is Join.FIRST_DONE,
         )
+
+    def _call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        return Call(role=self.members[rank].ctx.role, method=method, args=args, kwargs=kwargs)
 
     def _request(self, rank: int, ref: Any) -> Request:
         return Request(ref=ref, worker=self.members[rank].worker, role=self.role, rank=rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_DIFFERENCING_LIMIT = 4096
+"""Rows times parts up to which largest differencing is used: a millisecond's work."""
+
+
 def split_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Row numbers of each part: balanced by tokens, every row exactly once, ascending within a part.
+
+    Karmarkar-Karp for few rows. Its time grows with rows times parts (40 ms for 1024 rows on 64 ranks); with that many
+    rows to choose from, longest-first is within a thousandth of it and takes no time.
 
     Args:
         lengths: tokens in each row.
         parts: number of data-parallel ranks. With fewer rows than parts some parts are empty.
     """
-    return balanced_partition(lengths, parts)
+    if len(lengths) * parts <= _DIFFERENCING_LIMIT:
+        return balanced_partition(lengths, parts)
+    return longest_first(lengths, parts)
+
+
+def longest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Each row, longest first, to the part that has least (Graham, 1969): at most 4/3 of the best split."""
+    least = [(0, part) for part in range(parts)]
+    rows: list[list[int]] = [[] for _ in range(parts)]
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        load, part = least[0]
+        rows[part].append(row)
+        heapq.heapreplace(least, (load + lengths[row], part))
+    return [sorted(part) for part in rows]
 
 
 def as_run(rows: NDArray[np.int64]) -> tuple[int, int] | None:

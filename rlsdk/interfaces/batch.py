@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_LONG_ROW = 256
+"""Tokens."""
+
+
 class Per(StrEnum):
     """What one element of a field belongs to."""
 
@@ -212,13 +216,16 @@ class Batch:
                 )
             rows = range(start, stop, step)
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
-        at = self.token_index(index)
-        return replace(
-            self,
-            lengths=self.lengths[index],
-            tokens={k: v[at] for k, v in self.tokens.items()},
-            rows={k: v[index] for k, v in self.rows.items()},
-        )
+        lengths = self.lengths[index]
+        if int(lengths.sum()) > _LONG_ROW * len(index):
+            # Long rows: copying each as a block is several times as fast as an index of every token.
+            starts = self.offsets[:-1][index].tolist()
+            spans = list(zip(starts, lengths.tolist(), strict=True))
+            tokens = {k: torch.cat([v.narrow(0, at, n) for at, n in spans]) for k, v in self.tokens.items()}
+        else:
+            at = self.token_index(index)
+            tokens = {k: v[at] for k, v in self.tokens.items()}
+        return replace(self, lengths=lengths, tokens=tokens, rows={k: v[index] for k, v in self.rows.items()})
 
     def padded(self, name: str, fill: float = 0, length: int | None = None) -> Tensor:
         """The right-padded rectangle `[B, T, ...]` of a per-token field (T = `length`, or the longest row)."""

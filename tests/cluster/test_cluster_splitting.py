@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,24 +13,36 @@ from hypothesis import strategies as st
 
 from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
 from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import as_run, split_rows
+from rlsdk.cluster.splitting import as_run, longest_first, split_rows
 from rlsdk.interfaces import Batch, BatchError
 
+CutRows = Callable[[list[int], int], list[list[int]]]
 LENGTHS = st.lists(st.integers(1, 4000), max_size=60)
 
 
-@given(LENGTHS, st.integers(1, 9))
-def test_every_row_goes_to_exactly_one_rank(lengths: list[int], parts: int) -> None:
-    cut = split_rows(lengths, parts)
+both = pytest.mark.parametrize("cut_rows", [split_rows, longest_first])
+
+
+@both
+@given(lengths=LENGTHS, parts=st.integers(1, 9))
+def test_every_row_goes_to_exactly_one_rank(cut_rows: CutRows, lengths: list[int], parts: int) -> None:
+    cut = cut_rows(lengths, parts)
     assert len(cut) == parts
     assert sorted(row for rows in cut for row in rows) == list(range(len(lengths)))
     assert all(rows == sorted(rows) for rows in cut)
 
 
-@given(LENGTHS, st.integers(1, 9))
-def test_no_rank_has_more_than_its_share_and_one_row(lengths: list[int], parts: int) -> None:
-    loads = [sum(lengths[row] for row in rows) for rows in split_rows(lengths, parts)]
+@both
+@given(lengths=LENGTHS, parts=st.integers(1, 9))
+def test_no_rank_has_more_than_its_share_and_one_row(cut_rows: CutRows, lengths: list[int], parts: int) -> None:
+    loads = [sum(lengths[row] for row in rows) for rows in cut_rows(lengths, parts)]
     assert max(loads) <= sum(lengths) / parts + max(lengths, default=0)
+
+
+def test_many_rows_are_cut_within_a_hundredth_of_even() -> None:
+    lengths = torch.randint(100, 4000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
+    loads = [sum(lengths[row] for row in rows) for rows in split_rows(lengths, 64)]
+    assert max(loads) < 1.01 * sum(lengths) / 64
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 5), st.randoms(use_true_random=False))
