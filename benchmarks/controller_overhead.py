@@ -265,8 +265,9 @@ def summarize(by_batch: Sequence[Row], by_workers: Sequence[Row]) -> dict[str, f
 
 def table_of(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in ("samples", "tokens", "workers", "batch MB", "ms/step", "CPU ms/step", "of controller", *PHASES, "copies: put",
-                 "workers", "result"):  # fmt: skip
+    sizes = ("samples", "tokens", "workers", "batch MB")
+    times = ("ms/step", "CPU ms/step", "of controller", *PHASES)
+    for name in (*sizes, *times, "copies: put", "workers", "result"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
