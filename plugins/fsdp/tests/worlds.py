@@ -6,7 +6,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,18 @@ class SquaredError:
         return ObjectiveResult(loss=loss, maxima={"length": float(batch.lengths.max())})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Broken:
     """Raises in its second micro-batch, with gradients of the first underway."""
 
     outputs: Sequence[str] = ("log_probs",)
+    calls: int = 0
 
     def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> ObjectiveResult:
-        loss = outputs["log_probs"].sum()
-        if batch.lengths.min() > 5:
-            raise ArithmeticError("no loss for rows this long")
-        return ObjectiveResult(loss=loss)
+        self.calls += 1
+        if self.calls == 2:
+            raise ArithmeticError("no loss")
+        return ObjectiveResult(loss=outputs["log_probs"].sum())
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -79,7 +80,7 @@ class Case:
 
     name: str
     model: str
-    options: FsdpOptions = FsdpOptions()
+    options: FsdpOptions = field(default_factory=FsdpOptions)
     rows: int | None = None
     """`micro_batch_rows`; None: by tokens."""
     tokens: int = 10_000
@@ -126,10 +127,10 @@ def spec_of(case: Case) -> TrainSpec:
 
 
 def share(batch: Batch, rank: int, world: int, *, lonely: bool = False) -> Batch:
-    """Uneven shares: rank r takes rows r, r + world, ... and rank 0 also those of the last rank, but for its first."""
+    """Uneven shares: rank r takes rows r, r + world, ..., but rank 0 takes the last two."""
     if lonely:
         return batch.select(range(batch.num_rows) if rank == 0 else [])
-    owner = [0 if at % world == world - 1 and at > world else at % world for at in range(batch.num_rows)]
+    owner = [0 if at >= batch.num_rows - 2 else at % world for at in range(batch.num_rows)]
     return batch.select([at for at, who in enumerate(owner) if who == rank])
 
 
@@ -141,7 +142,7 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
         engine.load_checkpoint(Path(case.load))
     if case.failed_before:
         with suppress(ArithmeticError):
-            engine.forward_backward(share(random_batch(NUM_ROWS, seed=1), rank, world), Broken())
+            engine.forward_backward(random_batch(NUM_ROWS, seed=1).select(range(rank, NUM_ROWS, world)), Broken())
     if case.first:
         engine.forward_backward(share(random_batch(NUM_ROWS, seed=9), rank, world), objective)
         engine.optim_step()
@@ -186,10 +187,16 @@ def park(engine: Any) -> tuple[int, int]:
     return before, meanwhile
 
 
-def _rank_main(rank: int, world: int, port: int, cases: list[Case], folder: str) -> None:
+def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str) -> None:
     from rlsdk_fsdp.engine import FsdpTrainEngine
 
     torch.set_num_threads(1)
+    if rank == 0:
+        port = hold_port("127.0.0.1")
+        for _ in range(world - 1):
+            ports.put(port)
+    else:
+        port = ports.get(timeout=120)
     ctx = RankContext(
         role="actor", rank=rank, world_size=world, local_rank=rank, master_port=port, timeout_s=120.0, seed=5
     )
@@ -213,9 +220,9 @@ def _rank_main(rank: int, world: int, port: int, cases: list[Case], folder: str)
 
 def run_world(world: int, cases: list[Case], folder: Path) -> dict[str, list[Any]]:
     """Results of each case, rank by rank."""
-    port = hold_port("127.0.0.1")
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank_main, args=(r, world, port, cases, str(folder))) for r in range(world)]
+    ports = context.Queue()
+    ranks = [context.Process(target=_rank_main, args=(r, world, ports, cases, str(folder))) for r in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:

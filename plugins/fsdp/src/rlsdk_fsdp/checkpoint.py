@@ -1,109 +1,193 @@
-"""Checkpoints of a sharded engine: per rank a safetensors file and a JSON list of boxes. No pickle.
+"""Checkpoints of a sharded engine: torch's distributed checkpoint, kept in safetensors, and a small JSON file.
 
-torch's own distributed checkpoint keeps its index as a pickle, which this project loads from nowhere. Boxes are the
-same language that weights are synced in: a rank that loads takes the intersections with its own, whatever split the
-checkpoint was saved at.
+torch's usual storage keeps its index as a pickle, which this project loads from nowhere. Its Hugging Face storage puts
+the place of each shard into the safetensors header instead, and so needs no index. Planning, balancing over replicas,
+resharding and errors that reach every rank are torch's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from rlsdk.interfaces import Box, CheckpointError
+from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.atomic import atomic_write_json
+from rlsdk_fsdp.shards import Piece
+from rlsdk_fsdp.together import agreed
+
+STATE = "engine.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's state of the shape of a parameter; beside them it counts steps."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """This rank's values of one tensor, by what they are (`weight`, `exp_avg`, ...)."""
+@dataclass
+class Progress:
+    """What a checkpoint holds besides tensors."""
 
-    name: str
-    box: Box
-    values: Mapping[str, Tensor]
-
-
-def write_rank(folder: Path, rank: int, parts: Iterator[Part], extra: Mapping[str, Any], random: Tensor) -> None:
-    """Writes what one rank holds."""
-    from safetensors.torch import save_file
-
-    tensors: dict[str, Tensor] = {"random": random}
-    boxes: dict[str, Any] = {}
-    for part in parts:
-        boxes[part.name] = {"offset": part.box.offset, "size": part.box.size, "kinds": sorted(part.values)}
-        tensors |= {f"{kind}/{part.name}": value.detach().cpu().contiguous() for kind, value in part.values.items()}
-    save_file(tensors, folder / f"rank_{rank:05d}.safetensors")
-    atomic_write_json(folder / f"rank_{rank:05d}.json", {"format": 1, "boxes": boxes, **extra})
+    num_steps: int = 0
+    """Of the schedule."""
+    adam_steps: dict[str, float] = field(default_factory=dict)
+    """Name -> AdamW's step count; parameters that never had a gradient have none."""
+    world_size: int = 1
+    """Ranks that saved it, each with a random state."""
 
 
-class SavedShards:
-    """A checkpoint, readable box by box."""
+def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None, num_steps: int) -> None:
+    """Writes weights, moments, schedule and random states. Every rank must call; returns when all are on the disk.
 
-    def __init__(self, folder: Path) -> None:
-        """Raises: CheckpointError: there is none, or it is not whole."""
-        self.folder = folder
-        try:
-            self.ranks = {int(f.stem[5:]): json.loads(f.read_text()) for f in sorted(folder.glob("rank_*.json"))}
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder} is not a whole checkpoint of backend 'fsdp': {error}") from error
-        if not self.ranks:
-            raise CheckpointError(f"{folder} holds no checkpoint of backend 'fsdp' (rank_*.json)")
-        self._files: dict[int, Any] = {}
-        self.names = {name for rank in self.ranks.values() for name in rank["boxes"]}
+    Raises:
+        CheckpointError: the disk refused on some rank; raised on all.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    progress = Progress(num_steps=num_steps, world_size=world_size)
+    tensors: dict[str, Tensor] = {}
+    for piece in pieces:
+        tensors[f"weight/{piece.name}"] = piece.like(piece.held.detach())
+        state = optimizer.state.get(piece.held) if optimizer is not None else None
+        if state:
+            progress.adam_steps[piece.name] = float(state["step"])
+            tensors |= {f"{moment}/{piece.name}": piece.like(state[moment]) for moment in MOMENTS}
+    tensors |= {_random_key(device, rank): state for device, state in _random_states().items()}
+    try:
+        save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
+        raise CheckpointError(f"{folder} cannot be written: {_first_line(error)}") from error
+    with agreed(f"{folder} cannot be written"):
+        if rank == 0:
+            atomic_write_json(folder / STATE, {"format": 1, **vars(progress)})
 
-    @property
-    def extra(self) -> Mapping[str, Any]:
-        """What rank 0 wrote besides tensors."""
-        found: Mapping[str, Any] = self.ranks[min(self.ranks)]
-        return found
 
-    def read(self, kind: str, name: str, box: Box) -> Tensor | None:
-        """The values of a box, put together from whoever saved parts of it; None where none of that kind was saved.
+def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None) -> int:
+    """Restores what `save` wrote, at any number of ranks; returns `num_steps`. Every rank must call.
 
-        Raises:
-            CheckpointError: parts are missing.
-        """
-        out: Tensor | None = None
-        covered = 0
-        for rank, saved in self.ranks.items():
-            entry = saved["boxes"].get(name)
-            if entry is None or kind not in entry["kinds"]:
-                continue
-            have = Box(tuple(entry["offset"]), tuple(entry["size"]))
-            if kind == "step":
-                return self._tensor(rank, f"{kind}/{name}")
-            common = have.intersect(box)
-            if common is None:
-                continue
-            piece = self._open(rank).get_slice(f"{kind}/{name}")[common.slices(have)]
-            out = torch.empty(box.size, dtype=piece.dtype) if out is None else out
-            out[common.slices(box)] = piece
-            covered += common.numel
-        if out is not None and covered != box.numel:
-            raise CheckpointError(f"{self.folder}: {kind} of {name!r} covers {covered} of {box.numel} values")
-        return out
+    Rank r gets back the random state of rank r; ranks that the saving run did not have keep their own.
 
-    def random(self, rank: int) -> Tensor | None:
-        """The random state of a rank, if that rank saved one."""
-        return self._tensor(rank, "random") if rank in self.ranks else None
+    Raises:
+        CheckpointError: the folder is not whole or holds another model; raised on all ranks, which keep what they had
+            unless a file could not be read to its end.
+    """
+    pieces = list(pieces)
+    reader = _Reader(str(folder))
+    with agreed(f"{folder} cannot be loaded"):
+        progress = _read_progress(folder)
+        metadata = reader.read_metadata()
+        _check_fit(folder, metadata, pieces, progress if optimizer is not None else Progress())
+    tensors = {f"weight/{piece.name}": piece.like(piece.held.detach()) for piece in pieces}
+    if optimizer is not None:
+        tensors |= _fresh_moments(optimizer, pieces, progress.adam_steps)
+    random = {device: state for device, state in _random_states().items() if _key_of(device) in _names(metadata)}
+    try:
+        load_distributed(tensors | {_key_of(device): state for device, state in random.items()}, storage_reader=reader)
+    except CheckpointException as error:
+        raise CheckpointError(f"{folder} cannot be loaded: {_first_line(error)}") from error
+    _set_random_states(random)
+    return progress.num_steps
 
-    def _tensor(self, rank: int, key: str) -> Tensor:
-        found: Tensor = self._open(rank).get_tensor(key)
-        return found
 
-    def _open(self, rank: int) -> Any:
-        from safetensors import safe_open
+class _Reader(HuggingFaceStorageReader):
+    """Opens every file for its header once, not once for us and once for torch."""
 
-        if rank not in self._files:
-            path = self.folder / f"rank_{rank:05d}.safetensors"
-            try:
-                self._files[rank] = safe_open(path, framework="pt")
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{path} cannot be read: {error}") from error
-        return self._files[rank]
+    _known: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._known is None:
+            self._known = super().read_metadata(*args, **kwargs)
+        return self._known
+
+
+def _fresh_moments(
+    optimizer: torch.optim.Optimizer, pieces: Iterable[Piece], adam_steps: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Gives every parameter that was stepped a state to load into; the others lose theirs."""
+    optimizer.state.clear()
+    tensors: dict[str, Tensor] = {}
+    for piece in pieces:
+        # A rank without rows still takes part, with a moment of no elements.
+        if piece.name in adam_steps:
+            moments = {moment: torch.zeros_like(piece.held) for moment in MOMENTS}
+            if piece.box.numel:
+                optimizer.state[piece.held] = {"step": torch.tensor(adam_steps[piece.name]), **moments}
+            tensors |= {f"{moment}/{piece.name}": piece.like(values) for moment, values in moments.items()}
+    return tensors
+
+
+def _read_progress(folder: Path) -> Progress:
+    try:
+        found = json.loads((folder / STATE).read_text())
+        return Progress(
+            num_steps=int(found["num_steps"]),
+            adam_steps={str(name): float(step) for name, step in found["adam_steps"].items()},
+            world_size=int(found["world_size"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder} is not a whole checkpoint of backend 'fsdp': {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress) -> None:
+    """torch leaves parts that no file holds as they are, in silence; and a shape it only knows by its shards."""
+    weights = {piece.name: piece.shape for piece in pieces}
+    saved = {key.removeprefix("weight/") for key in _names(metadata) if key.startswith("weight/")}
+    if odd := sorted(saved ^ weights.keys()):
+        raise CheckpointError(
+            f"{folder} was saved from another model: {len(odd)} names differ, first {odd[0]!r}; load it with the model "
+            "that it was saved from"
+        )
+    wanted = {f"weight/{name}": shape for name, shape in weights.items()}
+    wanted |= {f"{moment}/{name}": weights[name] for name in progress.adam_steps for moment in MOMENTS}
+    for key, shape in wanted.items():
+        entry: Any = metadata.state_dict_metadata.get(key)
+        found = tuple(entry.size) if entry is not None else None
+        covered = sum(math.prod(chunk.sizes) for chunk in entry.chunks) if entry is not None else 0
+        if found != shape or covered != math.prod(shape):
+            raise CheckpointError(
+                f"{folder} is not whole, or from another model: {key!r} has shape {found} and {covered} values there; "
+                f"expected {shape} and {math.prod(shape)}"
+            )
+
+
+def _names(metadata: Metadata) -> set[str]:
+    return set(metadata.state_dict_metadata)
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Of this rank, by kind of device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_states(states: Mapping[str, Tensor]) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _random_key(device: str, rank: int) -> str:
+    return f"random/{device}/{rank}"
+
+
+def _key_of(device: str) -> str:
+    return _random_key(device, dist.get_rank())
+
+
+def _first_line(error: CheckpointException) -> str:
+    """torch's message holds the traces of every rank."""
+    rank, (cause, _) = next(iter(sorted(error.failures.items())), (0, (error, None)))
+    return f"rank {rank}: {type(cause).__name__}: {cause}"

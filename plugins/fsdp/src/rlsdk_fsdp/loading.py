@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
-from rlsdk.interfaces import Box, ConfigError, ModelSpec
+from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk_fsdp.shards import box_of, fill
+from rlsdk_fsdp.shards import Piece
 
 INDEX = "model.safetensors.index.json"
-HEADS = ("score.", "classifier.")
-"""Names of value and score heads, which a language model's checkpoint does not have."""
-HEAD_STD = 0.02
+HEADS = ("score", "classifier")
+"""Modules that make values and scores, which a language model's checkpoint does not have."""
 
 
 def load_weights(
-    model: Any, parameters: Mapping[str, nn.Parameter], spec: ModelSpec, *, seed: int, random: bool
+    model: Any, pieces: Iterable[Piece], tied: Mapping[str, str], spec: ModelSpec, *, seed: int, random: bool
 ) -> None:
-    """Fills parameters and buffers of a model that was built empty.
+    """Fills the parameters and buffers of a model that was built empty and cut.
 
     A checkpoint whose names are the model's is read by rows. Random weights, and checkpoints that transformers converts
     while it loads them, are built whole on the host first, the same on every rank.
+
+    Args:
+        model: the transformers model; buffers that its own `_init_weights` does not restore are taken from a whole one.
+        pieces: its parameters.
+        tied: other names of a parameter -> its canonical name.
+        spec: where weights come from.
+        seed: of random weights.
+        random: nothing is read but the configuration.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read or does not fit the model.
     """
-    restore_buffers(model)
+    pieces = list(pieces)
     files = {} if random else checkpoint_files(spec)
-    missing = sorted(parameters.keys() - files.keys())
-    if random or not all(name.startswith(HEADS) for name in missing):
-        whole, _ = canonical_parameters(build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random))
-        for name, parameter in parameters.items():
-            fill(parameter, whole[name].detach()[box_of(parameter).slices(_whole(parameter))])
+    sources = {piece.name: _source(piece.name, files, tied) for piece in pieces}
+    missing = {name for name, source in sources.items() if source is None}
+    by_rows = not random and all(name.partition(".")[0] in HEADS for name in missing)
+    if not by_rows or not restore_buffers(model, files):
+        whole = build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random)
+        _copy_whole(whole, model, pieces)
         return
-    _read_rows({name: p for name, p in parameters.items() if name in files}, files)
-    for name in missing:
-        # A head that the checkpoint does not have: drawn whole on every rank with one seed, then cut.
-        drawn = torch.zeros(parameters[name].shape)
-        if drawn.dim() > 1:
-            nn.init.normal_(drawn, std=HEAD_STD, generator=torch.Generator().manual_seed(seed))
-        fill(parameters[name], drawn[box_of(parameters[name]).slices(_whole(parameters[name]))])
+    _read_rows({source: piece for piece in pieces if (source := sources[piece.name])}, files)
+    heads = new_heads(model, seed) if missing else {}
+    for piece in pieces:
+        if piece.name in missing:
+            piece.fill(heads[piece.name])
 
 
 def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
@@ -51,8 +62,6 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
     Raises:
         ConfigError: the model has no safetensors.
     """
-    from safetensors import safe_open
-
     folder = _folder(spec)
     if (folder / INDEX).is_file():
         weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
@@ -67,32 +76,89 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), single)
 
 
-def restore_buffers(model: Any) -> None:
-    """Computes the buffers that no checkpoint holds (rotary frequencies), lost when the model was built empty."""
-    for module in model.modules():
-        if any(True for _ in module.buffers(recurse=False)) and not any(True for _ in module.parameters(recurse=False)):
+@torch.no_grad()
+def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
+    """Fills buffers, which hold nothing after a model was built empty: from the checkpoint, or as the model makes them.
+
+    Returns:
+        False where some buffer (a constant of remote code, say) is in neither.
+    """
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True  # transformers then leaves it alone
+    for name, module in model.named_modules():
+        buffers = dict(module.named_buffers(prefix=name, recurse=False))
+        for key, buffer in buffers.items():
+            if key in files:
+                with safe_open(files[key], framework="pt") as file:
+                    buffer.copy_(file.get_tensor(key))
+            elif buffer.dtype is torch.bool:
+                return False  # no value marks it as not filled
+            else:
+                buffer.fill_(_unfilled(buffer))
+        if buffers.keys() - files.keys():
             model._init_weights(module)
+        if any(_is_unfilled(buffer) for key, buffer in buffers.items() if key not in files):
+            return False
+    return True
 
 
-def _read_rows(parameters: Mapping[str, nn.Parameter], files: Mapping[str, Path]) -> None:
-    from safetensors import safe_open
+def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
+    """Values of a head that the checkpoint does not have, drawn as transformers draws them, the same on every rank."""
+    values: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name in HEADS:
+            if isinstance(head := getattr(model, name, None), nn.Module):
+                whole = copy.copy(head)
+                whole._parameters = {
+                    key: nn.Parameter(torch.empty(p.shape)) for key, p in head.named_parameters(recurse=False)
+                }
+                model._init_weights(whole)
+                values |= {f"{name}.{key}": p.detach() for key, p in whole._parameters.items() if p is not None}
+    return values
 
+
+def _copy_whole(whole: nn.Module, model: nn.Module, pieces: Iterable[Piece]) -> None:
+    parameters, _ = canonical_parameters(whole)
+    for piece in pieces:
+        piece.fill(parameters[piece.name].detach())
+    buffers = dict(whole.named_buffers())
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+
+
+def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
+    """Reads this rank's box of each; keys are names in the files."""
     by_file: dict[Path, list[str]] = {}
-    for name in parameters:
-        by_file.setdefault(files[name], []).append(name)
+    for source in pieces:
+        by_file.setdefault(files[source], []).append(source)
     for path, names in by_file.items():
         with safe_open(path, framework="pt") as file:
             for name in names:
-                box = box_of(parameters[name])
-                if not box.numel:
-                    continue
-                stored = file.get_slice(name)
-                shape = tuple(stored.get_shape())
-                if shape != tuple(parameters[name].shape):
+                piece, stored = pieces[name], file.get_slice(name)
+                if (shape := tuple(stored.get_shape())) != piece.shape:
                     raise ConfigError(
-                        f"{path}: {name!r} has shape {shape}, the model wants {tuple(parameters[name].shape)}"
+                        f"{path}: {name!r} has shape {shape}, but config.json makes it {piece.shape}; the folder mixes "
+                        "files of two models"
                     )
-                fill(parameters[name], stored[box.slices(_whole(parameters[name]))] if shape else file.get_tensor(name))
+                if piece.box.numel:
+                    rows = tuple(slice(o, o + n) for o, n in zip(piece.box.offset, piece.box.size, strict=True))
+                    piece.fill(stored[rows])
+
+
+def _source(name: str, files: Mapping[str, Path], tied: Mapping[str, str]) -> str | None:
+    """Under which name the files hold a parameter; a tied one may be there under the other."""
+    names = [name, *(other for other, owner in tied.items() if owner == name)]
+    return next((candidate for candidate in names if candidate in files), None)
+
+
+def _unfilled(buffer: Tensor) -> float:
+    return float("nan") if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min
+
+
+def _is_unfilled(buffer: Tensor) -> bool:
+    mark = buffer.isnan() if buffer.is_floating_point() else buffer == torch.iinfo(buffer.dtype).min
+    return bool(mark.any())
 
 
 def _folder(spec: ModelSpec) -> Path:
@@ -101,7 +167,3 @@ def _folder(spec: ModelSpec) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=["*.safetensors", "*.json"]))
-
-
-def _whole(parameter: torch.Tensor) -> Box:
-    return Box.whole(tuple(parameter.shape))

@@ -74,7 +74,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=None if held is computed else computed,
-            reduce_dtype=None if held is torch.float32 is computed else torch.float32,
+            reduce_dtype=torch.float32 if torch.bfloat16 in (held, computed) else None,
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if options.cpu_offload else OffloadPolicy(),
         "reshard_after_forward": options.reshard_after_forward,
@@ -91,17 +91,42 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
     outputs.to_empty(device="cpu" if options.cpu_offload else torch.device(mesh.device_type))
 
 
-def set_reduction(outputs: nn.Module, *, sharded: bool, last: bool) -> None:
-    """Says what the next backward pass does with gradients: keeps them whole, or adds them to the shards."""
+def set_reduction(outputs: nn.Module, options: FsdpOptions, *, sharded: bool, last: bool) -> None:
+    """Says what the next backward pass does with gradients and gathered weights.
+
+    Args:
+        outputs: the root.
+        options: with `reshard_after_forward` off, weights stay gathered until the last micro-batch.
+        sharded: gradients are added to the shards now, and not kept whole until the last micro-batch.
+        last: this is the last micro-batch before gradients are read.
+    """
     root = next(_groups(outputs))
     root.set_requires_gradient_sync(sharded or last)
     root.set_requires_all_reduce(last)
+    root.set_reshard_after_backward(last or options.reshard_after_forward)
+
+
+def release(outputs: nn.Module) -> None:
+    """Frees everything gathered, so that the next pass gathers what a step has changed in the meantime."""
+    for module in _groups(outputs):
+        module.reshard()
 
 
 def regain(outputs: nn.Module) -> None:
-    """Puts FSDP back where a pass may begin, after one that failed."""
+    """Puts FSDP back where a pass may begin, after one that failed; gradients that were kept whole are dropped."""
     root = next(_groups(outputs))
-    getattr(root, "reset_iter_state", root.reshard)()  # torch before 2.13 has no reset
+    if hasattr(root, "reset_iter_state"):  # torch before 2.13 has no such method, and may refuse the next pass
+        root.reset_iter_state()
+    release(outputs)
+    for module in _groups(outputs):
+        # torch 2.13 keeps them, against the docstring of `reset_iter_state`, and no public name reaches them.
+        state: Any = module._get_fsdp_state()
+        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+            group._partial_reduce_output = None
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.unsharded_param.grad = None
 
 
 def _groups(outputs: nn.Module) -> Iterator[FSDPModule]:
