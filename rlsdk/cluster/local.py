@@ -27,6 +27,8 @@ _STORE_SHARE = 0.3
 _STOP_TIMEOUT_S = 15.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # By default workers yield to everything else on the machine; here they are what it is for.
+    "RAY_worker_niceness": "0",
     # What an engine started in a worker ends with the worker.
     "RAY_process_group_cleanup_enabled": "1",
 }
