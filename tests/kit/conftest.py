@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from rlsdk.testing.models import write_tiny_model
+
+settings.register_profile("rlsdk", deadline=None)
+settings.load_profile("rlsdk")
 
 
 @pytest.fixture(scope="session", autouse=True)

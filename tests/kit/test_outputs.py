@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
@@ -23,7 +23,7 @@ EXACT = {"rtol": 1e-6, "atol": 2e-6}
 """float32: a few units in the last place of log-probs of up to ten nats."""
 LENGTHS = st.lists(st.integers(1, 24), min_size=1, max_size=7)
 FORMS = pytest.mark.parametrize("packed", [False, True, None], ids=["rectangle", "packed", "cheapest"])
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=12)
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def test_off_the_mask_is_zero_and_on_it_nothing_changes(models: dict[str, str]) 
     assert torch.all(full["log_probs"][batch.position_ids > 0] < 0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=LENGTHS, chunk=st.integers(1, 40))
 def test_chunks_change_neither_outputs_nor_gradients(models: dict[str, str], lengths: list[int], chunk: int) -> None:
     batch = rows_of(lengths, seed=5)

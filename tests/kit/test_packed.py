@@ -107,6 +107,12 @@ def test_recurrent_models_run_as_rectangles_and_refuse_to_pack(tmp_path: Path) -
         compute_outputs(model, Head.LM, batch, ("log_probs",), packed=True)
 
 
+def test_a_model_that_says_it_keeps_state_is_not_packed(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_pack(tiny)
+    monkeypatch.setattr(type(tiny), "_is_stateful", True)
+    assert not can_pack(tiny)
+
+
 def tokens_through_linear_layers(model: nn.Module, batch: Batch, packed: bool | None) -> set[int]:
     """Number of tokens that each linear layer below the head saw."""
     seen: set[int] = set()

@@ -303,8 +303,14 @@ def test_steps_far_below_bfloat16s_resolution_are_not_lost(models: dict[str, str
 
 
 def test_gradients_of_many_micro_batches_are_added_in_float32(models: dict[str, str]) -> None:
-    engine = make(models["plain"], dtype="bfloat16", micro_batch_rows=1)
-    engine.forward_backward(BATCHES[0], Weighted())
+    engine, whole = make(models["plain"], dtype="bfloat16", micro_batch_rows=1), make(models["plain"])
+    for each in (engine, whole):
+        each.forward_backward(BATCHES[0], Weighted())
+    for name, parameter in whole.parameters.items():
+        mine, theirs = engine.parameters[name].grad, parameter.grad
+        assert mine is not None
+        assert theirs is not None
+        assert float((mine - theirs).norm()) < 0.1 * float(theirs.norm()) + 1e-6, name
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in engine.parameters.values())
     assert all(p.grad is None for p in engine.model.parameters())
 
@@ -335,7 +341,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_leaves_no_trace(models: di
     assert_equal(weights(engine), weights(other))
 
 
-def test_an_objective_that_raises_is_heard_and_its_gradients_are_dropped(models: dict[str, str]) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_objective_that_raises_is_heard_and_its_gradients_are_dropped(models: dict[str, str], dtype: str) -> None:
     calls = []
 
     class Failing(Weighted):
@@ -345,7 +352,7 @@ def test_an_objective_that_raises_is_heard_and_its_gradients_are_dropped(models:
                 raise ZeroDivisionError("of the user's own making")
             return super().__call__(outputs, batch)
 
-    engine = make(models["plain"], micro_batch_rows=2)
+    engine = make(models["plain"], micro_batch_rows=2, dtype=dtype)
     with pytest.raises(ZeroDivisionError, match="of the user's own making"):
         engine.forward_backward(BATCHES[0], Failing())
     assert engine.optim_step().grad_norm == 0.0
@@ -418,6 +425,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(models: dict[str, st
     assert resumed.forward_backward(BATCHES[0], Weighted()) == straight.forward_backward(BATCHES[0], Weighted())
     assert resumed.optim_step() == straight.optim_step()
     assert_equal(weights(resumed), weights(straight))
+
+
+def test_a_checkpoint_from_before_the_first_step_forgets_the_steps_of_the_engine_that_loads_it(
+    models: dict[str, str], tmp_path: Path
+) -> None:
+    make(models["plain"]).save_checkpoint(tmp_path)
+    engine = make(models["plain"])
+    train(engine)
+    engine.forward_backward(BATCHES[0], Weighted())
+    engine.load_checkpoint(tmp_path)
+    assert train(engine) == train(make(models["plain"]))
 
 
 def test_a_checkpoint_holds_no_pickle_and_loads_after_it_was_deleted(models: dict[str, str], tmp_path: Path) -> None:
