@@ -251,6 +251,7 @@ class Cluster:
                 # that the command was given in.
                 import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],
                 preload=self.preload,
+                uses_gpu=pool.device == "cuda",
                 log_path=str(self.log_dir.absolute() / f"{name}.log") if self.log_dir else None,
             )
         )

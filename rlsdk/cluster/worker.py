@@ -43,6 +43,7 @@ class DeviceWorker:
         self,
         worker_id: str,
         num_threads: int,
+        uses_gpu: bool,
         log_path: str | None,
         import_paths: Sequence[str],
         preload: Sequence[str],
@@ -51,6 +52,8 @@ class DeviceWorker:
         global _here
         for variable in THREAD_VARIABLES:
             os.environ[variable] = str(num_threads)
+        if not uses_gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         sys.path += [path for path in import_paths if path not in sys.path]
         self.worker_id = worker_id
         self.logs = _redirect_output(log_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import venv
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -65,3 +67,12 @@ def own_cluster(ray_here: LocalRay, tmp_path: Path) -> Iterator[Callable[[int], 
     yield start
     for cluster in started:
         cluster.close(grace_s=0.2)
+
+
+@pytest.fixture
+def other_environment(tmp_path: Path) -> Path:
+    """An interpreter of a virtual environment that sees this one's packages and the tests' hosts."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    (packages / "here.pth").write_text("\n".join([*sys.path, str(Path(__file__).parent)]))
+    return tmp_path / "env" / "bin" / "python"

@@ -19,10 +19,10 @@ from rlsdk.interfaces import PlacementError, WorkerError
 
 @pytest.fixture(scope="module")
 def second_node(ray_here: LocalRay) -> Iterator[None]:
-    """Adds a node with three processors to the cluster."""
+    """Adds a node with three processors, and two GPUs that Ray takes on trust."""
     command = Path(sys.executable).parent / "ray"
     address = ray.get_runtime_context().gcs_address
-    start = [str(command), "start", f"--address={address}", "--num-cpus=3", "--num-gpus=0", "--block"]
+    start = [str(command), "start", f"--address={address}", "--num-cpus=3", "--num-gpus=2", "--block"]
     process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         await_nodes(2)
@@ -49,12 +49,28 @@ def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(seco
         group = cluster.create_group("actor", "cluster_hosts:FragileHost")
         assert [ctx.local_rank for ctx in group.contexts] == [0, 0, 1, 2]
         nodes = [member.worker.known().node_id for member in group.members]
-        assert nodes[0] == ray.get_runtime_context().get_node_id()
-        assert len(set(nodes[1:])) == 1
-        assert nodes[1] != nodes[0]
-        with pytest.raises(WorkerError, match="actor rank 2 died") as caught:
-            group.run("die", 2)
+        assert nodes.count(nodes[1]) == 3
+        away = [node != ray.get_runtime_context().get_node_id() for node in nodes].index(True)
+        with pytest.raises(WorkerError, match=f"actor rank {away} died") as caught:
+            group.run("die", away)
         assert "  these are my last words" in str(caught.value), "read on the node where it was written"
+
+
+def test_each_worker_sees_its_own_gpu_and_nothing_else(second_node: None, other_environment: Path) -> None:
+    pools = (PoolSpec(name="gpus", devices_per_node=(2,), device="cuda"),)
+    with Cluster.start(PlacementSpec(pools=pools, roles={"actor": "gpus", "ref": "gpus"}), timeout_s=30) as cluster:
+        group = cluster.create_group("actor", "cluster_hosts:EchoHost")
+        assert group.run("environment", "CUDA_VISIBLE_DEVICES") == ["0", "1"]
+        assert [ctx.device for ctx in group.contexts] == ["cuda:0", "cuda:0"], "as torch counts what it sees"
+        apart = cluster.create_group("ref", "cluster_hosts:EchoHost", py_executable=str(other_environment))
+        assert apart.run("environment", "CUDA_VISIBLE_DEVICES") == ["0", "1"]
+        assert set(apart.run("pid")).isdisjoint(group.run("pid"))
+
+
+def test_workers_without_gpus_see_none(second_node: None) -> None:
+    with Cluster.start(placement(1, 1), timeout_s=30) as cluster:
+        group = cluster.create_group("actor", "cluster_hosts:EchoHost")
+        assert group.run("environment", "CUDA_VISIBLE_DEVICES") == ["", ""]
 
 
 def test_what_the_nodes_do_not_have_is_refused_at_once(second_node: None) -> None:

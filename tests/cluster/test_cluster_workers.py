@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,15 +85,6 @@ def test_a_rank_may_span_several_devices(cluster: Cluster) -> None:
     assert [ctx.bundles for ctx in group.contexts] == [(0, 1), (2, 3)]
     with pytest.raises(ConfigError, match="3 devices a rank do not divide the 4 devices"):
         cluster.create_group("role38", "cluster_hosts:EchoHost", devices_per_rank=3)
-
-
-@pytest.fixture
-def other_environment(tmp_path: Path) -> Path:
-    """An interpreter of a virtual environment that sees this one's packages and the tests' hosts."""
-    venv.create(tmp_path / "env", symlinks=True)
-    (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
-    (packages / "here.pth").write_text("\n".join([*sys.path, str(Path(__file__).parent)]))
-    return tmp_path / "env" / "bin" / "python"
 
 
 def test_a_role_of_another_environment_gets_processes_of_its_own(
