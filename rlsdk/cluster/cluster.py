@@ -14,6 +14,7 @@ from typing import Any
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.interpreter import check_interpreter
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
 from rlsdk.cluster.nodes import choose_nodes, connect
@@ -58,6 +59,7 @@ class Cluster:
         self.groups: dict[str, WorkerGroup] = {}
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._placement_groups: dict[str, Any] = {}
+        self._nodes: dict[str, tuple[str, ...]] = {}
         self._local: LocalRay | None = None
         self._closed = False
 
@@ -129,7 +131,8 @@ class Cluster:
                 its process is that of the first.
 
         Raises:
-            ConfigError: unknown role, a host that is no class path, devices that do not divide.
+            ConfigError: unknown role, a host that is no class path, devices that do not divide, an interpreter that
+                cannot host a worker.
             WorkerError: a host could not be built, or its worker died.
             RlsdkError: what a host's constructor raised.
         """
@@ -138,6 +141,8 @@ class Cluster:
             raise ConfigError(f"role {role!r}: host {host!r} does not name a class; expected 'package.module:Class'")
         if role in self.groups:
             raise ConfigError(f"role {role!r} already has a group; a role is created once")
+        if py_executable is not None:
+            check_interpreter(py_executable, set(self._nodes[pool.name]))
         workers = self._pool_workers(pool, py_executable)
         self._await_ready(workers)
         chosen = _leading_devices(pool, role, devices_per_rank)
@@ -202,7 +207,7 @@ class Cluster:
         """Reserves every device on the node chosen for it."""
         import ray
 
-        nodes = choose_nodes(self.placement)
+        nodes = self._nodes = choose_nodes(self.placement)
         for pool in self.placement.pools:
             bundle = {"CPU": float(pool.cpus_per_device)} | ({"GPU": 1.0} if pool.device == "cuda" else {})
             self._placement_groups[pool.name] = ray.util.placement_group(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.local import LocalRay, own_signal_handlers
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.interfaces import PlacementError
 
+_Result = TypeVar("_Result")
 _KNOCK_TIMEOUT_S = 5.0
 _RELEASE_S = 3.0
 """Ray tells what is free with some delay."""
@@ -73,6 +76,19 @@ def choose_nodes(placement: PlacementSpec) -> dict[str, tuple[str, ...]]:
             # Raises at once where even an idle cluster would be too small.
             assign_nodes(placement, [replace(node, cpus=node.total_cpus, gpus=node.total_gpus) for node in nodes])
             time.sleep(_LOOK_S)
+
+
+def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:
+    """Calls an importable function on a node; in this process where that is its node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if node_id == ray.get_runtime_context().get_node_id():
+        return function(*args)
+    there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    result: _Result = ray.get(task.remote(*args), timeout=timeout_s)
+    return result
 
 
 def node_capacities() -> list[NodeCapacity]:

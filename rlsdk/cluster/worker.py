@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import os
 import shutil
 import socket
@@ -190,6 +191,9 @@ def _redirect_output(log_path: str | None) -> tuple[str, ...]:
             os.dup2(target, 1)
             os.dup2(target, 2)
             os.close(target)
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):  # last words must be there when the process is killed
+                    stream.reconfigure(line_buffering=True)
             return (log_path,)
     return tuple(path for path in map(_file_behind, (1, 2)) if path is not None)
 

@@ -146,7 +146,7 @@ class FragileHost(EchoHost):
 
     def die(self, rank: int) -> None:
         if self.ctx.rank == rank:
-            print("these are my last words", flush=True)
+            print("these are my last words")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 

@@ -9,9 +9,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
 from rlsdk.cluster.local import LocalRay
+
+# The machine is shared with the workers that other tests keep busy.
+settings.register_profile("cluster", deadline=None)
+settings.load_profile("cluster")
 
 HOSTS = "cluster_hosts"
 NUM_WORKERS = 4

@@ -45,8 +45,8 @@ def test_many_rows_are_cut_within_a_hundredth_of_even() -> None:
     assert max(loads) < 1.01 * sum(lengths) / 64
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_split_and_joined_rows_are_the_batch_itself(lengths: list[int], parts: int, random: object) -> None:
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 5))
+def test_split_and_joined_rows_are_the_batch_itself(lengths: list[int], parts: int) -> None:
     ids = torch.randperm(len(lengths)) * 7
     batch = Batch.from_rows([[row] * n for row, n in enumerate(lengths)], row_id=ids)
     ref = BatchRef(ref=None, lengths=batch.lengths, row_ids=ids)

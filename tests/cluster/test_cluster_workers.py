@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,16 @@ def test_a_role_of_another_environment_gets_processes_of_its_own(
     assert there.run("interpreter") == [str(other_environment.parent.parent)]
     assert here.run("pid") != there.run("pid")
     assert here.contexts[0].node == there.contexts[0].node
+
+
+def test_an_interpreter_that_cannot_host_a_worker_is_refused_before_one_is_started(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"'/no/python' does not run on node .*No such file"):
+        cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable="/no/python")
+    venv.create(tmp_path, symlinks=True)
+    with pytest.raises(ConfigError, match=r"has python .*, ray missing, rlsdk missing, but .* run `uv pip install"):
+        cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable=str(tmp_path / "bin" / "python"))
 
 
 def test_an_unknown_role_and_a_role_made_twice_are_refused(cluster: Cluster, group: WorkerGroup) -> None:
