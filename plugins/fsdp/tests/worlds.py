@@ -161,10 +161,11 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
             found["micro_batches"].append(result.num_micro_batches)
         if case.parked:
             found["parked_bytes"] = park(engine)
+        # What a pass gathers right before a step must not be there after it.
+        engine.forward(mine, (case.output,))
         report = engine.optim_step()
         found["norms"].append(report.grad_norm)
         found["lrs"].append(report.lr)
-        # Weights that an earlier pass gathered must not outlive the step.
         found["after"] = engine.forward(mine, (case.output,))[case.output]
     if case.export:
         engine.save_pretrained(Path(case.export))

@@ -93,7 +93,7 @@ class FsdpTrainEngine(TrainEngine):
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         self._here("weights")
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
-        with self._passes(), torch.no_grad():
+        with torch.no_grad(), self._passes():
             for rows in self._cut(batch):
                 for name, values in self._run(batch.select(rows).to(self.device), outputs).items():
                     found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
@@ -242,7 +242,8 @@ class FsdpTrainEngine(TrainEngine):
             release(self.outputs)
         except BaseException:
             regain(self.outputs)
-            self._drop_gradients()
+            if torch.is_grad_enabled():
+                self._drop_gradients()
             raise
 
     def _clip(self, limit: float | None) -> float:

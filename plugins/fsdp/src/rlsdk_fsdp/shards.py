@@ -44,9 +44,13 @@ class Piece:
         self.parameter.grad = self.held.grad = None
 
     def whole(self) -> Tensor:
-        """The full tensor, gathered. Every rank must call."""
-        values = self.parameter.detach()
-        return values.full_tensor() if isinstance(values, DTensor) else values
+        """The full tensor, gathered on the mesh's device. Every rank must call."""
+        values = self.held.detach()
+        if not isinstance(self.parameter, DTensor):
+            return values
+        # Shards that live on the host of a GPU would need a group that moves CPU tensors.
+        part = self.like(values.to(self.parameter.device_mesh.device_type))
+        return part.full_tensor() if isinstance(part, DTensor) else part
 
     def like(self, values: Tensor) -> Tensor:
         """`values` of this rank's box as a part of a whole, cut as the parameter is."""

@@ -84,11 +84,14 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
         fully_shard(layer, **settings)
     # The root is needed again as soon as the backward pass begins, so it stays gathered in between.
     fully_shard(outputs, **{**settings, "reshard_after_forward": False})
-    for module in _groups(outputs):
+    for group in _groups(outputs):
         # The contract is the sum over ranks; FSDP averages. Plain sums are also what gloo knows (it has no PREMUL_SUM).
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-    outputs.to_empty(device="cpu" if options.cpu_offload else torch.device(mesh.device_type))
+        group.set_gradient_divide_factor(1.0)
+        group.set_force_sum_reduction_for_comms(True)
+    outputs.to_empty(device="cpu" if options.cpu_offload else mesh.device_type)
+    for module in outputs.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=mesh.device_type))  # needed there, offload or not
 
 
 def set_reduction(outputs: nn.Module, options: FsdpOptions, *, sharded: bool, last: bool) -> None:
