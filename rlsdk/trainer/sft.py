@@ -10,7 +10,7 @@ import numpy as np
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import DataRow, PromptStream, Template
 from rlsdk.interfaces import DataError
-from rlsdk.trainer.experience import make_sft_batch
+from rlsdk.trainer.experience import make_sft_batch, request_seed
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.session import Session
 
@@ -26,13 +26,15 @@ def train_supervised(
 ) -> Mapping[str, float]:
     """Runs `sft.steps` optimizer steps, each over `sft.rows_per_step` rows; returns the last one's metrics.
 
-    Rows come in an order of their own, so the RL steps that follow see the data from its beginning.
+    Rows come in an order of their own: prompts that were just learned by heart have little left to explore, and the RL
+    steps that follow must not begin with them.
 
     Raises:
         DataError: a row has no answer to learn.
     """
     config = session.config
-    stream = PromptStream(parts.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
+    order = request_seed(config.trainer.seed, "sft")
+    stream = PromptStream(parts.train_prompts, seed=order, shuffle=config.data.shuffle)
     metrics: dict[str, float] = {}
     with view.phase("sft", total=config.sft.steps):
         for step in range(1, config.sft.steps + 1):
