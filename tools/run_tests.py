@@ -47,8 +47,7 @@ def _run(paths: list[str]) -> tuple[int, Counter[str]]:
         "-m",
         "pytest",
         *paths,
-        "--cov=rlsdk",
-        "--cov=rlsdk_fsdp",
+        *(f"--cov={package}" for package in _measured(paths)),
         "--cov-report=",
         "-p",
         "no:cacheprovider",
@@ -69,6 +68,12 @@ def _run(paths: list[str]) -> tuple[int, Counter[str]]:
         if " in " in line and (found := COUNT.findall(line)):
             counts = Counter({word: int(number) for number, word in found})
     return process.wait(), counts
+
+
+def _measured(paths: list[str]) -> list[str]:
+    """The core, and a plugin's own package in its own folder."""
+    plugins = [Path(path).name for path in paths if Path(path).parent.name == "plugins"]
+    return ["rlsdk", *(f"rlsdk_{name}" for name in plugins)]
 
 
 def _coverage() -> None:
