@@ -32,6 +32,8 @@ _ENVIRONMENT = {
     # OpenMP threads that wait by spinning take the processor from those they wait for: on a busy machine a step of
     # two threads took ten times as long.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # Workers decide for themselves what they see; unset, older versions print advice on it.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # What an engine started in a worker ends with the worker.
     "RAY_process_group_cleanup_enabled": "1",
 }
