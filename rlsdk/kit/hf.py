@@ -187,6 +187,12 @@ def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dic
     return parameters, tied
 
 
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds besides parameters (such as the balancing bias of routed experts); not trained here."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def save_hf_folder(
     path: Path, config: PretrainedConfig, tensors: Iterator[tuple[str, Tensor]], *, source: str | None = None
 ) -> None:
@@ -195,7 +201,8 @@ def save_hf_folder(
     Args:
         path: made where it is missing.
         config: of the model.
-        tensors: canonical names and values, tied copies left out; their dtype becomes that of the configuration.
+        tensors: canonical names and values, tied copies left out, persistent buffers last. The dtype of the first
+            becomes that of the configuration.
         source: the model's own folder, for what training does not change (tokenizer, generation defaults); a hub name
             or None copies nothing.
     """

@@ -22,6 +22,8 @@ MAX_PADDING = 0.15
 """Share of pads up to which the rectangle is cheaper than unpacking in every layer; measured on CPU."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that `packed_attention` computes."""
+_NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks")
+"""What a few families pass to their attention and `packed_attention` does not know."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,12 @@ class HiddenStates:
 
 
 def register_attention() -> None:
-    """Makes `ATTENTION` known to transformers; safe to call again.
-
-    No mask function is registered with it, so none is built: causality is the attention's own, and a mask would cost
-    memory quadratic in the tokens.
-    """
+    """Makes `ATTENTION` known to transformers; safe to call again."""
     from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
+    AttentionMaskInterface.register(ATTENTION, window_for_mask)
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -119,7 +119,6 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     packed_rows: PackedRows | None = None,
@@ -127,9 +126,16 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention in transformers' calling convention: `[B, heads, T, D]` in, `[B, T, heads, D]` out.
 
-    With `packed_rows`, B is 1 and T runs over all rows end to end. `softcap` bounds the scores by a tanh; `s_aux`
-    `[heads]` is a score that takes part in the softmax and carries no value (an attention sink). Dropout is ignored.
+    With `packed_rows`, B is 1 and T runs over all rows end to end. `attention_mask` is what `window_for_mask` made.
+    `softcap` bounds the scores by a tanh; `s_aux` `[heads]` is a score that takes part in the softmax and carries no
+    value (an attention sink). Dropout is ignored.
+
+    Raises:
+        ConfigError: the model asks for something else than these.
     """
+    if strange := [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]:
+        raise ConfigError(f"{type(module).__name__} passes {strange} to its attention, which rlsdk cannot compute")
+    sliding_window = None if attention_mask is None else int(attention_mask)
     plain = softcap is None and s_aux is None
     if packed_rows is not None and plain and _has_varlen(query, value):
         return _varlen(query, key, value, packed_rows, scaling, sliding_window), None
@@ -141,6 +147,19 @@ def packed_attention(
         out = _causal_in_full(query, key, value, scaling, sliding_window, softcap, s_aux)
     out = out.transpose(1, 2)
     return (out if packed_rows is None else out[packed_rows.row, packed_rows.position][None]), None
+
+
+def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> Tensor | None:
+    """Stands for a mask, which would cost memory quadratic in the tokens: a scalar with its window; None without one.
+
+    Not every family tells its attention the window, but each asks for a mask that has it.
+
+    Raises:
+        ConfigError: the model masks by rules of its own.
+    """
+    if use_vmap:
+        raise ConfigError("this model builds attention masks by rules of its own, which rlsdk cannot compute")
+    return None if local_size is None else torch.tensor(local_size)
 
 
 def _spread(tensor: Tensor, rows: PackedRows) -> Tensor:

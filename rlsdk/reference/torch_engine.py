@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +34,7 @@ from rlsdk.interfaces import (
     nearest,
 )
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
+from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
@@ -184,7 +185,8 @@ class TorchTrainEngine(TrainEngine):
     def save_pretrained(self, path: Path) -> None:
         self._here("weights")
         dtype = getattr(torch, self.spec.model.dtype)
-        named = ((name, parameter.detach().to(dtype).cpu()) for name, parameter in self.parameters.items())
+        trained = ((name, parameter.detach().to(dtype).cpu()) for name, parameter in self.parameters.items())
+        named = chain(trained, persistent_buffers(self.model).items())
         save_hf_folder(path, self.model.config, named, source=self.spec.model.path)
 
     def offload(self, parts: Sequence[str] = PARTS) -> None:

@@ -10,14 +10,46 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DeepseekV3Config,
+)
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
 from rlsdk.kit import hf
-from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
+from rlsdk.kit.hf import (
+    build_model,
+    canonical_parameters,
+    load_model_config,
+    persistent_buffers,
+    save_hf_folder,
+)
 from rlsdk.kit.outputs import compute_outputs
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.reference import load_plain_model
+
+DEEPSEEK = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 0,
+}
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -74,7 +106,8 @@ def test_tied_embeddings_have_one_copy_under_the_inputs_name(models: dict[str, s
 
 def export(model: torch.nn.Module, path: Path, source: str | None = None) -> None:
     parameters, _ = canonical_parameters(model)
-    save_hf_folder(path, model.config, ((n, p.detach()) for n, p in parameters.items()), source=source)  # type: ignore[arg-type]
+    tensors = {name: p.detach() for name, p in parameters.items()} | persistent_buffers(model)
+    save_hf_folder(path, model.config, iter(tensors.items()), source=source)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
@@ -91,6 +124,20 @@ def test_an_export_is_read_by_transformers_bit_for_bit(
     read, report = AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not any(report.values())
     assert equal(weights(read), weights(model))
+
+
+def test_an_export_keeps_the_buffers_that_a_checkpoint_holds(tmp_path: Path) -> None:
+    config = DeepseekV3Config(**DEEPSEEK)
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(config)
+    plain.model.layers[0].mlp.gate.e_score_correction_bias.uniform_()
+    plain.save_pretrained(tmp_path / "plain")
+    model = build_model(ModelSpec(path=str(tmp_path / "plain")))
+    assert list(persistent_buffers(model)) == ["model.layers.0.mlp.gate.e_score_correction_bias"]
+    export(model, tmp_path / "export")
+    read, report = AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert not any(report.values())
+    assert equal(read.state_dict(), plain.state_dict())
 
 
 def test_an_exported_value_model_is_a_token_classifier(models: dict[str, str], tmp_path: Path) -> None:

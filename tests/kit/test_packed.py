@@ -13,7 +13,7 @@ from torch import nn
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
 from rlsdk.kit.hf import build_model
 from rlsdk.kit.outputs import compute_outputs
-from rlsdk.kit.packed import ATTENTION, can_pack
+from rlsdk.kit.packed import ATTENTION, can_pack, packed_attention, window_for_mask
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.reference import load_plain_model, plain_outputs
 
@@ -32,6 +32,7 @@ SHAPE: dict[str, Any] = {
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sliding window": ("MistralConfig", {"sliding_window": 4}),
+    "a window that its attention is not told": ("PhimoeConfig", {"sliding_window": 5, "num_local_experts": 4}),
     "score cap, final cap, windows in turn": (
         "Gemma2Config",
         {"sliding_window": 6, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
@@ -105,6 +106,18 @@ def test_recurrent_models_run_as_rectangles_and_refuse_to_pack(tmp_path: Path) -
     torch.testing.assert_close(found, expected, rtol=0, atol=4e-6)
     with pytest.raises(ConfigError, match="cannot run packed rows"):
         compute_outputs(model, Head.LM, batch, ("log_probs",), packed=True)
+
+
+@pytest.mark.parametrize("name", ["position_bias", "block_indices"])
+def test_attention_that_cannot_be_computed_is_refused_by_name(tiny: nn.Module, name: str) -> None:
+    heads = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ConfigError, match=rf"passes \['{name}'\] to its attention"):
+        packed_attention(tiny, heads, heads, heads, None, **{name: torch.zeros(1)})
+
+
+def test_masks_by_rules_of_a_models_own_are_refused() -> None:
+    with pytest.raises(ConfigError, match="by rules of its own"):
+        window_for_mask(use_vmap=True)
 
 
 def test_a_model_that_says_it_keeps_state_is_not_packed(tiny: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
