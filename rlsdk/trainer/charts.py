@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 COLORS = ("#3b76af", "#d1733b", "#519e5c", "#a855a0", "#b8a13a", "#5aa9b5", "#8c6d5a", "#888888")
-WIDTH, HEIGHT = 420, 220
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 30, 26
+WIDTH, HEIGHT = 420, 240
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 58, 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def _frame(title: str, xs: tuple[float, float], ys: tuple[float, float], unit: s
 
 
 def _legend(index: int, name: str, color: str) -> str:
-    x, y = LEFT + 8 + index % 4 * 88, TOP + 6 + index // 4 * 14
+    x, y = LEFT + index % 4 * 90, 34 + index // 4 * 14
     return (
         f'<rect x="{x}" y="{y - 8}" width="9" height="9" fill="{color}"/><text x="{x + 13}" y="{y}">'
         f"{html.escape(name)}</text>"

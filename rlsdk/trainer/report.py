@@ -22,7 +22,7 @@ CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("Log-prob difference, train against rollout, nats", "", {"mean": "parity/log_prob_diff_mean"}),
     ("Gradient norm", "", {"before clipping": "policy/grad_norm"}),
     ("Shares", "%", {"clipped": "policy/clip_fraction", "truncated": "response/truncated_share",
-                     "prompts with signal": "reward/groups_with_signal", "reward failed": "reward/invalid_share"}),
+                     "with signal": "reward/groups_with_signal", "reward failed": "reward/invalid_share"}),
     ("Tokens per second", "", {"all tokens": "throughput/tokens_per_s"}),
 )  # fmt: skip
 """Title, unit, and metric by the curve's name."""

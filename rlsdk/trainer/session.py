@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup, preset_placement
 from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
@@ -165,7 +167,11 @@ def model_spec(config: RunConfig, path: str | None = None) -> ModelSpec:
 
 
 def start_cluster(config: RunConfig, roles: Sequence[str], *, device: str, run_dir: Path) -> Cluster:
-    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager."""
+    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager.
+
+    From here on this process computes on one thread: the processors belong to the workers.
+    """
+    torch.set_num_threads(1)
     return Cluster.start(
         placement_of(config, roles, device),
         address=config.placement.ray_address,

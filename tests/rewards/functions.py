@@ -31,6 +31,12 @@ def echo_fields(sample: RewardSample) -> float:
     return float(fields == ("p\ud83d é", "r\x00\n", None, 7, {"x": [None, 1.5]}, True))
 
 
+def interrupt() -> None:
+    """A signal as from a terminal, also where the whole test run was started in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
+
 def misbehave(sample: RewardSample) -> Any:
     """Does what the response says; anything else is graded 0.5."""
     actions: dict[str, Callable[[], Any]] = {
@@ -44,7 +50,7 @@ def misbehave(sample: RewardSample) -> Any:
         "true": lambda: True,
         "raise": lambda: 1 // 0,
         "exit": lambda: sys.exit(3),
-        "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+        "interrupt": interrupt,
         "deep": lambda: misbehave(sample),
         "os_exit": lambda: os._exit(3),
         "segfault": lambda: ctypes.string_at(0),
