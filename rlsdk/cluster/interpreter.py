@@ -55,7 +55,9 @@ def check_interpreter(path: str, node_ids: set[str]) -> None:
 def ask_interpreter(path: str) -> Mapping[str, str | None] | str:
     """What an environment has, or why it cannot say."""
     try:
-        done = subprocess.run([path, "-P", "-c", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            [path, "-P", "-c", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
         found: Mapping[str, str | None] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"{type(error).__name__}: {error}"

@@ -10,16 +10,22 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 DRIVER = """
 import sys
-from rlsdk.cluster import Cluster, preset_placement
+from rlsdk.cluster import Cluster, local, preset_placement
 
+def changed(*_):
+    raise TypeError("Ray's inside has changed")
+
+if sys.argv[1] == "raise, on another Ray":
+    local._start_lean_node = changed
 with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=1), timeout_s=60) as cluster:
     group = cluster.create_group("actor", "cluster_hosts:FragileHost")
     group.run("spawn")
     print("ready", cluster._local.folder, flush=True)
-    if sys.argv[1] == "raise":
+    if sys.argv[1].startswith("raise"):
         raise RuntimeError("the run failed")
     group.run("hang_on", 0, 120.0)
 """
@@ -50,8 +56,9 @@ class Driver:
         return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_program_that_fails_leaves_nothing() -> None:
-    driver = Driver("raise")
+@pytest.mark.parametrize("ending", ["raise", "raise, on another Ray"])
+def test_a_program_that_fails_leaves_nothing(ending: str) -> None:
+    driver = Driver(ending)
     _, errors = driver.process.communicate(timeout=60)
     assert driver.process.returncode == 1
     assert "RuntimeError: the run failed" in errors

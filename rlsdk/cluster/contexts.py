@@ -1,0 +1,77 @@
+"""Where each rank of a group stands. Pure functions of where the workers live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlsdk.cluster.messages import WorkerInfo
+from rlsdk.cluster.placement import PoolSpec
+from rlsdk.interfaces import ConfigError, RankContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What every worker of a run shares."""
+
+    timeout_s: float
+    """Deadline of every wait that gives none of its own."""
+    num_threads: int | None
+    """CPU threads of a worker; None: its pool's `cpus_per_device`."""
+    seed: int
+    log_dir: str | None
+    """Absolute."""
+    preload: tuple[str, ...]
+
+    def threads(self, pool: PoolSpec) -> int:
+        return self.num_threads or pool.cpus_per_device
+
+
+def leading_devices(pool: PoolSpec, role: str, devices_per_rank: int) -> list[int]:
+    """First device of every rank, where a rank takes `devices_per_rank` neighbours of one node.
+
+    Raises:
+        ConfigError: they do not divide the devices of a node.
+    """
+    uneven = [count for count in pool.devices_per_node if devices_per_rank < 1 or count % devices_per_rank]
+    if uneven:
+        raise ConfigError(
+            f"{role}: {devices_per_rank} devices a rank do not divide the {uneven[0]} devices that pool {pool.name!r} "
+            f"has on a node (devices_per_node {pool.devices_per_node})"
+        )
+    return list(range(0, pool.num_devices, devices_per_rank))
+
+
+def rendezvous_address(infos: Sequence[WorkerInfo]) -> str:
+    """Where rank 0 listens: an address that every rank reaches, and no other machine where that can be helped."""
+    return "127.0.0.1" if len({info.node_id for info in infos}) == 1 else infos[0].address
+
+
+def rank_contexts(
+    role: str,
+    pool: PoolSpec,
+    infos: Sequence[WorkerInfo],
+    *,
+    devices_per_rank: int,
+    port: int,
+    settings: WorkerSettings,
+) -> list[RankContext]:
+    """One context per rank; `infos` are the ranks' workers, in rank order, and `port` is held by rank 0's."""
+    nodes = [info.node_id for info in infos]
+    return [
+        RankContext(
+            role=role,
+            rank=rank,
+            world_size=len(infos),
+            local_rank=nodes[:rank].count(info.node_id),
+            node=info.node,
+            device="cuda:0" if pool.device == "cuda" else "cpu",
+            master_addr=rendezvous_address(infos),
+            master_port=port,
+            num_threads=settings.threads(pool),
+            seed=settings.seed,
+            timeout_s=settings.timeout_s,
+            bundles=tuple(range(rank * devices_per_rank, (rank + 1) * devices_per_rank)),
+        )
+        for rank, info in enumerate(infos)
+    ]

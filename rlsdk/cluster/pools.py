@@ -1,0 +1,161 @@
+"""The devices of a run and the processes on them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from rlsdk.cluster.contexts import WorkerSettings
+from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.interpreter import check_interpreter
+from rlsdk.cluster.nodes import choose_nodes
+from rlsdk.cluster.pending import Pending, Request
+from rlsdk.cluster.placement import PlacementSpec, PoolSpec
+from rlsdk.cluster.worker import DeviceWorker
+from rlsdk.interfaces import PlacementError
+
+_log = logging.getLogger(__name__)
+
+_READY_TIMEOUT_S = 60.0
+"""For what Ray promised to have: placement groups, worker processes."""
+_SHORT_GRACE_S = 1.0
+"""For hosts to close after a worker died: the others probably hang in a collective with it."""
+_GPU_SHARE = 0.125
+"""Of a worker in its device: up to eight environments may each have a process there."""
+_MAX_CALLS = 10_000
+"""Unanswered calls per worker; far above what a run sends."""
+
+
+class WorkerPools:
+    """Holds a placement group per pool, a bundle per device, and the workers in them by interpreter."""
+
+    def __init__(self, placement: PlacementSpec, settings: WorkerSettings) -> None:
+        self.placement = placement
+        self.settings = settings
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._reserved: dict[str, Any] = {}
+        self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
+
+    def start(self) -> None:
+        """Reserves every device and starts a worker on each, without waiting for the workers.
+
+        Raises:
+            PlacementError: the cluster does not have the devices, or does not give them.
+        """
+        self._nodes = choose_nodes(self.placement)
+        for pool in self.placement.pools:
+            self._reserved[pool.name] = _reserve(pool, self._nodes[pool.name])
+            self._workers[pool.name, None] = self._start_workers(pool, None)
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        for name, group in self._reserved.items():
+            if not group.wait(max(deadline - time.monotonic(), 0.1)):
+                raise PlacementError(
+                    f"pool {name!r} was free when asked for but not given within {_READY_TIMEOUT_S:g} s; somebody "
+                    "else took the devices, or a node has died: see `ray status`"
+                )
+
+    def workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
+        """The workers of a pool under one interpreter, in device order; waits until they are up.
+
+        Raises:
+            ConfigError: the interpreter cannot host a worker.
+            WorkerError: a worker did not start.
+        """
+        key = (pool.name, py_executable)
+        if key not in self._workers:
+            check_interpreter(py_executable or sys.executable, set(self._nodes[pool.name]))
+            self._workers[key] = self._start_workers(pool, py_executable)
+        _await_ready(self._workers[key], max(_READY_TIMEOUT_S, self.settings.timeout_s))
+        return self._workers[key]
+
+    def close(self, grace_s: float) -> None:
+        """Gives hosts `grace_s` seconds to close, ends every worker, gives the devices back."""
+        import ray
+
+        workers = [worker for pool in self._workers.values() for worker in pool]
+        _close_hosts([worker for worker in workers if worker.info is not None], grace_s)
+        for worker in workers:
+            worker.kill()
+        for group in self._reserved.values():
+            ray.util.remove_placement_group(group)
+
+    def _start_workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
+        return [self._start_worker(pool, device, py_executable) for device in range(pool.num_devices)]
+
+    def _start_worker(self, pool: PoolSpec, device: int, py_executable: str | None) -> WorkerHandle:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        environment = "" if py_executable is None else f"-env{len(self._workers)}"
+        name = f"{pool.name}-{device}{environment}"
+        worker_id = f"{name}-{uuid.uuid4().hex}"
+        own_environment: dict[str, Any] = {"runtime_env": {"py_executable": py_executable}} if py_executable else {}
+        bundle = PlacementGroupSchedulingStrategy(self._reserved[pool.name], placement_group_bundle_index=device)
+        options = {
+            "num_cpus": 0,
+            "num_gpus": _GPU_SHARE if pool.device == "cuda" else 0,
+            "max_concurrency": _MAX_CALLS,
+            "scheduling_strategy": bundle,
+            **own_environment,
+        }
+        actor = (
+            ray.remote(DeviceWorker)
+            .options(**options)
+            .remote(
+                worker_id=worker_id,
+                num_threads=self.settings.threads(pool),
+                uses_gpu=pool.device == "cuda",
+                log_path=os.path.join(self.settings.log_dir, f"{name}.log") if self.settings.log_dir else None,
+                # What the controller can import, its own environment's workers can, too: a user's loss in the folder
+                # that the command was given in.
+                import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],
+                preload=self.settings.preload,
+            )
+        )
+        return WorkerHandle(actor, worker_id, pool.name, device)
+
+
+def _reserve(pool: PoolSpec, nodes: Sequence[str]) -> Any:
+    """Asks for a pool's placement group: a bundle per device, each on the node chosen for it."""
+    import ray
+
+    bundle = {"CPU": float(pool.cpus_per_device)} | ({"GPU": 1.0} if pool.device == "cuda" else {})
+    return ray.util.placement_group(
+        [dict(bundle) for _ in range(pool.num_devices)],
+        strategy="PACK",
+        bundle_label_selector=[{"ray.io/node-id": nodes[at]} for at in pool.node_of_device],
+    )
+
+
+def _await_ready(workers: Sequence[WorkerHandle], timeout_s: float) -> None:
+    """Waits until the processes are up, and learns where they live."""
+    new = [worker for worker in workers if worker.info is None]
+    requests = [
+        Request(ref=worker.actor.describe.remote(), worker=worker, role=f"worker of pool {worker.pool!r}", rank=at)
+        for at, worker in enumerate(new)
+    ]
+    infos = Pending(requests, doing="starting", join=dict, timeout_s=timeout_s).result()
+    for at, worker in enumerate(new):
+        worker.info = infos[at]
+
+
+def _close_hosts(workers: Sequence[WorkerHandle], grace_s: float) -> None:
+    """Asks hosts to leave cleanly. What does not answer in time is ended by the caller anyway."""
+    import ray
+
+    alive = [worker for worker in workers if worker.death() is None]
+    refs = [worker.close() for worker in alive]
+    if len(alive) < len(workers):
+        grace_s = min(grace_s, _SHORT_GRACE_S)
+    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=grace_s) if refs else ([], [])
+    for ref in ready:
+        try:
+            for failure in ray.get(ref):
+                _log.warning("a host failed to close: %s", failure.summary)
+        except ray.exceptions.RayError as error:
+            _log.debug("a worker ended while closing: %s", error)
