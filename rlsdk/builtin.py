@@ -30,6 +30,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.PACKING,
                 }
             ),
+            dtypes=frozenset({"float32", "bfloat16"}),
             max_ranks=1,
         )
     )

@@ -1,5 +1,5 @@
 """Building blocks for engines on torch and transformers: packing, micro-batches, log-probs, loading, schedules.
 
-A plugin may import this room; nothing in it knows any backend. It imports torch and transformers, so only code that
-runs inside an engine should import it.
+A plugin may import this room; nothing in it knows any backend. `atomic`, `balance` and `tokenizers` load neither torch
+nor transformers by being imported; the rest is for code that runs inside an engine.
 """
