@@ -48,6 +48,8 @@ def _run(paths: list[str]) -> tuple[int, Counter[str]]:
         "pytest",
         *paths,
         *(f"--cov={package}" for package in _measured(paths)),
+        # No deadline for single examples: machines that are shared pause whenever they like.
+        "--hypothesis-profile=ci",
         "--cov-report=",
         "-p",
         "no:cacheprovider",
