@@ -27,12 +27,12 @@ def test_what_a_run_cannot_be_without_is_asked_for(registry: Registry) -> None:
 
 
 def test_a_train_backend_that_cannot_is_refused_with_who_can(registry: Registry) -> None:
-    flags = ["--train-backend", "turbo", "--model.dtype", "float16", "--placement.device", "cpu"]
+    flags = ["--train-backend", "turbo", "--model.dtype", "float32", "--placement.device", "cpu"]
     found = problems(registry, *flags, model_type="qwen3")
     able = "; installed and able: 'torch'"
     assert found == [
         f"placement.device: train backend 'turbo' does not run on 'cpu' (but on 'cuda'){able}",
-        f"model.dtype: train backend 'turbo' does not compute in 'float16' (but in 'bfloat16'){able}",
+        f"model.dtype: train backend 'turbo' does not compute in 'float32' (but in 'bfloat16'){able}",
         f"model.path: train backend 'turbo' does not run models of type 'qwen3' (but 'llama'){able}",
     ]
 
