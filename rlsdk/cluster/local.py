@@ -21,7 +21,8 @@ from rlsdk.cluster.placement import PlacementSpec
 _log = logging.getLogger(__name__)
 
 _STORE_BYTES = 2 << 30
-_MIN_STORE_BYTES = 80 << 20
+_LEAST_SHARED_BYTES = 256 << 20
+_MAPPED_STORE_BYTES = 1 << 30
 _STORE_SHARE = 0.3
 """Of the free shared memory."""
 _STOP_TIMEOUT_S = 15.0
@@ -152,10 +153,13 @@ def count_gpus() -> int:
 
 
 def store_bytes() -> int:
-    """Size of the object store: it is taken from shared memory as it fills, and spills to disk beyond."""
+    """Size of the object store: it is taken from shared memory as it fills, and spills to disk beyond.
+
+    Where shared memory is tiny (64 MB in a container by default) it asks for more than that has: Ray then maps files.
+    """
     stats = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None
-    free = stats.f_bavail * stats.f_frsize if stats else _STORE_BYTES
-    return max(_MIN_STORE_BYTES, min(_STORE_BYTES, int(free * _STORE_SHARE)))
+    share = int(stats.f_bavail * stats.f_frsize * _STORE_SHARE) if stats else _STORE_BYTES
+    return min(_STORE_BYTES, share) if share >= _LEAST_SHARED_BYTES else _MAPPED_STORE_BYTES
 
 
 def temporary_parent() -> str:
