@@ -54,7 +54,7 @@ def _run(paths: list[str]) -> tuple[int, Counter[str]]:
         "-p",
         "no:cacheprovider",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(ROOT / ".coverage")}
+    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / ".coverage")}
     process = subprocess.Popen(
         [*command, "--cov-append"],
         cwd=ROOT,
