@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -39,6 +39,8 @@ def test_characters_come_back_exactly_one_token_each(by_character: PreTrainedTok
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text_comes_back_exactly_one_token_per_byte(by_byte: PreTrainedTokenizerBase, text: str) -> None:
+    # The names of special tokens stand for those tokens, in any tokenizer.
+    assume(not any(name in text for name in ("<pad>", "<eos>", "<unk>")))
     ids = by_byte(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text.encode("utf-8"))
     assert by_byte.decode(ids) == text
