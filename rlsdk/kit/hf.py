@@ -60,6 +60,11 @@ def load_tokenizer(
         raise ConfigError(
             f"model.tokenizer {path!r}: no tokenizer could be loaded: {error}. Name one in model.tokenizer"
         ) from error
+    # Where there are no files, transformers makes a tokenizer of the model's kind with an empty vocabulary.
+    if len(tokenizer) <= len(tokenizer.get_added_vocab()):
+        raise ConfigError(
+            f"model.tokenizer {path!r}: no tokenizer could be loaded: no file. Name one in model.tokenizer"
+        )
     return tokenizer
 
 

@@ -1,239 +1,146 @@
-"""Cached decoding of many samples at once: prompts are run once, finished rows leave, waiting samples take their place.
-
-Rows stand in preallocated key-value buffers, each at its own position; per step there is one pass through the model and
-a handful of tensor operations over all rows, whatever their number.
-"""
+"""Continuous batching: prompts are run once, finished rows leave, waiting samples take their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor, nn
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
-from rlsdk.reference.row_cache import PrefillCache, RowCache
-from rlsdk.reference.sampling import RowSampling, draw, uniforms
+from rlsdk.interfaces import FinishReason
+from rlsdk.reference.jobs import Call, Job, Prefilled
+from rlsdk.reference.lockstep import Rows
+from rlsdk.reference.running import PREFILL_TOKENS, Running
+from rlsdk.reference.stop_text import StopText
 
-PREFILL_TOKENS = 1 << 14
-"""Most prompt tokens in one pass."""
-COMPACT_SHARE = 0.75
-"""Rows are moved together when fewer than this share of them still runs."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample to make."""
-
-    request: GenerationRequest
-    index: int
-    seed: int
-
-    @property
-    def max_tokens(self) -> int:
-        return self.request.sampling.max_tokens
+PADDED_TOKENS, PADDING = 512, 1.2
+"""A pass of more tokens takes no prompt that brings it to more than `PADDING` times its real tokens."""
+ADMIT_SHARE = 8
+"""Samples wait until one in so many rows is free: a pass over few prompts costs nearly as much as one over many."""
 
 
-StopText = Callable[[Sample, list[int]], bool]
-"""Tells from a sample and its token ids whether a stop string is complete."""
+class Decoder:
+    """All calls of one engine, decoded together. One thread at a time; `abort` may come from any other."""
 
+    def __init__(self, memory: Rows, device: torch.device, *, max_running: int, stop_text: StopText) -> None:
+        self.memory, self.device, self.max_running = memory, device, max_running
+        self.jobs: dict[int, Job] = {}
+        """Those with samples to come."""
+        self.waiting: list[Job] = []
+        """Those whose prompt was not run yet; the last one is next."""
+        self.prefilled: Prefilled | None = None
+        self.running = Running(memory, device, self.jobs, stop_text)
+        self.version: int | None = None
+        """Of the weights behind all keys and values."""
+        self._num_jobs = 0
+        self._abort = False
 
-class Decoding:
-    """One `generate` call under way. Not thread-safe, but for `abort`."""
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        head: Callable[[Tensor], Tensor],
-        samples: Sequence[Sample],
-        *,
-        vocabulary: int,
-        capacity: int,
-        version: int,
-        stop_text: StopText,
-    ) -> None:
-        self.backbone, self.head, self.version, self.stop_text = backbone, head, version, stop_text
-        # Prompts of like length are run together; the last of the list is next.
-        self.waiting = list(samples)
-        self.waiting.sort(key=lambda sample: len(sample.request.prompt_ids))
-        self.waiting.reverse()
-        self.vocabulary = vocabulary
-        self.device = next(backbone.parameters()).device
-        self.capacity = min(capacity, len(samples))
-        self.cache = RowCache(self.capacity, max(len(s.request.prompt_ids) + s.max_tokens for s in samples))
-        most = max(sample.max_tokens for sample in samples)
-        self.tokens = torch.zeros(self.capacity, most, dtype=torch.int64, device=self.device)
-        self.log_probs = torch.zeros(self.capacity, most, device=self.device)
-        self.running: list[Sample] = []
-        """Rows in the buffers; a row that is done stays until rows are moved together, and is decoded along."""
-        none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self.prompt_lengths, self.limits, self.made, self.alive = none, none, none, none.bool()
-        self.num_alive = 0
-        self.sampling: RowSampling | None = None
-        self._aborted: set[str] = set()
-        self._abort_all = False
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Takes on jobs; every `step` works on all of them."""
+        for job in jobs:
+            job.name, job.left = self._num_jobs, job.request.n
+            job.call.left += job.left
+            self.jobs[job.name] = job
+            self._num_jobs += 1
+        # Older calls first; of one call prompts of like length together.
+        self.waiting = sorted(jobs, key=lambda job: -job.prompt_length) + self.waiting
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
-        """Marks requests (None: all) to be ended before the next pass. May be called from any thread."""
-        if request_ids is None:
-            self._abort_all = True
-        else:
-            self._aborted |= set(request_ids)
+        """Marks requests (None: all), to be ended before the next pass."""
+        named = None if request_ids is None else set(request_ids)
+        for job in list(self.jobs.values()):
+            job.aborted |= named is None or job.request.request_id in named
+        self._abort = True
 
-    def steps(self) -> Iterator[list[GenerationOutput]]:
-        """Runs to the end; yields after every pass what it finished, often nothing."""
-        while self.waiting or self.num_alive:
-            if self._abort_all or self._aborted:
-                yield self._leave_aborted()
-            elif self.waiting and self.capacity - self.num_alive >= max(self.capacity // 8, 1):
-                self._compact()
-                yield self._admit()
-            else:
-                if self.num_alive < COMPACT_SHARE * len(self.running):
-                    self._compact()
-                yield self._step()
+    def withdraw(self, call: Call) -> None:
+        """Drops what is left of a call."""
+        if call.left:
+            for job in self.jobs.values():
+                job.aborted |= job.call is call
+            self._abort = True
+            self.leave_aborted(0)
 
-    def _admit(self) -> list[GenerationOutput]:
-        """Runs the prompts of the next waiting samples, once each, and draws their first tokens."""
-        taken, prompts = self._next_samples(self.capacity - len(self.running))
-        ids = [torch.tensor(request.prompt_ids) for request in prompts.values()]
-        lengths = torch.tensor([len(i) for i in ids], device=self.device)
-        padded = nn.utils.rnn.pad_sequence(ids, batch_first=True).to(self.device)
-        prefill = PrefillCache()
-        hidden = self.backbone(input_ids=padded, past_key_values=prefill, use_cache=True).last_hidden_state
-        logits = self.head(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
-        places = {name: at for at, name in enumerate(prompts)}
-        owner = torch.tensor([places[sample.request.request_id] for sample in taken], device=self.device)
-        first = len(self.running)
-        self.cache.add(prefill, owner)
-        self._append(taken, lengths[owner])
-        return self._take(logits[owner], slice(first, len(self.running)))
+    def fail(self, error: BaseException) -> None:
+        """Ends every call with this error."""
+        for job in self.jobs.values():
+            job.call.error = error
+        self.jobs.clear()
+        self._tidy()
 
-    def _next_samples(self, free: int) -> tuple[list[Sample], dict[str, GenerationRequest]]:
-        """As many waiting samples as there is room for, and their prompts."""
-        taken: list[Sample] = []
-        prompts: dict[str, GenerationRequest] = {}
-        room = PREFILL_TOKENS
-        while self.waiting and len(taken) < free:
-            request = self.waiting[-1].request
-            if request.request_id not in prompts:
-                if prompts and len(request.prompt_ids) > room:
-                    break
-                room -= len(request.prompt_ids)
-                prompts[request.request_id] = request
-            taken.append(self.waiting.pop())
-        return taken, prompts
+    def step(self, version: int) -> None:
+        """One pass through the model at most. It holds the weights of this version."""
+        self.leave_aborted(version)
+        if self.version != version:
+            self._drop_old(version)
+        if self._has_room():
+            self._admit(version)
+        elif self.running.num_alive:
+            self.running.advance(version)
+        self._tidy()
 
-    def _append(self, taken: list[Sample], prompt_lengths: Tensor) -> None:
-        new = RowSampling.of([(s.request.sampling, s.seed, s.index) for s in taken], self.vocabulary, self.device)
-        self.sampling = self.sampling.join(new) if self.sampling is not None and self.running else new
-        self.running = self.running + taken
-        self.num_alive += len(taken)
-        limits = torch.tensor([sample.max_tokens for sample in taken], device=self.device)
-        self.prompt_lengths = torch.cat([self.prompt_lengths, prompt_lengths])
-        self.limits = torch.cat([self.limits, limits])
-        self.made = torch.cat([self.made, torch.zeros_like(limits)])
-        self.alive = torch.cat([self.alive, torch.ones_like(limits, dtype=torch.bool)])
-
-    def _step(self) -> list[GenerationOutput]:
-        """One token for every row."""
-        rows = torch.arange(len(self.running), device=self.device)
-        last = self.tokens[rows, self.made - 1]
-        position = self.prompt_lengths + self.made - 1
-        highest = int(position[self.alive].max())
-        # A row that is done writes where it cannot matter, and keeps rows of equal prompts in step.
-        position = torch.where(self.alive, position, highest)
-        extra = self.cache.place(position, highest)
-        hidden = self.backbone(
-            input_ids=last[:, None],
-            position_ids=position[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-            **extra,
-        ).last_hidden_state
-        return self._take(self.head(hidden[:, 0]), slice(0, len(rows)))
-
-    def _take(self, logits: Tensor, rows: slice) -> list[GenerationOutput]:
-        """Draws a token for these rows; returns the samples that are done with it."""
-        at = torch.arange(rows.start, rows.stop, device=self.device)
-        whole = self._sampling()
-        sampling = whole if len(at) == len(self.running) else whole.select(at)
-        made = self.made[rows]
-        tokens, log_probs = draw(logits, sampling, uniforms(sampling.key, made.cpu().numpy()))
-        slot = made.clamp(max=self.tokens.shape[1] - 1)
-        self.tokens[at, slot] = tokens
-        self.log_probs[at, slot] = log_probs
-        self.made[rows] += self.alive[rows]
-        stopped = (tokens[:, None] == sampling.stops).any(1)
-        for row in range(rows.start, rows.stop):
-            if self.running[row].request.sampling.stop_strings and self.alive[row]:
-                ids = self.tokens[row, : int(self.made[row])].tolist()
-                stopped[row - rows.start] |= self.stop_text(self.running[row], ids)
-        done = (stopped | (self.made[rows] >= self.limits[rows])) & self.alive[rows]
-        if not bool(done.any()):
-            return []
-        return self._finish(at[done], stopped[done].tolist())
-
-    def _finish(self, rows: Tensor, stopped: list[bool], aborted: bool = False) -> list[GenerationOutput]:
-        """Takes rows out of the race and reads them out."""
-        self.alive[rows] = False
-        self.num_alive -= len(rows)
-        lengths = self.made[rows].tolist()
-        tokens, log_probs = self.tokens[rows].cpu().numpy(), self.log_probs[rows].cpu().numpy()
-        ends = {True: FinishReason.STOP, False: FinishReason.LENGTH}
-        return [
-            self._output(
-                self.running[row],
-                tokens[at, :length],
-                log_probs[at, :length],
-                FinishReason.ABORT if aborted else ends[stop],
-            )
-            for at, (row, length, stop) in enumerate(zip(rows.tolist(), lengths, stopped, strict=True))
-        ]
-
-    def _output(self, sample: Sample, tokens: Any, log_probs: Any, reason: FinishReason) -> GenerationOutput:
-        return GenerationOutput(
-            request_id=sample.request.request_id,
-            sample_index=sample.index,
-            token_ids=tokens,
-            log_probs=log_probs,
-            finish_reason=reason,
-            policy_version=self.version,
-            last_policy_version=self.version,
-        )
-
-    def _compact(self) -> None:
-        """Moves the rows that still run together, and forgets the others."""
-        if self.num_alive == len(self.running):
+    def leave_aborted(self, version: int) -> None:
+        """Ends the samples of marked jobs, with the tokens that they have."""
+        if not self._abort:
             return
-        rows = self.alive.nonzero()[:, 0]
-        self.cache.keep(rows)
-        self.running = [self.running[row] for row in rows.tolist()]
-        self.tokens[: len(rows)] = self.tokens[rows]
-        self.log_probs[: len(rows)] = self.log_probs[rows]
-        self.prompt_lengths, self.limits = self.prompt_lengths[rows], self.limits[rows]
-        self.made, self.alive = self.made[rows], self.alive[rows]
-        self.sampling = self._sampling().select(rows)
+        self._abort = False
+        self.running.abort()
+        nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+        for job in [job for job in self.jobs.values() if job.aborted]:
+            for index in range(job.started, job.request.n):
+                job.finish(index, *nothing, FinishReason.ABORT, version, version)
+            job.started = job.request.n
+            del self.jobs[job.name]
+        self.waiting = [job for job in self.waiting if job.pending]
+        self._tidy()
 
-    def _leave_aborted(self) -> list[GenerationOutput]:
-        every, named = self._abort_all, self._aborted
-        self._abort_all, self._aborted = False, set()
+    def _tidy(self) -> None:
+        """Key-value memory lives as long as there are jobs."""
+        if not self.jobs:
+            self.waiting, self.prefilled = [], None
+            self.running.clear()
 
-        def hit(sample: Sample) -> bool:
-            return every or sample.request.request_id in named
+    def _drop_old(self, version: int) -> None:
+        """Nothing that was computed with other weights is used again."""
+        if self.prefilled is not None:
+            self.waiting += [job for job in self.prefilled.jobs if job.pending]
+            self.prefilled = None
+        if self.running.num_alive:
+            self.running.recompute()
+        self.version = version
 
-        alive = self.alive.tolist()
-        rows = [row for row, sample in enumerate(self.running) if alive[row] and hit(sample)]
-        unstarted = [sample for sample in self.waiting if hit(sample)]
-        self.waiting = [sample for sample in self.waiting if not hit(sample)]
-        at = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        left = self._finish(at, [False] * len(rows), aborted=True)
-        nothing = (self.tokens[:0, 0].cpu().numpy(), self.log_probs[:0, 0].cpu().numpy())
-        return left + [self._output(sample, *nothing, FinishReason.ABORT) for sample in unstarted]
+    def _pending(self) -> int:
+        """Samples that are not rows yet."""
+        prefilled = self.prefilled.jobs if self.prefilled is not None else []
+        return sum(job.pending for job in (*self.waiting, *prefilled))
 
-    def _sampling(self) -> RowSampling:
-        if self.sampling is None:
-            raise RuntimeError("no row was admitted yet")
-        return self.sampling
+    def _has_room(self) -> bool:
+        """True where it pays to start samples."""
+        free = self.max_running - self.running.num_alive
+        pending = self._pending()
+        if self.memory.lockstep and free < self.max_running:
+            return False
+        return 0 < min(pending, max(self.max_running // ADMIT_SHARE, 1)) <= free
+
+    def _admit(self, version: int) -> None:
+        """Starts the next samples."""
+        free = self.max_running - self.running.num_alive
+        capacity = min(self.max_running, self.running.num_alive + self._pending())
+        prompts = self.prefilled or self._prefill(free)
+        self.running.add(prompts, prompts.counts(free), capacity=capacity, version=version)
+        self.prefilled = prompts if any(job.pending for job in prompts.jobs) else None
+
+    def _prefill(self, free: int) -> Prefilled:
+        """Runs the prompts of the next jobs, as many as `free` rows have use for."""
+        jobs: list[Job] = []
+        real = longest = num_samples = 0
+        while self.waiting and num_samples < free:
+            length = self.waiting[-1].prompt_length
+            padded, real = max(longest, length) * (len(jobs) + 1), real + length
+            wasteful = padded > PADDED_TOKENS and padded > PADDING * real
+            if jobs and (padded > PREFILL_TOKENS or wasteful or (self.memory.lockstep and length != longest)):
+                break
+            longest = max(longest, length)
+            jobs.append(self.waiting.pop())
+            num_samples += jobs[-1].pending
+        logits, states = self.memory.prefill([torch.tensor(job.request.prompt_ids, device=self.device) for job in jobs])
+        return Prefilled(jobs, logits, states)

@@ -1,85 +1,112 @@
-"""Drawing tokens: filters, seeds and log-probs, for a whole batch at once."""
+"""Drawing tokens: noise, filters and log-probs, for all rows of a batch at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import SamplingParams
 
+BRANCH = 32
+"""Tokens, or groups of tokens, that one number decides between."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowSampling:
-    """Sampling parameters of the running rows, one element each."""
+    """Sampling parameters, one element a row."""
 
     temperature: Tensor
     """`[R]` float32; 1 where the row is greedy."""
     greedy: Tensor
     """`[R]` bool."""
     top_k: Tensor
-    """`[R]` int64; the vocabulary's size where all are kept."""
+    """`[R]` int64; the largest integer where all tokens are kept."""
     top_p: Tensor
+    """`[R]` float32."""
     min_p: Tensor
+    """`[R]` float32."""
     stops: Tensor
     """`[R, S]` int64 token ids that end a row, -1 where there are fewer."""
-    key: NDArray[np.uint64]
-    """`[R]`: what the row's noise is drawn from."""
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[SamplingParams, int, int]], vocabulary: int, device: torch.device) -> RowSampling:
-        """Args: rows: parameters, seed and sample index of each row."""
-        params = [p for p, _, _ in rows]
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowSampling:
         width = max((len(p.stop_token_ids) for p in params), default=0)
         stops = [[*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))] for p in params]
 
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         return cls(
             temperature=column([p.temperature or 1.0 for p in params], torch.float32),
             greedy=column([p.temperature == 0 for p in params], torch.bool),
-            top_k=column([p.top_k or vocabulary for p in params], torch.int64),
+            top_k=column([p.top_k or torch.iinfo(torch.int64).max for p in params], torch.int64),
             top_p=column([p.top_p for p in params], torch.float32),
             min_p=column([p.min_p for p in params], torch.float32),
-            stops=torch.tensor(stops, dtype=torch.int64, device=device).view(len(rows), width),
-            key=row_keys([seed for _, seed, _ in rows], [index for _, _, index in rows]),
+            stops=torch.tensor(stops, dtype=torch.int64, device=device).view(len(params), width),
         )
 
     def select(self, rows: Tensor) -> RowSampling:
-        fields = ("temperature", "greedy", "top_k", "top_p", "min_p", "stops")
-        return RowSampling(**{name: getattr(self, name)[rows] for name in fields}, key=self.key[rows.cpu().numpy()])
+        """The parameters of these rows, in this order."""
+        fields = (self.temperature, self.greedy, self.top_k, self.top_p, self.min_p, self.stops)
+        return RowSampling(*(field[rows] for field in fields))
 
-    def join(self, other: RowSampling) -> RowSampling:
-        width = max(self.stops.shape[1], other.stops.shape[1])
-        stops = [
-            torch.nn.functional.pad(part.stops, (0, width - part.stops.shape[1]), value=-1) for part in (self, other)
-        ]
-        fields = ("temperature", "greedy", "top_k", "top_p", "min_p")
-        joined = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in fields}
-        return RowSampling(**joined, stops=torch.cat(stops), key=np.concatenate([self.key, other.key]))
+    # Asked at every step; the answer crosses from a GPU once.
+    @cached_property
+    def is_tempered(self) -> bool:
+        return bool((self.temperature != 1).any())
+
+    @cached_property
+    def is_cut(self) -> bool:
+        return bool(((self.top_k < torch.iinfo(torch.int64).max) | (self.top_p < 1)).any())
+
+    @cached_property
+    def has_floor(self) -> bool:
+        return bool((self.min_p > 0).any())
+
+    @cached_property
+    def num_greedy(self) -> int:
+        return int(self.greedy.sum())
 
 
-def row_keys(seeds: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
-    """64 bits that depend on a request's seed and the sample's index."""
-    mixed = splitmix64(np.array([seed % 2**64 for seed in seeds], np.uint64))
-    return splitmix64(mixed ^ splitmix64(np.array(indices, np.uint64)))
+def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`[R]`: 64 bits that depend on a request's seed and a sample's index."""
+    return splitmix64(splitmix64(seeds) ^ splitmix64(indices.astype(np.uint64)))
 
 
-def uniforms(key: NDArray[np.uint64], position: int | NDArray[np.int64]) -> Tensor:
-    """`[R]` float64 in [0, 1): the noise of each row's token at a position of its response.
+def mixed_seed(*parts: int) -> int:
+    """64 bits that depend on every part and on their order."""
+    state = np.zeros(1, np.uint64)
+    for part in parts:
+        state = splitmix64(state ^ np.array([part % 2**64], np.uint64))
+    return int(state[0])
 
-    A counter, not a stream: what a row draws does not depend on the rows around it.
+
+def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64], vocabulary: int) -> Tensor:
+    """`[R, L]` float32 in [0, 1): what decides each row's token at a position of its response.
+
+    A counter, not a stream: what a row draws depends neither on the rows around it nor on what was drawn before.
     """
-    counter = np.asarray(position, np.uint64) * _GOLDEN
-    bits = splitmix64(key ^ splitmix64(counter + np.zeros_like(key)))
-    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    levels = num_levels(vocabulary)
+    counters: NDArray[np.uint64] = positions.astype(np.uint64)[:, None] * np.uint64(64)
+    counters = counters + np.arange(levels).astype(np.uint64)
+    bits = splitmix64(keys[:, None] ^ splitmix64(counters))
+    return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+
+
+def num_levels(vocabulary: int) -> int:
+    """Decisions that lead to one of so many tokens."""
+    levels, reach = 1, BRANCH
+    while reach < vocabulary:
+        levels, reach = levels + 1, reach * BRANCH
+    return levels
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -96,42 +123,82 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
     Args:
         logits: `[R, V]`, any float dtype.
         sampling: of the rows.
-        noise: `[R]` float64 in [0, 1).
+        noise: `[R, L]` from `uniforms`.
 
     Returns:
-        Tokens `[R]` int64 and their log-probs `[R]` float32, after temperature and before the filters.
+        Tokens `[R]` int64 and their log-probs `[R]` float32, after temperature and before the filters. Where logits
+        are not finite, neither is the log-prob.
     """
     logits = logits.float()
-    if bool((sampling.temperature != 1).any()):
+    if sampling.is_tempered:
         logits = logits / sampling.temperature[:, None]
     log_probs = logits.log_softmax(-1)
-    probs = filtered(log_probs.exp(), sampling).double()
-    cumulative = probs.cumsum(-1)
-    total = cumulative[:, -1:]
-    # The product may round up to the total, behind which there is no token.
-    target = torch.minimum(noise.to(total.device)[:, None] * total, total.nextafter(torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    if bool(sampling.greedy.any()):
-        tokens = torch.where(sampling.greedy, log_probs.argmax(-1), tokens)
+    if sampling.num_greedy == len(logits):
+        tokens = logits.argmax(-1)
+    else:
+        tokens = choose(filtered(log_probs.exp(), sampling), noise.to(logits.device))
+        if sampling.num_greedy:
+            tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens)
     return tokens, log_probs.gather(1, tokens[:, None])[:, 0]
 
 
 def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
-    """Zeroes what top-k, then top-p, then min-p leave out; not normalised again. At least the likeliest stays.
+    """Zeroes what top-k, then top-p, then min-p leave out; not normalised again.
+
+    Of equal probabilities the lower token id goes first. The likeliest token always stays.
 
     Args:
         probs: `[R, V]` float32, rows sum to 1.
+        sampling: of the rows.
     """
-    vocabulary = probs.shape[1]
-    if bool((sampling.top_k < vocabulary).any()) or bool((sampling.top_p < 1).any()):
+    if sampling.is_cut:
         ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(vocabulary, device=probs.device)
-        kept = torch.where(rank < sampling.top_k[:, None], ordered, 0.0)
+        keep = torch.arange(probs.shape[1], device=probs.device) < sampling.top_k[:, None]
+        kept = torch.where(keep, ordered, 0.0).double()
         before = kept.cumsum(-1) - kept
-        kept = torch.where(before < sampling.top_p[:, None] * kept.sum(-1, keepdim=True), kept, 0.0)
-        kept[:, 0] = ordered[:, 0]
-        probs = torch.zeros_like(probs).scatter(1, index, kept)
-    if bool((sampling.min_p > 0).any()):
-        floor = sampling.min_p[:, None] * probs.amax(-1, keepdim=True)
-        probs = torch.where(probs >= floor, probs, 0.0)
+        top_p = sampling.top_p[:, None]
+        # At 1 nothing is left out, which rounding of the sum could do.
+        keep &= (before < top_p * kept.sum(-1, keepdim=True)) | (top_p >= 1)
+        keep[:, 0] = True
+        probs = torch.zeros_like(probs).scatter(1, index, torch.where(keep, ordered, 0.0))
+    if sampling.has_floor:
+        probs = torch.where(probs >= sampling.min_p[:, None] * probs.amax(-1, keepdim=True), probs, 0.0)
     return probs
+
+
+def choose(weights: Tensor, noise: Tensor) -> Tensor:
+    """`[R]` int64: an index of each row, with chances in proportion to its weights.
+
+    Goes down a tree of groups of `BRANCH`, with a number of its own for each decision. Inverting one running sum over
+    the whole vocabulary would do, but there a change in the last bit of any weight moves all the sums behind it, and a
+    number that falls between two of thousands of sums is soon hit. Here few sums stand around each number, so rounding
+    that differs from batch to batch hardly ever changes a token.
+
+    Args:
+        weights: `[R, V]` float32, not negative, one at least above 0 in each row.
+        noise: `[R, L]` float32 in [0, 1), `L = num_levels(V)`.
+    """
+    levels = [weights]
+    while levels[-1].shape[1] > BRANCH:
+        levels[-1] = _in_groups(levels[-1])
+        levels.append(levels[-1].sum(-1))
+    sums = levels.pop().cumsum(-1)
+    found = _below(sums, noise[:, :1])
+    rows = torch.arange(len(weights), device=weights.device)
+    for at, groups in enumerate(reversed(levels), start=1):
+        found = found * BRANCH + _below(groups[rows, found].cumsum(-1), noise[:, at : at + 1])
+    return found
+
+
+def _in_groups(weights: Tensor) -> Tensor:
+    """`[R, G, BRANCH]`, zeros behind the last."""
+    padded = F.pad(weights, (0, -weights.shape[1] % BRANCH))
+    return padded.view(len(weights), -1, BRANCH)
+
+
+def _below(sums: Tensor, noise: Tensor) -> Tensor:
+    """`[R]`: the first index whose running sum is above `noise` times the total; it has a weight above 0."""
+    total = sums[:, -1:]
+    # The product may round up to the total, behind which there is nothing.
+    target = torch.minimum(noise * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=sums.shape[1] - 1)

@@ -1,21 +1,22 @@
-"""`transformers`: a RolloutEngine in one process. Every line of the contract, and quick enough for small models."""
+"""`transformers`: a RolloutEngine in one process. Every line of the contract, and quick where models are small."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlsdk.interfaces import (
     Box,
     ConfigError,
     GenerationOutput,
     GenerationRequest,
+    Head,
     RankContext,
+    RlsdkError,
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
@@ -25,202 +26,187 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.kit.hf import build_model, canonical_parameters, load_tokenizer
-from rlsdk.kit.outputs import output_logits
-from rlsdk.reference.decoding import Decoding, Sample
-from rlsdk.reference.row_cache import ATTENTION, register_attention
+from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.reference.decoding import Decoder
+from rlsdk.reference.jobs import Call, Job
+from rlsdk.reference.loading import load_shards
+from rlsdk.reference.lockstep import rows_for
+from rlsdk.reference.requests import check_requests
+from rlsdk.reference.sampling import mixed_seed
+from rlsdk.reference.stop_text import StopText
 
-STOP_WINDOW = 4
-"""Tokens per character of a stop string that are decoded to look for it: a character has four bytes at most."""
+PAUSED_S = 0.005
+"""Between two looks whether a paused engine goes on."""
 
 
 class TransformersRolloutEngine(RolloutEngine):
-    """Decodes in this process, up to `RolloutSpec.max_running` samples at once.
+    """Decodes up to `RolloutSpec.max_running` samples at once, of all `generate` calls together.
 
-    A seeded sample draws its noise from (seed, sample index, position) alone. Its tokens could still differ where a
-    matrix product rounds otherwise in another batch and the noise falls between the two: in float32 that is rare.
+    What a seeded sample draws depends on (seed, sample index, position) alone. The distribution that it draws from may
+    differ in the last bits with the batch around it, as matrix products are rounded in another order; in float32 that
+    changes about one token in a million, in bfloat16 one in some hundred.
+
+    A failed update leaves the engine without weights, since they are loaded in place: it refuses `generate` until a
+    whole update has come. Updates are refused while requests run, unless they are paused; what was computed for them
+    under the old weights is computed anew.
     """
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        _check_spec(ctx, spec)
         self.ctx, self.spec = ctx, spec
-        register_attention()
-        self.model = build_model(
-            spec.model, device=ctx.device, seed=ctx.seed, init_from_config=not spec.load_weights
-        ).requires_grad_(False)
-        self.model.set_attn_implementation(ATTENTION)
+        device = torch.device(ctx.device)
+        model = build_model(spec.model, device=device, seed=ctx.seed, init_from_config=not spec.load_weights)
+        self.model = model.requires_grad_(False)
         self.parameters, self.tied = canonical_parameters(self.model)
-        self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        self.decoder = Decoder(
+            rows_for(self.model), device, max_running=spec.max_running, stop_text=StopText(spec.model)
+        )
         self.version: int | None = 0 if spec.load_weights else None
-        self.refusal = "" if spec.load_weights else "no weights have come yet; the first update_weights brings them"
-        self.calls: list[Decoding] = []
+        self.refusal = "no weights have come yet; the first update_weights brings them"
+        """Why nothing is served while `version` is None."""
+        self.asleep: set[str] = set()
+        self.paused = False
         self.num_calls = 0
-        self.turn: asyncio.Lock | None = None
-        self.tokenizer: Any = None
+        self.lock = threading.RLock()
+        """Held by whoever reads or writes the weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self._check(requests)
-        self.num_calls += 1
-        samples = [
-            Sample(self._bounded(request), index, self._seed(request, at))
-            for at, request in enumerate(requests)
-            for index in range(request.n)
-        ]
-        if not samples:
-            return
-        backbone = getattr(self.model, self.model.base_model_prefix)
-        decoding = Decoding(
-            backbone,
-            self._logits,
-            samples,
-            vocabulary=self.model.config.get_text_config().vocab_size,
-            capacity=self.spec.max_running,
-            version=self._served(),
-            stop_text=self._completes_stop_string,
-        )
-        self.calls.append(decoding)
+        self._served()
+        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
+        call = Call()
+        with self.lock:
+            self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
+            self.num_calls += 1
         try:
-            for finished in self._steps(decoding):
-                for output in finished:
+            while call.left or call.finished:
+                self._step()
+                for output in call.take():
                     yield output
-                await asyncio.sleep(0)  # lets other calls, and `abort`, have their turn between two passes
+                # Lets other calls have their turn, and `abort`.
+                await asyncio.sleep(PAUSED_S if self.paused else 0)
         finally:
-            self.calls.remove(decoding)
+            with self.lock:
+                self.decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
-        named = {name: tuple(shape) for name, shape in self.shapes.items()}
-        dtype = self.spec.model.dtype
         return [
             WeightLayout(
                 rank=0,
                 node=self.ctx.node,
                 device=self.ctx.device,
                 process=f"{self.ctx.node}:{os.getpid()}",
-                tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in named.items()),
-                boxes=tuple((name, Box.whole(shape)) for name, shape in named.items()),
+                tensors=tuple(
+                    TensorMeta(name=name, shape=shape, dtype=self.spec.model.dtype)
+                    for name, shape in self.shapes.items()
+                ),
+                boxes=tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()),
                 tied=self.tied,
             )
         ]
 
-    @torch.no_grad()
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        if self.calls:
-            raise WeightSyncError(f"{len(self.calls)} generate calls are under way; end or abort them first")
-        missing = {name: p.numel() for name, p in self.parameters.items()}
-        num_bytes = 0
-        self.version = None
-        self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
-        for shard in shards:
-            num_bytes += self._load(shard, missing)
-        left = sorted(name for name, count in missing.items() if count)
-        if left:
-            raise WeightSyncError(f"version {version}: {len(left)} tensors were not covered, first {left[0]!r}")
-        self.version, self.refusal = version, ""
+        with self.lock:
+            if self.decoder.jobs and not self.paused:
+                raise WeightSyncError(
+                    f"version {version} came while {len(self.decoder.jobs)} requests run; end, abort or pause them"
+                )
+            self._awake("weights")
+            self.version = None
+            self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
+            num_bytes = load_shards(self.parameters, shards, version)
+            fingerprints = {name: fingerprint(p, Box.whole(self.shapes[name])) for name, p in self.parameters.items()}
+            self.version = version
         return SyncReceipt(
-            version=version,
-            num_tensors=len(self.parameters),
-            num_bytes=num_bytes,
-            fingerprints={name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.parameters.items()},
+            version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        for call in list(self.calls):
-            call.abort(request_ids)
+        self.decoder.abort(request_ids)
+
+    def pause(self) -> None:
+        """Takes effect before the next pass; unfinished requests keep what they have."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
 
     def sleep(self, level: int = 1) -> None:
-        """Level 1 moves weights to the host (nothing moves on a CPU); level 2 gives their memory back."""
-        if level == 1:
-            self.model.to("cpu")
-            return
-        for parameter in self.parameters.values():
-            parameter.data = parameter.data.new_empty(0)
-        self.version, self.refusal = None, "asleep at level 2: wake the weights, then update them"
+        """Level 1 moves weights to the host, where they are already on a CPU; level 2 gives their memory back.
+
+        Key-value memory lives only as long as there are requests.
+        """
+        with self.lock:
+            if self.decoder.jobs:
+                raise RlsdkError(f"sleep was asked for while {len(self.decoder.jobs)} requests run; end or abort them")
+            for parameter in self.parameters.values():
+                parameter.data = parameter.data.to("cpu") if level == 1 else parameter.data.new_empty(0)
+            if level > 1:
+                self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
+            self.asleep |= {"weights", "kv_cache"}
+            if self.ctx.device != "cpu":
+                torch.cuda.empty_cache()
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Key-value memory lives only as long as a `generate` call, so `kv_cache` has nothing to do."""
-        if "weights" not in parts:
-            return
-        for name, parameter in self.parameters.items():
-            if parameter.shape != self.shapes[name]:
-                parameter.data = parameter.data.new_empty(self.shapes[name])
-        self.model.to(self.ctx.device)
+        with self.lock:
+            if "weights" in parts and "weights" in self.asleep:
+                for name, parameter in self.parameters.items():
+                    here = parameter.data.to(self.ctx.device)
+                    parameter.data = here if here.shape == self.shapes[name] else here.new_empty(self.shapes[name])
+            self.asleep -= set(parts)
 
     def close(self) -> None:
-        self.abort()
-        self.refusal = "closed"
-        self.version = None
+        """Frees the model; what runs is ended with an error."""
+        self.version, self.refusal = None, "the engine was closed"
+        if hasattr(self, "model"):
+            with self.lock:
+                self.decoder.fail(RlsdkError(self.refusal))
+                self.parameters = {}
+                del self.model, self.decoder
 
-    @torch.inference_mode()
-    def _advance(self, steps: Any) -> list[GenerationOutput] | None:
-        found: list[GenerationOutput] | None = next(steps, None)
-        return found
-
-    def _steps(self, decoding: Decoding) -> Iterable[list[GenerationOutput]]:
-        steps = decoding.steps()
-        while (finished := self._advance(steps)) is not None:
-            yield finished
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return output_logits(self.model, hidden)
+    def _step(self) -> None:
+        """One pass for all calls; an error in it is every call's."""
+        with self.lock, torch.inference_mode():
+            if self.paused:
+                self.decoder.leave_aborted(self.version or 0)
+                return
+            version = self._served()
+            try:
+                self.decoder.step(version)
+            except BaseException as error:
+                self.decoder.fail(error)
+                raise
 
     def _served(self) -> int:
+        self._awake("weights", "kv_cache")
         if self.version is None:
             raise WeightSyncError(f"nothing can be generated: {self.refusal}")
         return self.version
 
-    def _check(self, requests: Sequence[GenerationRequest]) -> None:
-        self._served()
-        names = [request.request_id for request in requests]
-        if len(set(names)) < len(names):
-            raise ConfigError("two requests have the same request_id")
-        for request in requests:
-            length = len(request.prompt_ids)
-            if not 1 <= length < self.spec.max_model_tokens:
-                raise ConfigError(
-                    f"request {request.request_id!r}: a prompt of {length} tokens; expected 1 to "
-                    f"{self.spec.max_model_tokens - 1} (max_model_tokens less one)"
-                )
+    def _awake(self, *parts: str) -> None:
+        if self.asleep & set(parts):
+            raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")
 
-    def _bounded(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with no more tokens asked for than the model has room for."""
-        from dataclasses import replace
-
+    def _job(self, call: Call, request: GenerationRequest, at: int) -> Job:
+        sampling = request.sampling
+        seed = sampling.seed
+        if seed is None:
+            seed = mixed_seed(self.ctx.seed, self.ctx.rank, self.num_calls, at)
         room = self.spec.max_model_tokens - len(request.prompt_ids)
-        if request.sampling.max_tokens <= room:
-            return request
-        return replace(request, sampling=replace(request.sampling, max_tokens=room))
+        return Job(call, request, seed, min(sampling.max_tokens, room))
 
-    def _seed(self, request: GenerationRequest, at: int) -> int:
-        """The request's own; without one, drawn from the run's seed and the count of calls so far."""
-        if request.sampling.seed is not None:
-            return request.sampling.seed
-        return hash((self.ctx.seed, self.ctx.rank, self.num_calls, at)) % 2**63
 
-    def _completes_stop_string(self, sample: Sample, token_ids: list[int]) -> bool:
-        if self.tokenizer is None:
-            model = self.spec.model
-            self.tokenizer = load_tokenizer(
-                model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-            )
-        strings = sample.request.sampling.stop_strings
-        tail = token_ids[-STOP_WINDOW * max(map(len, strings)) - 1 :]
-        text = self.tokenizer.decode(tail)
-        return any(string in text for string in strings)
-
-    def _load(self, shard: WeightShard, missing: dict[str, int]) -> int:
-        name = self.tied.get(shard.name, shard.name)
-        parameter = self.parameters.get(name)
-        if parameter is None:
-            raise WeightSyncError(f"{shard.name!r} is no tensor of this model; it has {len(self.parameters)} others")
-        try:
-            place = parameter[shard.box.slices(Box.whole(tuple(parameter.shape)))]
-        except (ValueError, IndexError):
-            place = parameter[:0]
-        if place.shape != shard.tensor.shape:
-            raise WeightSyncError(
-                f"{shard.name!r}: a piece at {list(shard.box.offset)} of size {list(shard.box.size)} and shape "
-                f"{list(shard.tensor.shape)} does not fit shape {list(parameter.shape)}"
-            )
-        if place.data_ptr() != shard.tensor.data_ptr():
-            place.copy_(shard.tensor)
-        missing[name] -= place.numel()
-        return place.numel() * place.element_size()
+def _check_spec(ctx: RankContext, spec: RolloutSpec) -> None:
+    if spec.engine_kwargs:
+        raise ConfigError(
+            f"backend 'transformers' has no constructor of its own to pass {sorted(spec.engine_kwargs)} to; leave "
+            "engine_kwargs empty"
+        )
+    if spec.model.head is not Head.LM:
+        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
+    if spec.tp_size != 1:
+        raise ConfigError(f"backend 'transformers' is one process: tp_size {spec.tp_size} must be 1")
+    for name, value, least in (("max_running", spec.max_running, 1), ("max_model_tokens", spec.max_model_tokens, 2)):
+        if value < least:
+            raise ConfigError(f"{name} {value}: expected {least} or more")

@@ -3,78 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM
+from rollout_cases import STOP, ask, assert_exact, collect, distributions, make_engine, run, tokens_of
 
-from rlsdk.interfaces import (
-    Box,
-    ConfigError,
-    FinishReason,
-    GenerationOutput,
-    GenerationRequest,
-    ModelSpec,
-    RankContext,
-    RolloutSpec,
-    SamplingParams,
-    WeightShard,
-    WeightSyncError,
-    fingerprint,
-)
-from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+from rlsdk.interfaces import ConfigError, FinishReason, GenerationOutput, Head, ModelSpec, RlsdkError
+from rlsdk.kit.hf import load_tokenizer
+from rlsdk.reference.lockstep import LockstepRows
 from rlsdk.testing.models import write_tiny_model
-
-STOP = 1
-EXACT = 2e-6
-
-
-@pytest.fixture(scope="module", params=["qwen2", "llama", "qwen3"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp(request.param) / "m"
-    return write_tiny_model(target, architecture=request.param, tied=request.param == "llama")
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> TransformersRolloutEngine:
-    made = TransformersRolloutEngine()
-    spec = RolloutSpec(model=ModelSpec(path=str(folder)), max_model_tokens=64, max_running=7)
-    made.initialize(RankContext(role="rollout"), spec)
-    return made
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def run(engine: TransformersRolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-    async def collect() -> list[GenerationOutput]:
-        return [output async for output in engine.generate(requests)]
-
-    return asyncio.run(collect())
-
-
-def ask(name: str, prompt: Sequence[int], n: int = 1, **sampling: Any) -> GenerationRequest:
-    params = SamplingParams(**{"max_tokens": 8, "stop_token_ids": (STOP,), "seed": 7, **sampling})
-    return GenerationRequest(request_id=name, prompt_ids=tuple(prompt), n=n, sampling=params)
-
-
-def distributions(plain: Any, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
-    """`[L, V]` log-probs of each position of the response, from one pass over the whole row."""
-    with torch.no_grad():
-        logits = plain(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1)
-
+from rlsdk.testing.reference import load_plain_model
 
 PROMPT = st.lists(st.integers(4, 120), min_size=1, max_size=20)
 SAMPLING = st.fixed_dictionaries(
@@ -84,42 +30,15 @@ SAMPLING = st.fixed_dictionaries(
         "top_p": st.sampled_from([1.0, 0.8, 0.1]),
         "min_p": st.sampled_from([0.0, 0.1]),
         "max_tokens": st.integers(1, 12),
+        "stop_token_ids": st.sampled_from([(), (STOP,), (STOP, 50, 60)]),
         "seed": st.integers(0, 2**63 - 1),
     }
 )
-
-
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(PROMPT, SAMPLING, st.integers(1, 4)), min_size=1, max_size=6))
-def test_every_sample_is_what_its_own_request_asked_for(
-    engine: TransformersRolloutEngine, plain: Any, asked: list[tuple[list[int], dict[str, Any], int]]
-) -> None:
-    requests = [ask(str(at), prompt, n, **sampling) for at, (prompt, sampling, n) in enumerate(asked)]
-    outputs = run(engine, requests)
-    assert Counter((o.request_id, o.sample_index) for o in outputs) == Counter(
-        (request.request_id, index) for request in requests for index in range(request.n)
-    )
-    for output in outputs:
-        prompt, sampling, _ = asked[int(output.request_id)]
-        tokens = output.token_ids.tolist()
-        logs = distributions(plain, prompt, tokens, sampling["temperature"] or 1.0)
-        chosen = logs[range(len(tokens)), tokens]
-        assert torch.allclose(torch.from_numpy(output.log_probs), chosen, atol=EXACT, rtol=1e-5)
-        assert 1 <= len(tokens) <= sampling["max_tokens"]
-        assert STOP not in tokens[:-1]
-        stopped = tokens[-1] == STOP
-        assert output.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert stopped or len(tokens) == sampling["max_tokens"]
-        if sampling["temperature"] == 0:
-            assert torch.allclose(chosen, logs.amax(-1), atol=EXACT)
-        for row, token in zip(logs.exp(), tokens, strict=True):
-            assert_kept(row, token, sampling)
+ASKED = st.lists(st.tuples(PROMPT, SAMPLING, st.integers(1, 9)), min_size=1, max_size=6)
 
 
 def assert_kept(probs: torch.Tensor, token: int, sampling: dict[str, Any]) -> None:
-    """The token is among those that top-k, top-p and min-p leave, re-derived by sorting."""
-    if sampling["temperature"] == 0:
-        return
+    """The token is among those that top-k, top-p and min-p leave, derived once more by sorting."""
     better = probs[probs > probs[token] + 1e-7]
     if sampling["top_k"]:
         assert len(better) < sampling["top_k"]
@@ -128,184 +47,309 @@ def assert_kept(probs: torch.Tensor, token: int, sampling: dict[str, Any]) -> No
     assert probs[token] >= sampling["min_p"] * probs.max() - 1e-6
 
 
-def test_a_seeded_sample_does_not_depend_on_the_batch_around_it(engine: TransformersRolloutEngine) -> None:
-    requests = [ask(str(at), [4 + at % 90, 9, 30 + at % 7], 3, seed=at) for at in range(30)]
-    together = {(o.request_id, o.sample_index): o.token_ids.tolist() for o in run(engine, requests)}
-    alone = {(o.request_id, o.sample_index): o.token_ids.tolist() for r in requests for o in run(engine, [r])}
-    assert together == alone
-    assert len(set(map(tuple, together.values()))) > 80
-    other = run(engine, [replace(r, sampling=replace(r.sampling, seed=1000 + at)) for at, r in enumerate(requests)])
-    assert {(o.request_id, o.sample_index): o.token_ids.tolist() for o in other} != together
-
-
-@pytest.mark.parametrize("filters", [{}, {"temperature": 0.7}, {"top_k": 6}, {"top_p": 0.5}, {"min_p": 0.2}])
-def test_first_tokens_follow_the_exact_distribution(
-    engine: TransformersRolloutEngine, plain: Any, filters: dict[str, Any]
+def check_samples(
+    plain: Any, asked: Sequence[tuple[list[int], dict[str, Any], int]], outputs: Sequence[GenerationOutput]
 ) -> None:
-    """Chi-square with the seed fixed; a right sampler fails one seed in ten thousand."""
-    prompt, n = [5, 17, 40], 4000
-    probs = distributions(plain, prompt, [0], filters.get("temperature", 1.0))[0].exp().double()
-    order = probs.argsort(descending=True)
-    keep = torch.ones_like(probs, dtype=torch.bool)
-    if "top_k" in filters:
-        keep[order[filters["top_k"] :]] = False
-    if "top_p" in filters:
-        before = probs[order].cumsum(0) - probs[order]
-        keep[order[before >= filters["top_p"]]] = False
-    if "min_p" in filters:
-        keep &= probs >= filters["min_p"] * probs.max()
-    expected = torch.where(keep, probs, 0.0) / probs[keep].sum() * n
-    engine.spec, before_spec = replace(engine.spec, max_running=4000), engine.spec
-    outputs = run(engine, [ask("x", prompt, n, max_tokens=1, seed=11, **filters)])
-    engine.spec = before_spec
-    counts = torch.bincount(torch.tensor([int(o.token_ids[0]) for o in outputs]), minlength=len(probs)).double()
-    assert counts[~keep].sum() == 0
-    common = expected >= 5
-    observed = torch.cat([counts[common], counts[~common].sum()[None]])
-    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
-    if wanted[-1] < 1e-9:
-        observed, wanted = observed[:-1], wanted[:-1]
-    assert len(observed) == 1 or chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-4
+    """Every sample once; each exact, within its filters, ended where and as its request says."""
+    assert Counter((o.request_id, o.sample_index) for o in outputs) == Counter(
+        (str(at), index) for at, (_, _, n) in enumerate(asked) for index in range(n)
+    )
+    for output in outputs:
+        prompt, sampling, _ = asked[int(output.request_id)]
+        tokens, stops = output.token_ids.tolist(), sampling["stop_token_ids"]
+        assert output.token_ids.dtype == np.int64
+        assert output.log_probs.dtype == np.float32
+        assert_exact(plain, prompt, output, sampling["temperature"])
+        assert 1 <= len(tokens) <= sampling["max_tokens"]
+        assert not set(tokens[:-1]) & set(stops)
+        stopped = tokens[-1] in stops
+        assert output.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert stopped or len(tokens) == sampling["max_tokens"]
+        logs = distributions(plain, prompt, tokens, sampling["temperature"] or 1.0)
+        for row, token in zip(logs.exp(), tokens, strict=True):
+            if sampling["temperature"] == 0:
+                assert row[token] >= row.max() - 1e-6
+            else:
+                assert_kept(row, token, sampling)
 
 
-def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(engine: TransformersRolloutEngine) -> None:
-    free = run(engine, [ask("a", [5, 6], max_tokens=20, stop_token_ids=())])[0]
-    tokenizer = AutoTokenizerOf(engine)
-    ids = free.token_ids.tolist()
-    wanted = tokenizer.decode(ids)[3:5]
-    completes = next(at for at in range(1, 21) if wanted in tokenizer.decode(ids[:at]))
-    stopped = run(engine, [ask("a", [5, 6], max_tokens=20, stop_token_ids=(), stop_strings=(wanted,))])[0]
-    assert stopped.token_ids.tolist() == ids[:completes]
-    assert stopped.finish_reason is FinishReason.STOP
+@settings(deadline=None, max_examples=40)
+@given(ASKED)
+def test_every_sample_is_what_its_own_request_asked_for(
+    served: Any, plain: Any, asked: list[tuple[list[int], dict[str, Any], int]]
+) -> None:
+    requests = [ask(str(at), prompt, n, **sampling) for at, (prompt, sampling, n) in enumerate(asked)]
+    check_samples(plain, asked, run(served, requests))
 
 
-def AutoTokenizerOf(engine: TransformersRolloutEngine) -> Any:  # noqa: N802
-    from rlsdk.kit.hf import load_tokenizer
+MIXED: list[tuple[list[int], dict[str, Any], int]] = [
+    (
+        [(7 * at + 3 * i) % 110 + 5 for i in range(length)],
+        {
+            "temperature": (1.0, 0.7, 0.0)[at % 3],
+            "top_k": (0, 6)[at % 2],
+            "top_p": (1.0, 0.9)[at % 2],
+            "min_p": 0.0,
+            "max_tokens": 3 + 4 * at,
+            "stop_token_ids": (STOP, 40 + at),
+            "seed": at,
+        },
+        n,
+    )
+    for at, (length, n) in enumerate([(3, 4), (11, 1), (3, 2), (30, 5), (1, 3), (12, 2)])
+]
+"""Prompts, limits and parameters of every kind, more samples than run at once, longer than a window of 8."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tied": True},
+    "qwen3": {},
+    "gpt2": {},
+    "gemma2": {"sliding_window": 8, "num_hidden_layers": 3},
+    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mistral": {"sliding_window": 8},
+    "deepseek_v3": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+    },
+    "qwen3_next": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "num_hidden_layers": 4,
+    },
+    "bloom": {},
+}
+"""Tied embeddings, query norms, learned positions, capped scores and logits, attention sinks, windows, latent
+attention, recurrent layers, biases in place of positions."""
 
-    return load_tokenizer(engine.spec.model.path)
+
+def write_model(folder: Path, family: str, fields: dict[str, Any]) -> Path:
+    if family in ("llama", "qwen3"):
+        return write_tiny_model(folder, architecture=family, **fields)
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    shape = {"vocab_size": 128, "hidden_size": 64, "num_attention_heads": 4, "pad_token_id": 0, **fields}
+    if family not in ("gpt2", "bloom"):
+        shape |= {"intermediate_size": 96, "num_key_value_heads": 2, "num_hidden_layers": 2, **fields}
+    if family not in ("gpt2", "bloom", "deepseek_v3"):
+        shape["head_dim"] = 16
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**shape))
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.08)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_attention_is_exact(tmp_path: Path, family: str) -> None:
+    folder = write_model(tmp_path, family, FAMILIES[family])
+    engine = make_engine(folder)
+    assert isinstance(engine.decoder.memory, LockstepRows) == (family in ("qwen3_next", "bloom"))
+    requests = [ask(str(at), prompt, n, **sampling) for at, (prompt, sampling, n) in enumerate(MIXED)]
+    check_samples(load_plain_model(str(folder)), MIXED, run(engine, requests))
+
+
+def test_a_model_in_bfloat16_gives_log_probs_of_its_own_logits(qwen2: Path, plain: Any) -> None:
+    engine = make_engine(qwen2, dtype="bfloat16")
+    for output in run(engine, [ask("x", [5, 6, 7], 5)]):
+        tokens = output.token_ids.tolist()
+        expected = distributions(plain, [5, 6, 7], tokens)[range(len(tokens)), tokens]
+        assert torch.allclose(torch.from_numpy(output.log_probs), expected, atol=0.2)
+        assert output.log_probs.dtype == np.float32
+
+
+def test_a_seeded_sample_does_not_depend_on_the_batch_around_it(qwen2: Path) -> None:
+    engine = make_engine(qwen2, max_running=64)
+    requests = [
+        ask(str(at), [4 + at % 90, *range(9, 9 + at % 5), 30 + at % 7], 4, seed=at, max_tokens=12, stop_token_ids=())
+        for at in range(64)
+    ]
+    together = tokens_of(run(engine, requests))
+    alone = {key: tokens for request in requests for key, tokens in tokens_of(run(engine, [request])).items()}
+    backwards = tokens_of(run(make_engine(qwen2, max_running=9), requests[::-1]))
+    assert together == alone == backwards
+    assert len(set(map(tuple, together.values()))) > 250
+
+
+def test_samples_of_a_request_do_not_depend_on_how_many_there_are(served: Any) -> None:
+    few, many = (tokens_of(run(served, [ask("x", [5, 6], n)])) for n in (2, 9))
+    assert few.items() <= many.items()
+    assert len(set(map(tuple, many.values()))) > 5
+
+
+def test_a_filter_of_one_request_leaves_the_others_as_they_are(served: Any) -> None:
+    request = ask("x", [5, 6, 7], 6, max_tokens=12)
+    other = ask("y", [8, 9], 1, top_p=0.5, top_k=3, min_p=0.1, temperature=0.3)
+    alone, together = tokens_of(run(served, [request])), tokens_of(run(served, [request, other]))
+    assert alone.items() <= together.items()
+
+
+def test_without_a_seed_every_call_is_new_and_every_run_repeats(qwen2: Path) -> None:
+    def two_calls(**where: int) -> list[dict[tuple[str, int], list[int]]]:
+        engine = make_engine(qwen2, **where)
+        return [tokens_of(run(engine, [ask(name, [5, 6], 3, seed=None) for name in "ab"])) for _ in range(2)]
+
+    first, second = two_calls(seed=3)
+    assert first != second
+    assert first["a", 0] != first["b", 0]
+    assert two_calls(seed=3) == [first, second]
+    assert two_calls(seed=4)[0] != first
+    assert two_calls(seed=3, rank=1)[0] != first
+
+
+def test_a_negative_seed_and_one_of_many_bits_are_seeds_too(served: Any) -> None:
+    found = [tokens_of(run(served, [ask("x", [5], 3, seed=seed)])) for seed in (-1, 2**64 - 2, 2**80 + 5, 5)]
+    assert found[0] != found[1]
+    assert found[2] == found[3]  # modulo 2**64
 
 
 @pytest.mark.parametrize("length", [0, 64, 65])
-def test_prompts_without_a_token_or_without_room_are_refused(engine: TransformersRolloutEngine, length: int) -> None:
-    with pytest.raises(ConfigError, match=r"expected 1 to 63"):
-        run(engine, [ask("x", [5] * length)])
+def test_prompts_without_a_token_or_without_room_are_refused(served: Any, length: int) -> None:
+    with pytest.raises(ConfigError, match=rf"'x': a prompt of {length} tokens; expected 1 to 63"):
+        run(served, [ask("ok", [5]), ask("x", [5] * length)])
 
 
-def test_the_longest_prompt_has_room_for_one_token(engine: TransformersRolloutEngine) -> None:
-    (output,) = run(engine, [ask("x", [5] * 63, max_tokens=50, stop_token_ids=())])
+def test_the_longest_prompt_has_room_for_one_token(served: Any, plain: Any) -> None:
+    (output,) = run(served, [ask("x", [5] * 63, max_tokens=50, stop_token_ids=())])
     assert len(output.token_ids) == 1
     assert output.finish_reason is FinishReason.LENGTH
+    assert_exact(plain, [5] * 63, output)
 
 
-def test_abort_from_another_thread_gives_what_there_is(engine: TransformersRolloutEngine) -> None:
-    requests = [ask(str(at), [5, 6, at + 4], 5, max_tokens=55, stop_token_ids=()) for at in range(8)]
-    outputs: list[GenerationOutput] = []
-
-    async def collect() -> None:
-        async for output in engine.generate(requests):
-            outputs.append(output)
-
-    thread = threading.Thread(target=lambda: asyncio.run(collect()))
-    thread.start()
-    while not engine.calls:
-        pass
-    engine.abort(["1"])
-    engine.abort()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert len(outputs) == 40
-    aborted = [o for o in outputs if o.finish_reason is FinishReason.ABORT]
-    assert aborted
-    assert all(len(o.token_ids) == len(o.log_probs) < 55 for o in aborted)
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"max_tokens": 0}, r"max_tokens 0; expected 1 or more"),
+        ({"temperature": -1.0}, r"temperature -1.0; expected 0 \(greedy\) or more"),
+        ({"temperature": float("nan")}, r"temperature nan; expected"),
+        ({"top_p": 0.0}, r"top_p 0.0; expected above 0, up to 1"),
+        ({"top_k": -1}, r"top_k -1; expected 0 \(off\) or more"),
+        ({"min_p": 1.5}, r"min_p 1.5; expected 0 \(off\) to 1"),
+        ({"stop_strings": ("",)}, r"stop_strings \(''.\); expected no empty string"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused(served: Any, fields: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=f"request 'x': {fault}"):
+        run(served, [ask("x", [5], **fields)])
 
 
-def shards(state: dict[str, torch.Tensor]) -> list[WeightShard]:
-    """Every tensor in two pieces, where it has two rows."""
-    found = []
-    for name, tensor in state.items():
-        whole = Box.whole(tuple(tensor.shape))
-        middle = tensor.shape[0] // 2
-        low = Box(whole.offset, (middle, *whole.size[1:]))
-        high = Box((middle, *whole.offset[1:]), (tensor.shape[0] - middle, *whole.size[1:]))
-        found += [WeightShard(name=name, box=box, tensor=tensor[box.slices(whole)]) for box in (low, high)]
-    return found
+def test_unknown_tokens_no_samples_and_twice_the_same_name_are_refused(served: Any) -> None:
+    with pytest.raises(ConfigError, match=r"prompt_ids from 5 to 128; the model knows 0 to 127"):
+        run(served, [ask("x", [5, 128])])
+    with pytest.raises(ConfigError, match=r"n 0; expected 1 or more"):
+        run(served, [ask("x", [5], 0)])
+    with pytest.raises(ConfigError, match=r"two requests have the request_id 'x'"):
+        run(served, [ask("x", [5]), ask("x", [6])])
+    assert run(served, []) == []
 
 
-def fresh(folder: Path, *, load: bool = True) -> TransformersRolloutEngine:
-    made = TransformersRolloutEngine()
-    spec = RolloutSpec(model=ModelSpec(path=str(folder)), max_model_tokens=64, load_weights=load)
-    made.initialize(RankContext(role="rollout"), spec)
-    return made
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"engine_kwargs": {"speed": 1}}, r"no constructor of its own to pass \['speed'\] to"),
+        ({"tp_size": 2}, r"tp_size 2 must be 1"),
+        ({"max_running": 0}, r"max_running 0: expected 1 or more"),
+        ({"max_model_tokens": 1}, r"max_model_tokens 1: expected 2 or more"),
+    ],
+)
+def test_specs_that_cannot_be_served_are_refused(qwen2: Path, fields: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        make_engine(qwen2, **fields)
 
 
-def changed(plain: Any, engine: TransformersRolloutEngine, seed: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    state = plain.state_dict()
-    noise = {name: torch.randn(state[name].shape, generator=generator) for name in engine.parameters}
-    return {name: state[name] + 0.02 * noise[name] for name in engine.parameters}
+def test_a_head_that_gives_no_tokens_is_refused(served: Any) -> None:
+    spec = replace(served.spec, model=ModelSpec(path=served.spec.model.path, head=Head.VALUE))
+    with pytest.raises(ConfigError, match="head 'lm', not 'value'"):
+        type(served)().initialize(served.ctx, spec)
 
 
-def test_an_update_is_served_whole_and_its_receipt_is_of_what_is_served(folder: Path, plain: Any) -> None:
-    engine = fresh(folder, load=False)
-    with pytest.raises(WeightSyncError, match="no weights have come"):
+def test_stop_strings_end_a_response_with_the_token_that_completes_them(served: Any) -> None:
+    tokenizer = load_tokenizer(served.spec.model.path)
+    (free,) = run(served, [ask("a", [5, 6], max_tokens=20, stop_token_ids=())])
+    ids = free.token_ids.tolist()
+    text = tokenizer.decode(ids)
+    for wanted in (text[0], text[3:5], text[2:9], text[10:]):
+        completes = next(at for at in range(1, 21) if wanted in tokenizer.decode(ids[:at]))
+        request = ask("a", [5, 6], max_tokens=20, stop_token_ids=(), stop_strings=("not there", wanted))
+        stopped, other = run(served, [request, ask("b", [5, 6], max_tokens=20, stop_token_ids=())])
+        assert {stopped.request_id, other.request_id} == {"a", "b"}
+        stopped, other = (stopped, other) if stopped.request_id == "a" else (other, stopped)
+        assert stopped.token_ids.tolist() == ids[:completes]
+        assert stopped.finish_reason is FinishReason.STOP
+        assert other.token_ids.tolist() == ids
+
+
+def test_a_model_without_a_tokenizer_serves_all_but_stop_strings(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    engine = make_engine(folder)
+    assert len(run(engine, [ask("x", [5], 2)])) == 2
+    with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
+        run(engine, [ask("x", [5], stop_strings=("a",))])
+    assert len(run(engine, [ask("x", [5], 2)])) == 2
+
+
+def test_logits_that_are_not_finite_are_an_error_and_not_a_sample(qwen2: Path) -> None:
+    engine = make_engine(qwen2)
+    next(iter(engine.parameters.values())).fill_(float("nan"))
+    with pytest.raises(
+        RlsdkError, match=r"'x': the model gives logits that are not finite, with the weights of version 0"
+    ):
+        run(engine, [ask("x", [5], 2)])
+
+
+def test_an_engine_that_was_closed_says_so(qwen2: Path) -> None:
+    engine = make_engine(qwen2)
+    engine.close()
+    engine.close()
+    with pytest.raises(RlsdkError, match="the engine was closed"):
         run(engine, [ask("x", [5])])
-    for version in (3, 4):
-        state = changed(plain, engine, version)
-        receipt = engine.update_weights(iter(shards(state)), version)
-        assert receipt.version == version
-        assert receipt.num_tensors == len(state)
-        assert receipt.num_bytes == sum(t.numel() * 4 for t in state.values())
-        for name, tensor in state.items():
-            assert receipt.fingerprints[name] == fingerprint(tensor, Box.whole(tuple(tensor.shape)))
-        other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        other.load_state_dict(state, strict=False)
-        other.tie_weights()
-        for output in run(engine, [ask(str(version), [5, 9, 12], 4)]):
-            logs = distributions(other, [5, 9, 12], output.token_ids.tolist())
-            expected = logs[range(len(output.token_ids)), output.token_ids.tolist()]
-            assert torch.allclose(torch.from_numpy(output.log_probs), expected, atol=EXACT, rtol=1e-5)
-            assert output.policy_version == output.last_policy_version == version
 
 
-@pytest.mark.parametrize("damage", ["missing", "unknown", "shape", "breaks off"])
-def test_a_failed_update_serves_nothing_until_a_whole_one_comes(folder: Path, plain: Any, damage: str) -> None:
-    engine = fresh(folder)
-    state = changed(plain, engine)
-    pieces = shards(state)
+def test_samples_come_as_they_finish_and_not_all_at_the_end(served: Any) -> None:
+    async def watch() -> list[str]:
+        seen = []
+        async for output in served.generate(
+            [ask("long", [5], max_tokens=30, stop_token_ids=()), ask("short", [6], max_tokens=1)]
+        ):
+            seen.append((output.request_id, len(served.decoder.jobs)))
+        return [name for name, _ in seen]
 
-    def broken() -> Any:
-        if damage == "missing":
-            yield from pieces[:-1]
-        elif damage == "unknown":
-            yield replace(pieces[0], name="nobody")
-        elif damage == "shape":
-            yield replace(pieces[0], tensor=pieces[0].tensor[:, :3])
-        else:
-            yield from pieces[:4]
-            raise OSError("the line is dead")
-
-    with pytest.raises((WeightSyncError, OSError)):
-        engine.update_weights(broken(), 9)
-    with pytest.raises(WeightSyncError, match="failed half-way"):
-        run(engine, [ask("x", [5])])
-    engine.update_weights(iter(pieces), 10)
-    assert run(engine, [ask("x", [5])])[0].policy_version == 10
+    assert asyncio.run(watch()) == ["short", "long"]
 
 
-def test_sleep_at_level_2_gives_memory_back_and_wakes_for_an_update(folder: Path, plain: Any) -> None:
-    engine = fresh(folder)
-    before = [o.token_ids.tolist() for o in run(engine, [ask("x", [5, 6], 3)])]
-    state = {name: parameter.clone() for name, parameter in engine.parameters.items()}
-    engine.sleep(2)
-    assert sum(p.untyped_storage().nbytes() for p in engine.parameters.values()) == 0
-    with pytest.raises(WeightSyncError, match="asleep"):
-        run(engine, [ask("x", [5])])
-    engine.wake(("weights",))
-    engine.update_weights(iter(shards(state)), 1)
-    engine.wake(("kv_cache",))
-    assert [o.token_ids.tolist() for o in run(engine, [ask("x", [5, 6], 3)])] == before
+def test_the_event_loop_turns_while_samples_are_made(served: Any) -> None:
+    turns = 0
 
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-def test_two_requests_of_one_name_are_refused(engine: TransformersRolloutEngine) -> None:
-    with pytest.raises(ConfigError, match="same request_id"):
-        run(engine, [ask("x", [5]), ask("x", [6])])
+    async def both() -> None:
+        counter = asyncio.create_task(count())
+        await collect(served, [ask("x", [5], max_tokens=30, stop_token_ids=())])
+        counter.cancel()
+
+    asyncio.run(both())
+    assert turns >= 30

@@ -1,0 +1,145 @@
+"""What a decoder works on: calls, their requests as jobs, and the table of running rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RlsdkError
+from rlsdk.reference.sampling import row_keys
+
+ROW = np.dtype(
+    [
+        ("job", np.int64),
+        ("index", np.int64),  # of the sample
+        ("key", np.uint64),  # of its noise
+        ("prompt", np.int64),  # tokens
+        ("made", np.int64),  # tokens
+        ("limit", np.int64),  # of made
+        ("alive", np.bool_),  # a row that is done stays until rows are moved together
+        ("text", np.bool_),  # has stop strings
+        ("first", np.int64),  # policy version of the first token
+        ("last", np.int64),  # and of the newest
+    ]
+)
+"""What the host knows of a running sample."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One `generate` call: where its samples are put."""
+
+    left: int = 0
+    """Samples that were not put here yet."""
+    finished: list[GenerationOutput] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def take(self) -> list[GenerationOutput]:
+        """What was finished since the last time; raises what ended the call."""
+        if self.error is not None:
+            raise self.error
+        found, self.finished = self.finished, []
+        return found
+
+
+@dataclass(eq=False)
+class Job:
+    """One request."""
+
+    call: Call
+    request: GenerationRequest
+    seed: int
+    limit: int
+    """Most tokens of a response: what was asked for, or what the model has room for."""
+    name: int = -1
+    """Given by the decoder."""
+    started: int = 0
+    """Samples that became rows."""
+    left: int = 0
+    """Samples that are not finished."""
+    aborted: bool = False
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def pending(self) -> int:
+        """Samples that are not rows yet."""
+        return self.request.n - self.started
+
+    def finish(
+        self,
+        index: int,
+        token_ids: NDArray[np.int64],
+        log_probs: NDArray[np.float32],
+        reason: FinishReason,
+        first: int,
+        last: int,
+    ) -> None:
+        """Puts a sample into the call.
+
+        Raises:
+            RlsdkError: a log-prob is not a number.
+        """
+        if not np.isfinite(log_probs).all():
+            raise RlsdkError(
+                f"request {self.request.request_id!r}: the model gives logits that are not finite, with the weights of "
+                f"version {last}: training has diverged, or the weights are damaged"
+            )
+        self.left -= 1
+        self.call.left -= 1
+        self.call.finished.append(
+            GenerationOutput(
+                request_id=self.request.request_id,
+                sample_index=index,
+                token_ids=token_ids,
+                log_probs=log_probs,
+                finish_reason=reason,
+                policy_version=first,
+                last_policy_version=last,
+            )
+        )
+
+
+def new_rows(jobs: Sequence[Job], counts: Sequence[int], version: int) -> NDArray[np.void]:
+    """Table rows for the next `counts` samples of each job."""
+    rows = np.array(
+        [
+            (job.name, job.started, job.seed % 2**64, job.prompt_length, 0, job.limit, True, False, version, version)
+            for job in jobs
+        ],
+        ROW,
+    )
+    rows["text"] = [bool(job.request.sampling.stop_strings) for job in jobs]
+    rows = np.repeat(rows, counts)
+    ends = np.cumsum(counts)
+    rows["index"] += np.arange(len(rows)) - np.repeat(ends - counts, counts)
+    rows["key"] = row_keys(rows["key"], rows["index"])
+    for job, count in zip(jobs, counts, strict=True):
+        job.started += count
+    return rows
+
+
+@dataclass
+class Prefilled:
+    """Prompts that were run, kept until all their samples are rows."""
+
+    jobs: list[Job]
+    logits: Tensor
+    """`[P, V]` behind each prompt."""
+    states: Any
+    """Of `Rows.prefill`."""
+
+    def counts(self, free: int) -> list[int]:
+        """How many samples of each job become rows now."""
+        counts = []
+        for job in self.jobs:
+            counts.append(min(job.pending, free))
+            free -= counts[-1]
+        return counts

@@ -1,0 +1,52 @@
+"""Requests that can be served, and the words for those that cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlsdk.interfaces import ConfigError, GenerationRequest, SamplingParams
+
+
+def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int) -> None:
+    """Looks at every request before the first is run.
+
+    Raises:
+        ConfigError: names the request, the field, its value and what was expected.
+    """
+    names = [request.request_id for request in requests]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"two requests have the request_id {twice!r}; each needs one of its own")
+    checked: set[int] = set()  # requests of one step share their parameters
+    for request in requests:
+        fault = _prompt_fault(request, max_model_tokens, vocabulary)
+        if fault is None and id(request.sampling) not in checked:
+            checked.add(id(request.sampling))
+            fault = _sampling_fault(request.sampling)
+        if fault is not None:
+            raise ConfigError(f"request {request.request_id!r}: {fault}")
+
+
+def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary: int) -> str | None:
+    ids = request.prompt_ids
+    if not 1 <= len(ids) < max_model_tokens:
+        return f"a prompt of {len(ids)} tokens; expected 1 to {max_model_tokens - 1} (max_model_tokens less one)"
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        return f"prompt_ids from {min(ids)} to {max(ids)}; the model knows 0 to {vocabulary - 1}"
+    return f"n {request.n}; expected 1 or more" if request.n < 1 else None
+
+
+def _sampling_fault(sampling: SamplingParams) -> str | None:
+    expected = {
+        "max_tokens": (sampling.max_tokens >= 1, "1 or more"),
+        "temperature": (0 <= sampling.temperature < math.inf, "0 (greedy) or more"),
+        "top_p": (0 < sampling.top_p <= 1, "above 0, up to 1 (off)"),
+        "top_k": (sampling.top_k >= 0, "0 (off) or more"),
+        "min_p": (0 <= sampling.min_p <= 1, "0 (off) to 1"),
+        "stop_strings": (all(sampling.stop_strings), "no empty string"),
+    }
+    for name, (fits, what) in expected.items():
+        if not fits:
+            return f"{name} {getattr(sampling, name)!r}; expected {what}"
+    return None

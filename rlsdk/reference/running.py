@@ -1,0 +1,163 @@
+"""The rows that are decoded: their tokens so far, who still runs, and one more token for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsdk.interfaces import FinishReason
+from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
+from rlsdk.reference.lockstep import Rows
+from rlsdk.reference.sampling import RowSampling, draw, uniforms
+from rlsdk.reference.stop_text import StopText
+
+PREFILL_TOKENS = 1 << 14
+"""Most tokens in one pass over prompts, pads included; a longer prompt goes alone."""
+FULL = 0.85
+"""Rows are moved together when fewer than this share of them still runs."""
+
+
+class Running:
+    """What can be counted is counted on the host (`table`): nothing is asked back from a GPU but which rows stop."""
+
+    def __init__(self, memory: Rows, device: torch.device, jobs: dict[int, Job], stop_text: StopText) -> None:
+        self.memory, self.device, self.jobs, self.stop_text = memory, device, jobs, stop_text
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows and gives their memory back."""
+        self.memory.clear()
+        self.table: NDArray[np.void] = np.empty(0, ROW)
+        self.num_alive = 0
+        self.sampling = RowSampling.of([], self.device)
+        self.newest = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.tokens = torch.empty(0, 0, dtype=torch.int64, device=self.device)
+        self.log_probs = torch.empty(0, 0, device=self.device)
+
+    def add(self, prompts: Prefilled, counts: Sequence[int], *, capacity: int, version: int) -> None:
+        """Makes rows of the next `counts` samples of each prompt, and draws their first tokens."""
+        self.compact()
+        first = len(self.table)
+        self.table = np.concatenate([self.table, new_rows(prompts.jobs, counts, version)])
+        self.num_alive += len(self.table) - first
+        self._widen(capacity)
+        owner = self._index(np.repeat(np.arange(len(counts)), counts))
+        self.memory.add(prompts.states, owner, capacity=capacity, most=self._longest())
+        self.sampling = self._sampling_of(self.table)
+        self._take(prompts.logits[owner], first, version)
+
+    def advance(self, version: int) -> None:
+        """One token for every row."""
+        if self.num_alive < FULL * len(self.table):
+            self.compact()
+        positions = self.table["prompt"] + self.table["made"] - 1
+        # A row that is done writes where it cannot matter, and keeps rows of equal prompts in step.
+        positions[~self.table["alive"]] = positions[self.table["alive"]].max()
+        self._take(self.memory.step(self.newest, positions, most=self._longest()), 0, version)
+
+    def compact(self) -> None:
+        """Moves rows that still run into the places of those that are done."""
+        if self.num_alive == len(self.table):
+            return
+        alive, order = self.table["alive"], np.arange(self.num_alive)
+        order[~alive[: self.num_alive]] = np.flatnonzero(alive[self.num_alive :]) + self.num_alive
+        self.table, at = self.table[order], self._index(order)
+        self.tokens[: len(at)], self.log_probs[: len(at)] = self.tokens[at], self.log_probs[at]
+        self.newest, self.sampling = self.newest[at], self.sampling.select(at)
+        self.memory.keep(at)
+
+    def recompute(self) -> None:
+        """Makes all keys and values anew, with the weights that are now in the model."""
+        self.compact()
+        self.memory.clear()
+        tokens, made = self.tokens.tolist(), self.table["made"].tolist()
+        # The newest token is not part of it: its turn comes with the next step.
+        texts = [
+            torch.tensor([*self._job(row).request.prompt_ids, *tokens[row][: made[row] - 1]], device=self.device)
+            for row in range(len(self.table))
+        ]
+        at_once = len(texts) if self.memory.lockstep else max(PREFILL_TOKENS // max(map(len, texts)), 1)
+        for at in range(0, len(texts), at_once):
+            part = texts[at : at + at_once]
+            _, states = self.memory.prefill(part)
+            owner = self._index(np.arange(len(part)))
+            self.memory.add(states, owner, capacity=len(self.tokens), most=self._longest())
+
+    def abort(self) -> None:
+        """Ends the rows of aborted jobs."""
+        running = np.flatnonzero(self.table["alive"])
+        hit = np.array([self._job(row).aborted for row in running], np.bool_)
+        self._finish(running[hit], [FinishReason.ABORT] * int(hit.sum()))
+
+    def _take(self, logits: Tensor, first: int, version: int) -> None:
+        """Draws a token for each row from `first` on, and ends the rows that are done with it."""
+        rows, sampling = self.table[first:], self.sampling
+        at = torch.arange(first, len(self.table), device=self.device)
+        if first:
+            sampling = sampling.select(at)
+        drawn, log_probs = draw(logits, sampling, uniforms(rows["key"], rows["made"], logits.shape[1]))
+        slot = self._index(np.minimum(rows["made"], self.tokens.shape[1] - 1))
+        self.tokens[at, slot], self.log_probs[at, slot] = drawn, log_probs
+        self.newest = torch.cat([self.newest[:first], drawn])
+        alive = rows["alive"]
+        rows["made"] += alive
+        rows["last"][alive] = version
+        stopped = (drawn[:, None] == sampling.stops).any(1).cpu().numpy() | self._text_stops(first)
+        done = np.flatnonzero(alive & (stopped | (rows["made"] >= rows["limit"])))
+        self._finish(first + done, [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[done]])
+
+    def _text_stops(self, first: int) -> NDArray[np.bool_]:
+        """Which rows from `first` on have just completed a stop string."""
+        rows = self.table[first:]
+        stops = np.zeros(len(rows), np.bool_)
+        wanted = np.flatnonzero(rows["text"] & rows["alive"])
+        if len(wanted):
+            for row, ids in zip(wanted, self.tokens[self._index(first + wanted)].cpu().numpy(), strict=True):
+                strings = self._job(first + row).request.sampling.stop_strings
+                made = int(rows["made"][row])
+                stops[row] = self.stop_text.ends(strings, ids[max(made - self.stop_text.window(strings), 0) : made])
+        return stops
+
+    def _finish(self, done: NDArray[np.int64], reasons: Sequence[FinishReason]) -> None:
+        """Gives these rows out."""
+        if not len(done):
+            return
+        at = self._index(done)
+        tokens, log_probs = self.tokens[at].cpu().numpy(), self.log_probs[at].cpu().numpy()
+        self.table["alive"][done] = False
+        self.num_alive -= len(done)
+        columns = (self.table[name][done].tolist() for name in ("job", "index", "made", "first", "last"))
+        for name, index, made, born, last, reason, ids, logs in zip(*columns, reasons, tokens, log_probs, strict=True):
+            job = self.jobs[name]
+            job.finish(index, ids[:made], logs[:made], reason, born, last)
+            if not job.left:
+                del self.jobs[name]
+
+    def _widen(self, capacity: int) -> None:
+        """Makes room for as many rows, and for all the tokens that they may get."""
+        rows, width = max(capacity, self.tokens.shape[0]), max(int(self.table["limit"].max()), self.tokens.shape[1])
+        if (rows, width) != tuple(self.tokens.shape):
+            for name in ("tokens", "log_probs"):
+                old: Tensor = getattr(self, name)
+                new = old.new_zeros(rows, width)
+                new[: old.shape[0], : old.shape[1]] = old
+                setattr(self, name, new)
+
+    def _longest(self) -> int:
+        """Tokens that the longest row may get."""
+        return int((self.table["prompt"] + self.table["limit"])[self.table["alive"]].max())
+
+    def _sampling_of(self, rows: NDArray[np.void]) -> RowSampling:
+        names, job_of_row = np.unique(rows["job"], return_inverse=True)
+        params = [self.jobs[name].request.sampling for name in names.tolist()]
+        return RowSampling.of(params, self.device).select(self._index(job_of_row))
+
+    def _job(self, row: int | np.int64) -> Job:
+        return self.jobs[int(self.table["job"][row])]
+
+    def _index(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
