@@ -47,6 +47,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.STOP_STRINGS,
                     Capability.ABORT,
                     Capability.SLEEP,
+                    Capability.PARTIAL_ROLLOUT,
                 }
             ),
             max_ranks=1,

@@ -142,5 +142,5 @@ class Decoder:
             longest = max(longest, length)
             jobs.append(self.waiting.pop())
             num_samples += jobs[-1].pending
-        logits, states = self.memory.prefill([torch.tensor(job.request.prompt_ids, device=self.device) for job in jobs])
+        logits, states = self.memory.prefill([torch.tensor(job.request.prompt_ids) for job in jobs])
         return Prefilled(jobs, logits, states)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RlsdkError
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
 from rlsdk.reference.sampling import row_keys
 
 ROW = np.dtype(
@@ -82,16 +82,7 @@ class Job:
         first: int,
         last: int,
     ) -> None:
-        """Puts a sample into the call.
-
-        Raises:
-            RlsdkError: a log-prob is not a number.
-        """
-        if not np.isfinite(log_probs).all():
-            raise RlsdkError(
-                f"request {self.request.request_id!r}: the model gives logits that are not finite, with the weights of "
-                f"version {last}: training has diverged, or the weights are damaged"
-            )
+        """Puts a sample into the call."""
         self.left -= 1
         self.call.left -= 1
         self.call.finished.append(

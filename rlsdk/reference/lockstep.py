@@ -56,7 +56,7 @@ class LockstepRows:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config)
-        return self._run(torch.stack(list(prompts)), cache), cache
+        return self._run(torch.stack(list(prompts)).to(self.model.device), cache), cache
 
     def add(self, states: Any, owner: Tensor, *, capacity: int, most: int) -> None:
         """As `PositionedRows.add`; there must be no rows yet."""
@@ -107,7 +107,7 @@ def _trial(model: Any, rows: Rows) -> float:
     vocabulary, lengths = model.config.get_text_config().vocab_size, (6, 6) if rows.lockstep else (6, 4)
     texts = [(torch.arange(length + 2) * 7 + 3 * at + 1) % vocabulary for at, length in enumerate(lengths)]
     texts = [text.to(model.device) for text in texts]
-    logits, states = rows.prefill([text[:-2] for text in texts])
+    logits, states = rows.prefill([text[:-2].cpu() for text in texts])
     pairs = [(logits[at], texts[at][:-2]) for at in (0, 1)]
     owner = [0, 1, 1]
     rows.add(states, torch.tensor(owner, device=model.device), capacity=3, most=max(lengths) + 2)

@@ -98,10 +98,13 @@ class PositionedRows(KeyValueCache):
     def prefill(self, prompts: Sequence[Tensor]) -> tuple[Tensor, PrefillStates]:
         """Runs prompts, padded on the right: under causal attention a pad stands behind every real token.
 
+        Args:
+            prompts: `[T]` int64 each, on the host.
+
         Returns:
             Logits `[P, V]` behind each prompt, and what `add` makes rows of.
         """
-        padded = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
+        padded = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True).to(self.model.device)
         states = PrefillStates()
         hidden = self.backbone(
             input_ids=padded,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import FinishReason
+from rlsdk.interfaces import FinishReason, RlsdkError
 from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
 from rlsdk.reference.lockstep import Rows
 from rlsdk.reference.sampling import RowSampling, draw, uniforms
@@ -77,7 +77,7 @@ class Running:
         tokens, made = self.tokens.tolist(), self.table["made"].tolist()
         # The newest token is not part of it: its turn comes with the next step.
         texts = [
-            torch.tensor([*self._job(row).request.prompt_ids, *tokens[row][: made[row] - 1]], device=self.device)
+            torch.tensor([*self._job(row).request.prompt_ids, *tokens[row][: made[row] - 1]])
             for row in range(len(self.table))
         ]
         at_once = len(texts) if self.memory.lockstep else max(PREFILL_TOKENS // max(map(len, texts)), 1)
@@ -123,11 +123,20 @@ class Running:
         return stops
 
     def _finish(self, done: NDArray[np.int64], reasons: Sequence[FinishReason]) -> None:
-        """Gives these rows out."""
+        """Gives these rows out.
+
+        Raises:
+            RlsdkError: a log-prob is not finite.
+        """
         if not len(done):
             return
         at = self._index(done)
         tokens, log_probs = self.tokens[at].cpu().numpy(), self.log_probs[at].cpu().numpy()
+        if not np.isfinite(log_probs).all():
+            raise RlsdkError(
+                f"the model gives logits that are not finite, with the weights of version {self.table['last'].max()}: "
+                "training has diverged, or the weights are damaged"
+            )
         self.table["alive"][done] = False
         self.num_alive -= len(done)
         columns = (self.table[name][done].tolist() for name in ("job", "index", "made", "first", "last"))
