@@ -1,9 +1,12 @@
 """Ends a local Ray cluster with the program that started it, however that program ends: kill -9 included.
 
 A small process of its own. The program writes the numbers of its daemons to it, one a line. When the line closes, or
-the program is gone, every descendant of the daemons is killed (workers, and what engines have started in them), then
-the daemons, and the cluster's folder is removed. Ray alone leaves its agents behind for a minute when its daemon is
-killed, and an engine's own processes for good.
+the program is gone, the daemons are killed with all that they started (workers, and what engines have started in
+them), and the cluster's folder is removed. Ray alone leaves its agents behind for a minute when its daemon is killed,
+and an engine's own processes for good.
+
+What belongs to the cluster is known by descent, and by a mark in its environment: a process whose worker died before
+it descends from nobody.
 
 Run by path with `-P`, so it must import nothing of rlsdk: it is up in a few hundredths of a second.
 """
@@ -21,6 +24,8 @@ from contextlib import suppress
 
 import psutil
 
+MARK = "RLSDK_CLUSTER"
+"""Environment variable that every process of a cluster inherits: the cluster's folder."""
 _LOOK_S = 1.0
 """How often to look whether the program is still the parent: a forked child of it may hold the pipe open."""
 _DEATH_S = 5.0
@@ -68,14 +73,14 @@ def main(program: int, folder: str) -> None:
         for line in lines:
             with suppress(psutil.Error):
                 daemons.append(psutil.Process(int(line)))
-    kill_trees(daemons)
+    kill_all(daemons, folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def kill_trees(roots: list[psutil.Process]) -> None:
-    """Kills processes with all their descendants. Each is stopped first: a stopped process starts no other."""
+def kill_all(daemons: list[psutil.Process], folder: str) -> None:
+    """Kills what belongs to a cluster. Each process is stopped first: a stopped process starts no other."""
     stopped: set[psutil.Process] = set()
-    while fresh := _family(roots) - stopped:
+    while fresh := (_descendants(daemons) | _marked(folder)) - stopped:
         for process in fresh:
             with suppress(psutil.Error):
                 process.suspend()
@@ -96,11 +101,20 @@ def _is_dead(process: psutil.Process) -> bool:
         return True
 
 
-def _family(roots: list[psutil.Process]) -> set[psutil.Process]:
+def _descendants(roots: list[psutil.Process]) -> set[psutil.Process]:
     found = set()
     for root in roots:
         with suppress(psutil.Error):
             found |= {root, *root.children(recursive=True)}
+    return found
+
+
+def _marked(folder: str) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # other users' processes cannot be read
+            if process.environ().get(MARK) == folder and not _is_dead(process):
+                found.add(process)
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
-from rlsdk.cluster.keeper import Keeper
+from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
 
 _log = logging.getLogger(__name__)
@@ -77,22 +77,34 @@ class LocalRay:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
-            self._node = _start_lean_node(cpus, gpus, self.folder, self._keeper)
+            with _marked_environment(self.folder):
+                self._node = _start_lean_node(cpus, gpus, self.folder, self._keeper)
         except (ImportError, AttributeError, TypeError) as error:
             # Ray's inside has changed: the public way gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                num_cpus=cpus,
-                num_gpus=gpus,
-                object_store_memory=store_bytes(),
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=self.folder,
-            )
+            with _marked_environment(self.folder):
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    object_store_memory=store_bytes(),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=self.folder,
+                )
         else:
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@contextmanager
+def _marked_environment(folder: str) -> Iterator[None]:
+    """What is started inside belongs to the cluster."""
+    os.environ[MARK] = folder
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
 
 
 def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 DRIVER = """
-import sys
+import os, signal, sys, time
+import psutil
 from rlsdk.cluster import Cluster, local, preset_placement
 
 def changed(*_):
@@ -23,8 +24,13 @@ if sys.argv[1] == "raise, on another Ray":
     local._start_lean_node = changed
 with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=1), timeout_s=60) as cluster:
     group = cluster.create_group("actor", "cluster_hosts:FragileHost")
-    group.run("spawn")
+    started = psutil.Process(group.run("spawn")[0])
     print("ready", cluster._local.folder, flush=True)
+    if sys.argv[1] == "raise, its worker dead":
+        sys.stdin.readline()
+        worker = started.parent()
+        worker.kill()
+        worker.wait(10)
     if sys.argv[1].startswith("raise"):
         raise RuntimeError("the run failed")
     group.run("hang_on", 0, 120.0)
@@ -38,6 +44,7 @@ class Driver:
         paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, ending],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -56,10 +63,10 @@ class Driver:
         return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("ending", ["raise", "raise, on another Ray"])
+@pytest.mark.parametrize("ending", ["raise", "raise, on another Ray", "raise, its worker dead"])
 def test_a_program_that_fails_leaves_nothing(ending: str) -> None:
     driver = Driver(ending)
-    _, errors = driver.process.communicate(timeout=60)
+    _, errors = driver.process.communicate("go on\n", timeout=60)
     assert driver.process.returncode == 1
     assert "RuntimeError: the run failed" in errors
     assert driver.survivors() == []
