@@ -33,7 +33,7 @@ def run(args: Sequence[str]) -> None:
     device = resolve_device(config)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
-    kind_of_model = "qwen2" if quickstart else model_type(config)
+    kind_of_model = "llama" if quickstart else model_type(config)
     if problems := check_run(checked, registry, kind_of_model, device, devices=role_devices(config, device)):
         raise config_error(problems)
     run_dir = make_run_dir(config)

@@ -45,7 +45,7 @@ class OptimConfig(Section):
     max_grad_norm: PositiveFloat | None = 1.0
     """Clips the global 2-norm of the gradient; null: never."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, linear to zero, or cosine to `min_lr_ratio`, over all optimizer steps of the run."""
+    """After the warm-up: constant, or linear or cosine to `min_lr_ratio`, over all optimizer steps of the run."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)

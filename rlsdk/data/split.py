@@ -12,9 +12,9 @@ from rlsdk.interfaces import ConfigError, DataError
 
 
 def question_key(row: DataRow) -> str:
-    """What makes two questions the same: the selected prompt, runs of white space taken as one blank."""
+    """What makes two questions the same: the selected prompt, whatever its case and its white space."""
     prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, sort_keys=True)
-    return " ".join(prompt.split())
+    return " ".join(prompt.split()).casefold()
 
 
 def split_by_content(

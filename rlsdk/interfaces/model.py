@@ -97,7 +97,7 @@ class OptimSpec:
     max_grad_norm: float | None = 1.0
     """Clips the global 2-norm of the gradient; None never clips."""
     schedule: str = "constant"
-    """`constant`, `linear` (to zero) or `cosine` (to `min_lr_ratio`)."""
+    """`constant`, or `linear` or `cosine` to `min_lr_ratio`."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up from lr / warmup_steps."""
     total_steps: int | None = None

@@ -42,18 +42,27 @@ def load_model_config(spec: ModelSpec) -> PretrainedConfig:
         ) from error
 
 
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Names under which tokenizers are saved that tokenizer.json describes in full."""
+
+
 def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name.
+    """The tokenizer of a model folder or hub name: the one that its files describe.
 
     Raises:
         ConfigError: there is none.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        # For some kinds of model AutoTokenizer takes the vocabulary alone, under rules of that kind: of a tokenizer
+        # that says it is described in full by its tokenizer.json, characters vanish without a word.
+        described = get_tokenizer_config(path, revision=revision).get("tokenizer_class") in GENERIC_TOKENIZERS
+        kind = PreTrainedTokenizerFast if described else AutoTokenizer
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             path, revision=revision, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:

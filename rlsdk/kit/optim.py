@@ -45,9 +45,8 @@ def learning_rate(step: int, spec: OptimSpec) -> float:
         raise ConfigError(f"optim.schedule {spec.schedule!r} decays over optim.total_steps, which is None: set it")
     span = max(spec.total_steps - spec.warmup_steps, 1)
     done = min((step - spec.warmup_steps) / span, 1.0)
-    if spec.schedule == "linear":
-        return spec.lr * (1.0 - done)
-    return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2)
+    left = 1.0 - done if spec.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

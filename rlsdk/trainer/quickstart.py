@@ -13,21 +13,21 @@ MODEL_FOLDER = "model"
 
 
 def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Writes a two-layer Qwen2 of 1.1 million parameters (its `config.json`) and a character tokenizer.
+    """Writes a two-layer Llama of 1.1 million parameters (its `config.json`) and a character tokenizer.
 
     Weights are drawn with `trainer.seed` when the engine is built. Returns the configuration that uses it.
 
     Raises:
         ConfigError: the task's words hold characters that the tokenizer does not have.
     """
-    from transformers import Qwen2Config
+    from transformers import LlamaConfig
 
     task = config.data.train or ""
     if task != "reasoning_gym:spell_backward":
         raise ConfigError(f"data.train {task!r}: the quickstart's model reads words only; give --model as well")
     folder = run_dir / MODEL_FOLDER
     tokenizer = write_char_tokenizer(folder, CHARACTERS, lowercase=True)
-    shape = Qwen2Config(
+    shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=256,
         intermediate_size=512,
@@ -35,11 +35,12 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
         num_attention_heads=8,
         num_key_value_heads=2,
         max_position_embeddings=64,
+        attention_bias=True,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        architectures=["Qwen2ForCausalLM"],
+        architectures=["LlamaForCausalLM"],
     )
     shape.save_pretrained(folder)
     model = config.model.model_copy(update={"path": str(folder), "init_from_config": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_unknown_characters_become_unk(by_character: PreTrainedTokenizerBase) ->
 def test_lower_casing_happens_before_encoding(tmp_path: Path) -> None:
     tokenizer = write_char_tokenizer(tmp_path, "abc>", lowercase=True)
     assert tokenizer.decode(tokenizer("aBC>")["input_ids"]) == "abc>"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama", "phi3", "mistral"])
+def test_the_kind_of_model_beside_it_changes_nothing(tmp_path: Path, model_type: str) -> None:
+    """transformers rebuilds the tokenizer of some kinds (qwen2) from the vocabulary alone: "C" vanished."""
+    written = write_char_tokenizer(tmp_path, "abc>", lowercase=True)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    read = load_tokenizer(str(tmp_path))
+    for text in ("aBC>", "a?b", "a b", "e\u0301", ""):
+        assert read(text)["input_ids"] == written(text)["input_ids"]
 
 
 def test_the_vocabulary_counts_each_character_once(tmp_path: Path) -> None:
