@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from rlsdk.interfaces import FinishReason
+from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.jobs import Call, Job, Prefilled
 from rlsdk.reference.lockstep import Rows
 from rlsdk.reference.running import PREFILL_TOKENS, Running
-from rlsdk.reference.stop_text import StopText
 
 PADDED_TOKENS, PADDING = 512, 1.2
 """A pass of more tokens takes no prompt that brings it to more than `PADDING` times its real tokens."""

@@ -27,13 +27,13 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.requests import check_requests
+from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job
 from rlsdk.reference.loading import load_shards
 from rlsdk.reference.lockstep import rows_for
-from rlsdk.reference.requests import check_requests
 from rlsdk.reference.sampling import mixed_seed
-from rlsdk.reference.stop_text import StopText
 
 PAUSED_S = 0.005
 """Between two looks whether a paused engine goes on."""
