@@ -52,7 +52,7 @@ def find_model(path: Path) -> ModelSource:
 @contextmanager
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """A rollout backend that serves the model of `config`, for as long as the context lives."""
-    with start_cluster(config, ["rollout"], device=device, run_dir=log_dir) as cluster:
+    with start_cluster(config, registry, ["rollout"], device=device, run_dir=log_dir) as cluster:
         yield rollout_role(config, registry, cluster, load_weights=True)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,10 +133,11 @@ def run_train(
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
         checkpoint = find_checkpoint(config, run_dir)
-        with (
-            _parts(lambda: build_parts(config, registry, run_dir, view)) as parts,
-            start_cluster(config, roles_of(config), device=device, run_dir=run_dir) as cluster,
-        ):
+        with _prepared(
+            config,
+            lambda: build_parts(config, registry, run_dir, view),
+            lambda: start_cluster(config, registry, roles_of(config), device=device, run_dir=run_dir),
+        ) as (parts, cluster):
             session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
             trainer = Trainer(session, parts, view, stop)
             if checkpoint is not None:
@@ -202,10 +204,11 @@ def run_sft(
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        with (
-            _parts(lambda: build_parts(config, registry, run_dir, view, rewarded=False)) as parts,
-            start_cluster(config, ["actor"], device=device, run_dir=run_dir) as cluster,
-        ):
+        with _prepared(
+            config,
+            lambda: build_parts(config, registry, run_dir, view, rewarded=False),
+            lambda: start_cluster(config, registry, ["actor"], device=device, run_dir=run_dir),
+        ) as (parts, cluster):
             actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
             session = Session(config=config, cluster=cluster, actor=actor)
             metrics = train_supervised(session, parts, view, stop=stop)
@@ -235,9 +238,23 @@ def _clear(folder: Path) -> None:
 
 
 @contextmanager
-def _parts(build: Callable[[], RunParts]) -> Iterator[RunParts]:
-    parts = build()
-    try:
-        yield parts
-    finally:
-        parts.close()
+def _prepared(
+    config: RunConfig, build: Callable[[], RunParts], start: Callable[[], Cluster]
+) -> Iterator[tuple[RunParts, Cluster]]:
+    """Parts and cluster. A cluster of the run's own starts while the parts are built, since both take seconds; one
+    that others use is asked for devices only when nothing else can fail."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-parts")
+    building = pool.submit(build)
+    pool.shutdown(wait=False)
+    with ExitStack() as stack:
+        stack.callback(_close_parts, building)
+        if config.placement.ray_address is not None:
+            building.result()
+        cluster = stack.enter_context(start())
+        yield building.result(), cluster
+
+
+def _close_parts(building: Future[RunParts]) -> None:
+    """Waits for them, since they cannot be stopped half-way; what failed has nothing to close."""
+    if building.exception() is None:
+        building.result().close()

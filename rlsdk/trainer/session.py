@@ -26,6 +26,8 @@ from rlsdk.interfaces import (
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
 
+PRELOAD = ("transformers.modeling_utils",)
+"""What nearly every engine imports, and imports for longest: workers begin with it before they know their role."""
 TRAIN_HOST = "rlsdk.trainer.hosts:TrainHost"
 ROLLOUT_HOST = "rlsdk.trainer.hosts:RolloutHost"
 
@@ -166,7 +168,9 @@ def model_spec(config: RunConfig, path: str | None = None) -> ModelSpec:
     )
 
 
-def start_cluster(config: RunConfig, roles: Sequence[str], *, device: str, run_dir: Path) -> Cluster:
+def start_cluster(
+    config: RunConfig, registry: Registry, roles: Sequence[str], *, device: str, run_dir: Path
+) -> Cluster:
     """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager.
 
     From here on this process computes on one thread: the processors belong to the workers.
@@ -178,7 +182,15 @@ def start_cluster(config: RunConfig, roles: Sequence[str], *, device: str, run_d
         timeout_s=config.trainer.timeout_s,
         log_dir=run_dir / "logs",
         seed=config.trainer.seed,
+        preload=[TRAIN_HOST.partition(":")[0], *_engine_modules(config, registry), *PRELOAD],
     )
+
+
+def _engine_modules(config: RunConfig, registry: Registry) -> list[str]:
+    """Where the engines' classes are."""
+    train = registry.backend(BackendKind.TRAIN, config.train.backend)
+    rollout = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
+    return [spec.engine.partition(":")[0] for spec in (train, rollout)]
 
 
 def train_role(
