@@ -1,0 +1,210 @@
+"""All that depends on vLLM's version: how it is configured, started, asked, stepped and ended.
+
+Tested window: 0.31 and 0.32 (their CPU builds). Nothing else in this package names a function of vLLM, except for
+`loader` (model loaders) and `sampler` (log-probs).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, nearest
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.memory import kv_cache_bytes
+from rlsdk_vllm.process_groups import OwnWorld
+from rlsdk_vllm.samples import Sample
+
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class Progress(NamedTuple):
+    """What one step added to a sample."""
+
+    key: str
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    finished: FinishReason | None
+
+
+def prepare_environment(options: VllmOptions) -> None:
+    """Settings that vLLM reads from the environment, before it is imported. What the user set stays."""
+    settings = {
+        "VLLM_LOGGING_LEVEL": options.log_level,
+        "VLLM_NO_USAGE_STATS": "1",
+        # Threads are the host's to bind: several replicas would all take the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # The runner whose sampler and weights this plugin knows.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    # Not the user's to choose: with it, the engine would be in a process that this one cannot see into.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+class InProcessEngine:
+    """vLLM's synchronous engine, model and all, in this process."""
+
+    def __init__(
+        self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        prepare_environment(options)
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._world = OwnWorld()
+        with self._world.entered(), undisturbed_process():
+            self._engine = LLMEngine.from_engine_args(engine_args(ctx, spec, options, shapes))
+        self.worker: Any = self._engine.model_executor.driver_worker.worker
+        self.model: torch.nn.Module = self.worker.model_runner.get_model()
+        self.vocabulary: int = self._engine.model_config.get_vocab_size()
+
+    def add(self, sample: Sample) -> None:
+        """Takes a sample in; it runs with the next steps.
+
+        Raises:
+            ValueError: vLLM refuses it.
+        """
+        prompt = {"type": "token", "prompt_token_ids": list(sample.request.prompt_ids)}
+        self._engine.add_request(sample.key, prompt, sampling_params(sample))
+
+    def step(self) -> list[Progress]:
+        """One pass of the model: what it added to each sample."""
+        found = []
+        for output in self._engine.step():
+            made = output.outputs[0]
+            finished = None if made.finish_reason is None else REASONS.get(made.finish_reason)
+            if made.finish_reason is not None and finished is None:
+                raise RuntimeError(f"vLLM ended request {output.request_id!r} with {made.finish_reason!r}")
+            log_probs = () if made.logprobs is None else made.logprobs.logprobs
+            found.append(Progress(output.request_id, made.token_ids, log_probs, finished))
+        return found
+
+    def abort(self, keys: Sequence[str]) -> None:
+        """Forgets samples."""
+        self._engine.abort_request(list(keys))
+
+    def drop_caches(self) -> None:
+        """Forgets all keys and values; samples that run are computed anew from their tokens.
+
+        Raises:
+            RuntimeError: something still holds on to them.
+        """
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not give its prefix cache up")
+
+    def kv_tensors(self) -> list[torch.Tensor]:
+        """The memory of keys and values."""
+        return [tensor for tensor in self.worker.model_runner.kv_caches if isinstance(tensor, torch.Tensor)]
+
+    def sleep(self, level: int) -> None:
+        self._engine.sleep(level)
+
+    def wake(self, parts: Sequence[str]) -> None:
+        self._engine.wake_up(list(parts))
+
+    def close(self) -> None:
+        """Ends the engine and its process groups, and no others."""
+        from vllm.distributed import parallel_state
+
+        with self._world.entered():
+            self._engine.engine_core.shutdown()
+            parallel_state.destroy_model_parallel()
+            if parallel_state._WORLD is not None:
+                parallel_state._WORLD.destroy()
+                parallel_state._WORLD = None
+        self._world.destroy()
+        del self._engine, self.worker, self.model
+
+
+def engine_args(
+    ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
+) -> Any:
+    """`vllm.EngineArgs` of a run; `spec.engine_kwargs` has the last word.
+
+    Raises:
+        ConfigError: vLLM knows no such argument, or refuses its value.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    from rlsdk_vllm.loader import LOAD_FORMAT
+
+    on_cpu = ctx.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": spec.model.path,
+        "revision": spec.model.revision,
+        "trust_remote_code": spec.model.trust_remote_code,
+        "dtype": spec.model.dtype,
+        "skip_tokenizer_init": True,
+        # Nothing but the request says how a sample is drawn and where it ends.
+        "generation_config": "vllm",
+        "load_format": LOAD_FORMAT,
+        "model_loader_extra_config": {"shapes": dict(shapes), "load": spec.load_weights},
+        "logprobs_mode": "raw_logprobs",
+        "max_model_len": spec.max_model_tokens,
+        "max_num_seqs": spec.max_running,
+        "tensor_parallel_size": spec.tp_size,
+        "seed": ctx.seed + ctx.rank,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
+        "enable_sleep_mode": not on_cpu,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+    }
+    if options.max_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = options.max_batched_tokens
+    owned = sorted({"load_format", "model_loader_extra_config", "logprobs_mode", "model"} & set(spec.engine_kwargs))
+    if owned:
+        raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
+    known = EngineArgs.__dataclass_fields__
+    for name in spec.engine_kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"rollout.engine_kwargs.{name}: vLLM's EngineArgs has no such field{nearest(name, known)}"
+            )
+    return EngineArgs(**{**arguments, **spec.engine_kwargs})
+
+
+def sampling_params(sample: Sample) -> Any:
+    """How vLLM draws one sample. Stop strings are looked for by the caller: the engine has no tokenizer."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    asked = sample.request.sampling
+    return SamplingParams(
+        n=1,
+        max_tokens=sample.limit,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        seed=sample.seed,
+        stop_token_ids=list(asked.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+@contextmanager
+def undisturbed_process() -> Iterator[None]:
+    """Gives back what vLLM's start changes for the whole process: random states and torch's thread setting."""
+    set_num_threads = torch.set_num_threads
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_num_threads
+            random.setstate(states[0])
+            np.random.set_state(states[1])

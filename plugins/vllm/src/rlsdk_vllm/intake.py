@@ -1,0 +1,90 @@
+"""Weights on their way into the engine's memory, and the proof of what arrived there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, fingerprint, nearest
+from rlsdk_vllm.tracing import Piece
+
+
+class Intake:
+    """One update under way: checks every shard, and knows what is still lacking."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], version: int) -> None:
+        self.shapes = shapes
+        self.version = version
+        self._came: dict[str, list[Box]] = {name: [] for name in shapes}
+
+    def accept(self, shard: WeightShard) -> None:
+        """Raises: WeightSyncError: it is unknown, does not fit, or came before."""
+        shape = self.shapes.get(shard.name)
+        if shape is None:
+            raise WeightSyncError(
+                f"version {self.version}: {shard.name!r} is no tensor of this model"
+                f"{nearest(shard.name, self.shapes)}; it has {len(self.shapes)}, those of layout()"
+            )
+        fits = len(shard.box.size) == len(shape) and shard.box.intersect(Box.whole(shape)) == shard.box
+        if not fits or tuple(shard.tensor.shape) != shard.box.size:
+            raise WeightSyncError(
+                f"version {self.version}: {shard.name!r} has shape {list(shape)}; a piece came at "
+                f"{list(shard.box.offset)} of size {list(shard.box.size)}, with values of shape "
+                f"{list(shard.tensor.shape)}"
+            )
+        again = next((box for box in self._came[shard.name] if box.intersect(shard.box) is not None), None)
+        if again is not None:
+            raise WeightSyncError(
+                f"version {self.version}: {shard.name!r}: the piece at {list(shard.box.offset)} of size "
+                f"{list(shard.box.size)} overlaps the one at {list(again.offset)} of size {list(again.size)}"
+            )
+        self._came[shard.name].append(shard.box)
+
+    def finish(self) -> None:
+        """Raises: WeightSyncError: not all of the model came."""
+        lacking = sorted(
+            name
+            for name, shape in self.shapes.items()
+            if sum(box.numel for box in self._came[name]) < Box.whole(shape).numel
+        )
+        if lacking:
+            raise WeightSyncError(
+                f"version {self.version}: {len(lacking)} of {len(self.shapes)} tensors were not covered, first "
+                f"{lacking[0]!r}; an update brings every box of layout()"
+            )
+
+
+@torch.no_grad()
+def write_shard(pieces: Sequence[Piece], shard: WeightShard) -> None:
+    """Copies what the pieces hold of a shard to its place, converting its dtype."""
+    for piece in pieces:
+        common = piece.box.intersect(shard.box)
+        if common is not None:
+            piece.memory[common.slices(piece.box)].copy_(shard.tensor[common.slices(shard.box)])
+
+
+def fingerprints(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
+    """Of each tensor, over the memory that serves it."""
+    return {
+        name: sum(fingerprint(piece.memory, piece.box) for piece in parts) % FINGERPRINT_MODULUS
+        for name, parts in pieces.items()
+    }
+
+
+def load(
+    pieces: Mapping[str, Sequence[Piece]],
+    shapes: Mapping[str, tuple[int, ...]],
+    shards: Iterable[WeightShard],
+    version: int,
+) -> None:
+    """Writes a whole update, one shard at a time.
+
+    Raises:
+        WeightSyncError: a shard does not fit, or not all came; the memory is then neither version.
+    """
+    intake = Intake(shapes, version)
+    for shard in shards:
+        intake.accept(shard)
+        write_shard(pieces[shard.name], shard)
+    intake.finish()

