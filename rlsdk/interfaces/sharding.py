@@ -49,8 +49,9 @@ class ReshardPlan:
 
     tensors: Mapping[str, TensorMeta]
     """Every canonical tensor that moves, with its dtype on the wire."""
-    buckets: tuple[Bucket, ...]
-    """By target, then round: the order in which each target takes them."""
+    parts: Sequence[Sequence[Bucket]]
+    """For each target its buckets, by round: the order in which it takes them. A planner may make them when they are
+    asked for."""
     num_bytes: int
     """Sum over all buckets."""
     lower_bound_bytes: int
@@ -61,6 +62,11 @@ class ReshardPlan:
     """Bound on a bucket; a single larger box is cut."""
     source_load: Mapping[int, int] = field(default_factory=dict)
     """Bytes that each source rank sends."""
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Of all targets, by target and round. Of a plan for many ranks these are millions of objects."""
+        return tuple(bucket for part in self.parts for bucket in part)
 
 
 @dataclass(frozen=True, kw_only=True)

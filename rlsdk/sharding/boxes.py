@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -30,20 +29,6 @@ def subtract(box: Box, hole: Box) -> list[Box]:
 
 def _with(offset: list[int], size: list[int], d: int, start: int, length: int) -> Box:
     return Box((*offset[:d], start, *offset[d + 1 :]), (*size[:d], length, *size[d + 1 :]))
-
-
-def cut(box: Box, max_elements: int) -> list[Box]:
-    """Pieces of at most `max_elements` (at least one), in storage order: runs of whole rows where a row fits."""
-    if box.numel <= max(max_elements, 1):
-        return [box] if box.numel else []
-    d = next(i for i, n in enumerate(box.size) if n > 1)
-    per_index = math.prod(box.size[d + 1 :])
-    step = max(1, max_elements // per_index)
-    pieces = []
-    for start in range(0, box.size[d], step):
-        part = _with([*box.offset], [*box.size], d, box.offset[d] + start, min(step, box.size[d] - start))
-        pieces += cut(part, max_elements)
-    return pieces
 
 
 def covered_elements(box: Box, covers: Sequence[Box]) -> int:

@@ -1,44 +1,35 @@
-"""Who holds what: the source layouts, indexed by tensor and box."""
+"""Who holds what: the atoms of every wanted box, and the sources that hold each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
-from rlsdk.interfaces import Box, LayoutError, TensorMeta, WeightLayout, nearest
-from rlsdk.sharding.boxes import subtract
+import numpy as np
 
+from rlsdk.interfaces import LayoutError, TensorMeta, WeightLayout, nearest
+from rlsdk.sharding.box_table import BoxTable, Ints, concatenated, distinct, mix, overlaps, ragged
 
-@dataclass(frozen=True)
-class Piece:
-    """A box of a source tensor, and the source that is to give it."""
-
-    source: int
-    box: Box
+ELSEWHERE, SAME_NODE, SAME_DEVICE, SAME_PROCESS = 3, 2, 1, 0
+"""How far a source is from a target."""
 
 
-class Holders:
-    """Every box that any source holds. Empty boxes are left out."""
+class SourceTensors:
+    """What the sources hold, by name."""
 
     def __init__(self, source: Sequence[WeightLayout]) -> None:
         self.tensors: dict[str, TensorMeta] = {}
         self.tied: dict[str, str] = {}
-        self._boxes: dict[str, dict[Box, list[int]]] = {}
-        for index, layout in enumerate(source):
+        for layout in source:
             self.tied.update(layout.tied)
-            self._add_tensors(layout)
-            for name, box in layout.boxes:
-                if box.numel:
-                    self._boxes.setdefault(name, {}).setdefault(box, []).append(index)
-
-    def _add_tensors(self, layout: WeightLayout) -> None:
-        for meta in layout.tensors:
-            known = self.tensors.setdefault(meta.name, meta)
-            if known != meta:
-                raise LayoutError(
-                    f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
-                    f"{list(meta.shape)} {meta.dtype} on rank {layout.rank}"
-                )
+            for meta in layout.tensors:
+                known = self.tensors.setdefault(meta.name, meta)
+                if known is not meta and known != meta:
+                    raise LayoutError(
+                        f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
+                        f"{list(meta.shape)} {meta.dtype} on rank {layout.rank}"
+                    )
 
     def resolve(self, name: str) -> str:
         """The name under which the sources hold what a target calls `name`.
@@ -54,50 +45,177 @@ class Holders:
             )
         return held
 
-    def assign(self, name: str, box: Box, cost: Sequence[int], load: Sequence[int]) -> list[Piece]:
-        """Cuts a wanted box into pieces, each with the source that gives it: the cheapest, then the least loaded.
 
-        Args:
-            name: as the sources call it.
-            box: wanted part of that tensor.
-            cost: of each source, for this target; lower is nearer.
-            load: bytes that each source sends already.
+@dataclass(frozen=True)
+class RankSets:
+    """Sets of source ranks, one behind the other: set i is `members[start[i] : start[i + 1]]`, ascending."""
 
-        Raises:
-            LayoutError: a part of the box is held by nobody.
-        """
-        offers = []
-        for held, sources in self._boxes.get(name, {}).items():
-            if box.intersect(held) is not None:
-                best = min(sources, key=lambda s: (cost[s], load[s], s))
-                offers.append((cost[best], load[best], held, best))
-        pieces, rest = [], [box] if box.numel else []
-        for _, _, held, source in sorted(offers):
-            taken = [part for part in (open_box.intersect(held) for open_box in rest) if part is not None]
-            pieces += [Piece(source, part) for part in taken]
-            if taken:
-                rest = [left for open_box in rest for left in subtract(open_box, held)]
-            if not rest:
-                break
-        if rest:
-            raise LayoutError(
-                f"{name!r}: the part at offset {list(rest[0].offset)} of size {list(rest[0].size)} is wanted, but no "
-                f"source rank holds it ({len(offers)} source boxes touch what is wanted)"
-            )
-        return sorted(pieces, key=lambda piece: piece.box)
+    start: Ints
+    members: Ints
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[int]]) -> RankSets:
+        counts = np.array([len(members) for members in sets], np.int64)
+        flat = [member for members in sets for member in members]
+        return cls(np.concatenate(([0], np.cumsum(counts))), np.array(flat, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @property
+    def counts(self) -> Ints:
+        return np.diff(self.start)
+
+    def take(self, rows: Ints) -> RankSets:
+        counts = self.counts[rows]
+        members = self.members[np.repeat(self.start[rows], counts) + ragged(counts)]
+        return RankSets(np.concatenate(([0], np.cumsum(counts))), members)
+
+    def joined(self, other: RankSets) -> RankSets:
+        """These sets, and behind them the other ones."""
+        return RankSets(
+            np.concatenate((self.start, self.start[-1] + other.start[1:])),
+            np.concatenate((self.members, other.members)),
+        )
+
+    def distinct(self) -> tuple[RankSets, Ints]:
+        """Each set once, and which of them each is. Found by hash, then compared."""
+        if not len(self):
+            return self, np.zeros(0, np.int64)
+        _, first, which = np.unique(
+            np.add.reduceat(mix(self.members), self.start[:-1]), return_index=True, return_inverse=True
+        )
+        few, which = self.take(first), which.reshape(-1)
+        again = few.take(which)
+        if not np.array_equal(again.start, self.start) or not np.array_equal(again.members, self.members):
+            return self, np.arange(len(self))
+        return few, which
 
 
-def distances(source: Sequence[WeightLayout], target: WeightLayout) -> list[int]:
-    """How far each source is from a target: 0 one process, 1 one device, 2 one node, 3 another node."""
-    return [_distance(layout, target) for layout in source]
+@dataclass(frozen=True)
+class Atoms:
+    """What wanted boxes fall into: every source holds an atom whole or not at all."""
+
+    boxes: BoxTable
+    """`[A]`, by wanted box and place. `rank` is the row of the wanted box."""
+    holders: Ints
+    """`[A]`: index into `sets`."""
+    sets: RankSets
 
 
-def _distance(source: WeightLayout, target: WeightLayout) -> int:
-    if source.process == target.process:
-        return 0
-    if source.node != target.node:
-        return 3
-    return 1 if source.device == target.device else 2
+def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) -> Atoms:
+    """Cuts distinct wanted boxes into atoms.
+
+    Args:
+        wanted: distinct boxes; `name` as the sources call it.
+        held: boxes of all sources.
+        tensors: of the index in `name`, for messages.
+
+    Raises:
+        LayoutError: a part of a wanted box is held by nobody.
+    """
+    first, which = distinct(held)
+    by_box = np.lexsort((held.rank, which))
+    counts = np.bincount(which, minlength=len(first))
+    sets, set_of_box = RankSets(np.concatenate(([0], np.cumsum(counts))), held.rank[by_box]).distinct()
+    boxes = held.take(first)
+    parts: list[BoxTable] = []
+    holders: list[Ints] = []
+    mended: dict[tuple[int, ...], int] = {}
+    left_over = np.ones(len(wanted), bool)
+    for left, right, shared in overlaps(wanted, boxes):
+        measured = np.zeros(len(wanted), np.uint64)
+        np.add.at(measured, left, shared.measure())
+        rows = np.unique(left)
+        tiled = rows[measured[rows] == wanted.take(rows).measure()]
+        left_over[tiled] = False
+        clean = np.isin(left, tiled)
+        parts.append(shared.take(clean))
+        holders.append(set_of_box[right[clean]])
+        for row in np.setdiff1d(rows, tiled):
+            left_over[row] = False
+            pairs = left == row
+            cells, owners = _grid(wanted.take(np.array([row])), shared.take(pairs), tensors)
+            owning = [np.flatnonzero(owner) for owner in owners]
+            members = [np.unique(sets.take(set_of_box[right[pairs]][own]).members).tolist() for own in owning]
+            parts.append(BoxTable(np.full(len(cells), row), cells.name, cells.offset, cells.size))
+            holders.append(np.array([len(sets) + mended.setdefault(tuple(m), len(mended)) for m in members], np.int64))
+    if left_over.any():
+        _missing(wanted.take(np.flatnonzero(left_over)[:1]), tensors, 0)
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return Atoms(wanted, empty, sets)
+    atoms, owner = concatenated(parts), np.concatenate(holders)
+    order = np.lexsort((*(atoms.offset[:, d] for d in reversed(range(atoms.offset.shape[1]))), atoms.rank))
+    return Atoms(atoms.take(order), owner[order], sets.joined(RankSets.of(list(mended))) if mended else sets)
+
+
+def _grid(box: BoxTable, shared: BoxTable, tensors: Sequence[TensorMeta]) -> tuple[BoxTable, list[list[bool]]]:
+    """The cells of one wanted box between the edges of overlapping held boxes, runs of equal owners joined along the
+    last dimension; and which of `shared` own each."""
+    low, high = box.offset[0], box.offset[0] + box.size[0]
+    starts, ends = shared.offset, shared.offset + shared.size
+    edges = [np.unique(np.concatenate((starts[:, d], ends[:, d], [low[d], high[d]]))).tolist() for d in range(len(low))]
+    offsets: list[list[int]] = []
+    sizes: list[list[int]] = []
+    owners: list[list[bool]] = []
+    for cell in product(*map(pairwise, edges)):
+        begin, end = np.array([c[0] for c in cell]), np.array([c[1] for c in cell])
+        owner: list[bool] = np.all((starts <= begin) & (end <= ends), axis=1).tolist()
+        if not any(owner):
+            hole = BoxTable(box.rank, box.name, begin[None], (end - begin)[None])
+            _missing(hole, tensors, len(shared))
+        if owners and owners[-1] == owner and offsets[-1][:-1] == begin[:-1].tolist() and cell[-1][0] != low[-1]:
+            sizes[-1][-1] += int(end[-1] - begin[-1])
+        else:
+            offsets.append(begin.tolist())
+            sizes.append((end - begin).tolist())
+            owners.append(owner)
+    count = len(offsets)
+    return BoxTable(np.zeros(count, np.int64), np.repeat(box.name, count), np.array(offsets), np.array(sizes)), owners
+
+
+def _missing(hole: BoxTable, tensors: Sequence[TensorMeta], touching: int) -> None:
+    meta = tensors[int(hole.name[0])]
+    offset, size = (values[0, : len(meta.shape)].tolist() for values in (hole.offset, hole.size))
+    raise LayoutError(
+        f"{meta.name!r}: the part at offset {offset} of size {size} is wanted, but no "
+        f"source rank holds it ({touching} source boxes touch what is wanted)"
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where ranks stand, as numbers: equal numbers, equal places. Of both sides together."""
+
+    process: Ints
+    node: Ints
+    device: Ints
+
+    @classmethod
+    def of(cls, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> tuple[Places, Places]:
+        """(of the sources, of the targets)."""
+        seen: tuple[dict[object, int], ...] = ({}, {}, {})
+        columns = [
+            [
+                [known.setdefault(key, len(known)) for known, key in zip(seen, _keys(layout), strict=True)]
+                for layout in side
+            ]
+            for side in (source, target)
+        ]
+        first, second = (cls(*np.array(rows, np.int64).reshape(-1, 3).T) for rows in columns)
+        return first, second
+
+    def distance(self, rows: Ints, other: Places, columns: Ints) -> Ints:
+        """Of each of these places to one of the other side's."""
+        far = np.where(self.node[rows] == other.node[columns], SAME_NODE, ELSEWHERE)
+        far[self.device[rows] == other.device[columns]] = SAME_DEVICE
+        far[self.process[rows] == other.process[columns]] = SAME_PROCESS
+        return far
+
+
+def _keys(layout: WeightLayout) -> tuple[object, object, object]:
+    return layout.process, layout.node, (layout.node, layout.device)
 
 
 def tied_to(target: Sequence[WeightLayout]) -> Mapping[str, str]:

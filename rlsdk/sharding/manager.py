@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from rlsdk.interfaces import (
-    Bucket,
     Capability,
     EngineGroup,
     ReshardPlan,
@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightSyncError,
 )
+from rlsdk.sharding.packed_plan import sources_of
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import TRANSPORTS
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
@@ -46,10 +47,11 @@ class Ends:
     def target(self) -> tuple[WeightLayout, ...]:
         return tuple(layout for replica in self.replicas for layout in replica)
 
-    @cached_property
-    def replica_of_target(self) -> list[int]:
-        """Index of a target layout -> index of its replica."""
-        return [at for at, replica in enumerate(self.replicas) for _ in replica]
+    @property
+    def targets_of_replica(self) -> list[range]:
+        """Per replica the positions of its places in `target`."""
+        ends = list(accumulate(map(len, self.replicas), initial=0))
+        return [range(first, last) for first, last in pairwise(ends)]
 
     @property
     def share_a_device(self) -> bool:
@@ -187,13 +189,12 @@ class GenericShardingManager(ShardingManager):
     def _pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Has every replica take its buckets."""
         ends, peers = self.ends(), self.train.peers()
-        mine: list[list[Bucket]] = [[] for _ in ends.replicas]
-        for bucket in plan.buckets:
-            mine[ends.replica_of_target[bucket.target]].append(bucket)
-        arguments = [
-            (buckets, {bucket.source: peers[bucket.source] for bucket in buckets}, version, self.timeout_s)
-            for buckets in mine
-        ]
+        arguments = []
+        for at in ends.targets_of_replica:
+            parts = [plan.parts[target] for target in at]
+            used = sorted(set().union(*map(sources_of, parts)))
+            buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
+            arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s))
         return self.rollout.run_each(PULL_METHOD, arguments, self.timeout_s + GRACE_S)
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:

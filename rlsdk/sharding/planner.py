@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+
+import numpy as np
 
 from rlsdk.interfaces import (
     DTYPE_BYTES,
     Box,
-    Bucket,
     ConfigError,
     LayoutError,
     ReshardPlan,
     TensorMeta,
-    Transfer,
     Transport,
     WeightLayout,
 )
-from rlsdk.sharding.boxes import covered_elements, cut
-from rlsdk.sharding.holders import Holders, Piece, distances, tied_to
-
-PIECE_BYTES = 4 << 20
-"""No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
-
-
-@dataclass(frozen=True)
-class Want:
-    """One box that a target asks for, small enough to travel in one bucket."""
-
-    target: int
-    name: str
-    """As the target calls it."""
-    held: str
-    """As the sources call it."""
-    box: Box
-    dtype: str
-    """On the wire."""
-
-    @property
-    def num_bytes(self) -> int:
-        return self.box.numel * DTYPE_BYTES[self.dtype]
+from rlsdk.sharding.balance import take_turns
+from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows, distinct, first_axis, pack, ragged
+from rlsdk.sharding.boxes import covered_elements
+from rlsdk.sharding.holders import SAME_PROCESS, Atoms, Places, RankSets, SourceTensors, find_atoms, tied_to
+from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
 
 
 def plan_reshard(
@@ -52,8 +34,8 @@ def plan_reshard(
 ) -> ReshardPlan:
     """Plans the moves that give every target what it asks for: each byte once, from the nearest holder.
 
-    Among holders that are equally near, the one that sends least so far is taken, largest pieces first, so replicas of
-    the source share the work. The same layouts give the same plan.
+    Holders that are equally near take turns so that all send the same, as far as what they hold allows. The same
+    layouts give the same plan. Computed on columns and kept as columns: buckets are made when they are asked for.
 
     Args:
         source: one per training rank.
@@ -67,25 +49,21 @@ def plan_reshard(
     """
     if bucket_bytes < max(DTYPE_BYTES.values()):
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: expected at least {max(DTYPE_BYTES.values())}")
-    holders = Holders(source)
-    _check_all_wanted(holders, target)
-    wire = _wire_tensors(holders, target)
-    wants = list(_wants(holders, target, wire, bucket_bytes))
-    load = [0] * len(source)
-    given = assign(wants, holders, [distances(source, layout) for layout in target], load)
-    buckets: list[Bucket] = []
-    for index, mine in groupby(zip(wants, given, strict=True), key=lambda entry: entry[0].target):
-        pieces = [(want, piece) for want, pieces in mine for piece in pieces]
-        names = {s: choose_transport(source[s], target[index], transports) for s in {p.source for _, p in pieces}}
-        buckets += _fill(index, pieces, bucket_bytes, names)
+    held = SourceTensors(source)
+    _check_all_wanted(held, target)
+    wire = wire_tensors(held, target)
+    sides = Sides.of(source, target, held, wire)
+    pieces = match(sides)
+    load = pieces.moved_by_source(len(source))
+    names, chosen = choose_transports(pieces, source, target, transports)
     return ReshardPlan(
         tensors=wire,
-        buckets=tuple(buckets),
-        num_bytes=sum(bucket.num_bytes for bucket in buckets),
+        parts=PackedParts.of(pieces, chosen, names, tuple(wire.values()), len(target), bucket_bytes),
+        num_bytes=int(pieces.num_bytes.sum()),
         lower_bound_bytes=lower_bound_bytes(source, target),
-        moved_bytes=sum(load),
+        moved_bytes=int(load.sum()),
         bucket_bytes=bucket_bytes,
-        source_load=dict(enumerate(load)),
+        source_load=dict(enumerate(load.tolist())),
     )
 
 
@@ -94,26 +72,143 @@ def wire_dtype(held: str, wanted: str) -> str:
     return held if DTYPE_BYTES[wanted] > DTYPE_BYTES[held] else wanted
 
 
+@dataclass(frozen=True)
+class Sides:
+    """Both sides as columns."""
+
+    held: BoxTable
+    """Of the sources; `name` counts `tensors`."""
+    wanted: BoxTable
+    """Of the targets, in the order in which each takes them; `name` counts `wire`."""
+    held_name: Ints
+    """`[wire]`: position in `tensors` of what each wanted name is held as."""
+    tensors: tuple[TensorMeta, ...]
+    """As the sources hold them."""
+    element_bytes: Ints
+    """`[wire]`: on the wire."""
+    places: tuple[Places, Places]
+
+    @classmethod
+    def of(
+        cls,
+        source: Sequence[WeightLayout],
+        target: Sequence[WeightLayout],
+        held: SourceTensors,
+        wire: Mapping[str, TensorMeta],
+    ) -> Sides:
+        position = {name: at for at, name in enumerate(held.tensors)}
+        num_dims = max((len(meta.shape) for meta in held.tensors.values()), default=1) or 1
+        return cls(
+            held=pack(source, held.tensors, num_dims),
+            wanted=_in_order(pack(target, wire, num_dims)),
+            held_name=np.array([position[held.resolve(name)] for name in wire], np.int64),
+            tensors=tuple(held.tensors.values()),
+            element_bytes=np.array([DTYPE_BYTES[meta.dtype] for meta in wire.values()], np.int64),
+            places=Places.of(source, target),
+        )
+
+
+def _in_order(table: BoxTable) -> BoxTable:
+    """By target, then the place where each name first stands in its layout, then box."""
+    if not len(table):
+        return table
+    key = table.rank * (int(table.name.max()) + 1) + table.name
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    dims = range(table.offset.shape[1])
+    sizes, offsets = [table.size[:, d] for d in dims], [table.offset[:, d] for d in dims]
+    order = np.lexsort((*reversed(sizes), *reversed(offsets), first[which.reshape(-1)]))
+    return table.take(order)
+
+
+def match(sides: Sides) -> Pieces:
+    """Gives every part of every wanted box a source. Pieces are by target, in the order in which it takes them."""
+    wanted = sides.wanted
+    first, which = distinct(wanted)
+    few = wanted.take(first)
+    held_as = BoxTable(np.arange(len(few)), sides.held_name[few.name], few.offset, few.size)
+    atoms = _fine_enough(find_atoms(held_as, sides.held, sides.tensors), sides.element_bytes[few.name])
+    per_box = np.bincount(atoms.boxes.rank, minlength=len(few))
+    counts = per_box[which]
+    rows = np.repeat(np.arange(len(wanted)), counts)
+    atom = (np.cumsum(per_box) - per_box)[which[rows]] + ragged(counts)
+    taken = BoxTable(wanted.rank[rows], wanted.name[rows], atoms.boxes.offset[atom], atoms.boxes.size[atom])
+    choice, sets, distance = _nearest(atoms.holders[atom], atoms.sets, taken.rank, sides.places)
+    element_bytes = sides.element_bytes[taken.name]
+    at_home = distance == SAME_PROCESS
+    stay, go = np.flatnonzero(at_home), np.flatnonzero(~at_home)
+    moved, origin, giver = take_turns(taken.take(go), element_bytes[go], choice[go], sets, len(sides.places[0].node))
+    origin = np.concatenate((stay, go[origin]))
+    order = np.argsort(origin, kind="stable")
+    return Pieces(
+        boxes=taken.take(stay).joined(moved).take(order),
+        source=np.concatenate((sets.members[sets.start[choice[stay]]], giver))[order],
+        element_bytes=element_bytes[origin][order],
+        distance=distance[origin][order],
+    )
+
+
+def _fine_enough(atoms: Atoms, element_bytes: Ints) -> Atoms:
+    """Cuts atoms whose rows are so long that replicas could not share them evenly."""
+    if not len(atoms.boxes):
+        return atoms
+    limit = np.maximum(PIECE_BYTES // element_bytes[atoms.boxes.rank], 1)
+    _, row = first_axis(atoms.boxes)
+    boxes, origin = cut_rows(atoms.boxes, np.where(row > limit, limit, np.iinfo(np.int64).max))
+    return Atoms(boxes, atoms.holders[origin], atoms.sets)
+
+
+def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, Places]) -> tuple[Ints, RankSets, Ints]:
+    """Of the sources that hold each piece, those nearest to its target.
+
+    Args:
+        holders: `[N]`: index into `sets` of who holds each piece.
+        sets: of source ranks.
+        target: `[N]`.
+        places: of the sources, of the targets.
+
+    Returns:
+        `[N]` index into the sets returned, those sets, and `[N]` how far they are.
+    """
+    source, wanting = places
+    reachable = np.isin(wanting.node, source.node) | np.isin(wanting.process, source.process)
+    # Every source is equally far from all targets on nodes without one: these need no answer each.
+    spot = np.where(reachable, np.arange(len(reachable)) + 1, 0)[target]
+    key = holders * (len(reachable) + 1) + spot
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    if not len(first):
+        return which.reshape(-1), sets, which.reshape(-1)
+    asked = sets.take(holders[first])
+    far = source.distance(asked.members, wanting, np.repeat(target[first], asked.counts))
+    least = np.minimum.reduceat(far, asked.start[:-1])
+    kept = far == np.repeat(least, asked.counts)
+    ends = np.concatenate(([0], np.cumsum(kept)))[asked.start]
+    few, again = RankSets(ends, asked.members[kept]).distinct()
+    which = which.reshape(-1)
+    return again[which], few, least[which]
+
+
 def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
     """Bytes that targets lack in their own process, counted without planning anything."""
-    holders = Holders(source)
-    wire = _wire_tensors(holders, target)
-    at_home: dict[tuple[str, str], list[Box]] = {}
+    held = SourceTensors(source)
+    wire = wire_tensors(held, target)
+    at_home: dict[str, dict[str, list[Box]]] = {layout.process: defaultdict(list) for layout in target}
     for layout in source:
-        for name, box in layout.boxes:
-            at_home.setdefault((layout.process, name), []).append(box)
+        for name, box in layout.boxes if layout.process in at_home else ():
+            at_home[layout.process][name].append(box)
+    element_bytes = {name: DTYPE_BYTES[meta.dtype] for name, meta in wire.items()}
     total = 0
     for layout in target:
+        here = at_home[layout.process]
         for name, box in layout.boxes:
-            here = at_home.get((layout.process, holders.resolve(name)), [])
-            total += (box.numel - covered_elements(box, here)) * DTYPE_BYTES[wire[name].dtype]
+            lacking = box.numel - (covered_elements(box, here.get(held.resolve(name), ())) if here else 0)
+            total += lacking * element_bytes[name]
     return total
 
 
-def _check_all_wanted(holders: Holders, target: Sequence[WeightLayout]) -> None:
-    wanted = {holders.resolve(meta.name) for layout in target for meta in layout.tensors}
+def _check_all_wanted(held: SourceTensors, target: Sequence[WeightLayout]) -> None:
+    wanted = {held.resolve(name) for name in {meta.name for layout in target for meta in layout.tensors}}
     tied = tied_to(target)
-    for name in sorted(holders.tensors.keys() - wanted):
+    for name in sorted(held.tensors.keys() - wanted):
         if name in tied:
             raise LayoutError(
                 f"the source trains {name!r} by itself, but the target serves it tied to {tied[name]!r}: "
@@ -125,22 +220,17 @@ def _check_all_wanted(holders: Holders, target: Sequence[WeightLayout]) -> None:
         )
 
 
-def _wire_tensors(holders: Holders, target: Sequence[WeightLayout]) -> dict[str, TensorMeta]:
+def wire_tensors(held: SourceTensors, target: Sequence[WeightLayout]) -> dict[str, TensorMeta]:
     """Every wanted tensor with its dtype on the wire."""
     wire: dict[str, TensorMeta] = {}
+    seen: dict[str, TensorMeta] = {}
     for layout in target:
         for meta in layout.tensors:
-            held = holders.tensors[holders.resolve(meta.name)]
-            if held.shape != meta.shape:
-                raise LayoutError(
-                    f"{meta.name!r}: the source holds shape {list(held.shape)}, the target wants {list(meta.shape)}"
-                )
-            if _is_float(held.dtype) != _is_float(meta.dtype):
-                raise LayoutError(
-                    f"{meta.name!r}: the source holds {held.dtype}, the target wants {meta.dtype}; a cast would change "
-                    "the values: the engine must quantize by itself and ask for what it takes"
-                )
-            travels = TensorMeta(name=meta.name, shape=meta.shape, dtype=wire_dtype(held.dtype, meta.dtype))
+            before = seen.get(meta.name)
+            if before is meta or before == meta:
+                continue
+            seen[meta.name] = meta
+            travels = _travels(held.tensors[held.resolve(meta.name)], meta)
             if wire.setdefault(meta.name, travels) != travels:
                 raise LayoutError(
                     f"{meta.name!r}: targets want different dtypes, {wire[meta.name].dtype} and {travels.dtype}"
@@ -148,72 +238,33 @@ def _wire_tensors(holders: Holders, target: Sequence[WeightLayout]) -> dict[str,
     return wire
 
 
-def _is_float(dtype: str) -> bool:
-    return "float" in dtype
-
-
-def _wants(
-    holders: Holders, target: Sequence[WeightLayout], wire: dict[str, TensorMeta], bucket_bytes: int
-) -> Iterator[Want]:
-    """Every wanted box in the order of its target, cut to pieces."""
-    for index, layout in enumerate(target):
-        order = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in layout.boxes))}
-        for name, box in sorted(layout.boxes, key=lambda entry: (order[entry[0]], entry[1])):
-            held, dtype = holders.resolve(name), wire[name].dtype
-            for part in cut(box, min(bucket_bytes, PIECE_BYTES) // DTYPE_BYTES[dtype]):
-                yield Want(index, name, held, part, dtype)
-
-
-def assign(
-    wants: Sequence[Want], holders: Holders, cost: Sequence[Sequence[int]], load: list[int]
-) -> list[list[Piece]]:
-    """Chooses the givers of every want, largest wants first; adds what crosses processes to `load`.
-
-    Args:
-        wants: in any order.
-        holders: of the sources.
-        cost: `cost[target][source]`; 0 is the same process.
-        load: bytes that each source sends; added to in place.
-
-    Returns:
-        The pieces of each want, in the order of `wants`.
-    """
-    given: list[list[Piece]] = [[] for _ in wants]
-    for at in sorted(range(len(wants)), key=lambda at: (-wants[at].num_bytes, at)):
-        want = wants[at]
-        given[at] = holders.assign(want.held, want.box, cost[want.target], load)
-        for piece in given[at]:
-            if cost[want.target][piece.source]:
-                load[piece.source] += piece.box.numel * DTYPE_BYTES[want.dtype]
-    return given
-
-
-def _fill(
-    target: int, pieces: Sequence[tuple[Want, Piece]], bucket_bytes: int, transports: Mapping[int, str]
-) -> list[Bucket]:
-    """The buckets of one target: rounds of at most `bucket_bytes`, in the target's order, one bucket per source."""
-    rounds: list[dict[int, list[Transfer]]] = [{}]
-    filled = 0
-    for want, piece in pieces:
-        size = piece.box.numel * DTYPE_BYTES[want.dtype]
-        if filled + size > bucket_bytes:
-            rounds.append({})
-            filled = 0
-        transfer = Transfer(name=want.name, box=piece.box, dtype=want.dtype, num_bytes=size)
-        rounds[-1].setdefault(piece.source, []).append(transfer)
-        filled += size
-    return [
-        Bucket(
-            source=giver,
-            target=target,
-            transport=transports[giver],
-            transfers=tuple(transfers),
-            num_bytes=sum(transfer.num_bytes for transfer in transfers),
-            round=number,
+def _travels(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
+    if held.shape != wanted.shape:
+        raise LayoutError(
+            f"{wanted.name!r}: the source holds shape {list(held.shape)}, the target wants {list(wanted.shape)}"
         )
-        for number, by_source in enumerate(rounds)
-        for giver, transfers in sorted(by_source.items())
+    if ("float" in held.dtype) != ("float" in wanted.dtype):
+        raise LayoutError(
+            f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast would change "
+            "the values: the engine must quantize by itself and ask for what it takes"
+        )
+    return TensorMeta(name=wanted.name, shape=wanted.shape, dtype=wire_dtype(held.dtype, wanted.dtype))
+
+
+def choose_transports(
+    pieces: Pieces,
+    source: Sequence[WeightLayout],
+    target: Sequence[WeightLayout],
+    transports: Sequence[type[Transport]],
+) -> tuple[tuple[str, ...], Ints]:
+    """(names, for each piece which of them): for each pair of ranks the first transport that reaches."""
+    pairs, which = np.unique(pieces.boxes.rank * len(source) + pieces.source, return_inverse=True)
+    names = tuple(transport.name for transport in transports)
+    chosen = [
+        names.index(choose_transport(source[pair % len(source)], target[pair // len(source)], transports))
+        for pair in pairs.tolist()
     ]
+    return names, np.array(chosen, np.int64)[which.reshape(-1)]
 
 
 def choose_transport(source: WeightLayout, target: WeightLayout, transports: Sequence[type[Transport]]) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlsdk.interfaces import DTYPE_BYTES, FINGERPRINT_MODULUS, Box, SyncReceipt, Transfer, WeightLayout, WeightSyncError
-from rlsdk.sharding.boxes import cut, subtract
-from rlsdk.sharding.holders import Holders
-from rlsdk.sharding.planner import Want, assign
+import numpy as np
+
+from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, SyncReceipt, TensorMeta, Transfer, WeightLayout, WeightSyncError
+from rlsdk.sharding.boxes import subtract
+from rlsdk.sharding.holders import SourceTensors
+from rlsdk.sharding.packed_plan import PackedParts
+from rlsdk.sharding.planner import Sides, match
 
 MAX_NAMED = 5
 """Tensors that an error names before it counts the rest."""
@@ -42,9 +45,8 @@ def plan_fingerprints(
     groups: dict[tuple[tuple[str, str, Box], ...], list[int]] = {}
     for replica, layouts in enumerate(replicas):
         groups.setdefault(_served(layouts), []).append(replica)
-    holders = Holders(source)
     return [
-        FingerprintTask(replicas=tuple(members), transfers=_spread(served, holders, len(source), piece_bytes))
+        FingerprintTask(replicas=tuple(members), transfers=_spread(served, source, piece_bytes))
         for served, members in groups.items()
     ]
 
@@ -64,20 +66,28 @@ def _served(layouts: Sequence[WeightLayout]) -> tuple[tuple[str, str, Box], ...]
 
 
 def _spread(
-    served: Sequence[tuple[str, str, Box]], holders: Holders, num_sources: int, piece_bytes: int
+    served: Sequence[tuple[str, str, Box]], source: Sequence[WeightLayout], piece_bytes: int
 ) -> tuple[tuple[Transfer, ...], ...]:
     """The boxes, each with one source that holds it; work is spread evenly."""
-    wants = [
-        Want(0, name, holders.resolve(name), part, dtype)
-        for name, dtype, box in served
-        for part in cut(box, piece_bytes // DTYPE_BYTES[dtype])
-    ]
-    given = assign(wants, holders, [[1] * num_sources], [0] * num_sources)
-    mine: list[list[Transfer]] = [[] for _ in range(num_sources)]
-    for want, pieces in zip(wants, given, strict=True):
-        for piece in pieces:
-            size = piece.box.numel * DTYPE_BYTES[want.dtype]
-            mine[piece.source].append(Transfer(name=want.name, box=piece.box, dtype=want.dtype, num_bytes=size))
+    held = SourceTensors(source)
+    dtypes = {name: dtype for name, dtype, _ in served}
+    metas = {
+        name: TensorMeta(name=name, shape=held.tensors[held.resolve(name)].shape, dtype=dtype)
+        for name, dtype in dtypes.items()
+    }
+    nowhere = WeightLayout(
+        rank=0,
+        node="",
+        device="",
+        process="",
+        tensors=tuple(metas.values()),
+        boxes=tuple((name, box) for name, _, box in served),
+    )
+    pieces = match(Sides.of(source, [nowhere], held, metas))
+    parts = PackedParts.of(pieces, np.zeros_like(pieces.source), ("",), tuple(metas.values()), 1, piece_bytes)
+    mine: list[list[Transfer]] = [[] for _ in source]
+    for giver, _, transfer in parts[0].transfers():
+        mine[giver].append(transfer)
     return tuple(map(tuple, mine))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import Box
-from rlsdk.sharding.boxes import covered_elements, cut, subtract
+from rlsdk.sharding.boxes import covered_elements, subtract
 
 SHAPE = (6, 5, 4)
 
@@ -30,14 +30,6 @@ def test_what_subtract_leaves_is_the_box_without_the_hole_each_element_once(box:
     assert all(part.numel for part in subtract(box, hole))
 
 
-@given(boxes(), st.integers(1, 130))
-def test_cut_tiles_the_box_with_pieces_within_the_bound_in_storage_order(box: Box, most: int) -> None:
-    pieces = cut(box, most)
-    assert np.array_equal(mark(*pieces), mark(box))
-    assert all(0 < piece.numel <= most for piece in pieces)
-    assert pieces == sorted(pieces)
-
-
 @given(boxes(), st.lists(boxes(), max_size=4))
 def test_covered_elements_counts_the_union(box: Box, covers: list[Box]) -> None:
     union = (mark(*covers) > 0) & (mark(box) > 0)
@@ -46,7 +38,6 @@ def test_covered_elements_counts_the_union(box: Box, covers: list[Box]) -> None:
 
 def test_scalars_are_boxes_of_one_element() -> None:
     scalar = Box((), ())
-    assert cut(scalar, 10) == [scalar]
     assert subtract(scalar, scalar) == []
     assert covered_elements(scalar, [scalar]) == 1
     assert covered_elements(scalar, []) == 0

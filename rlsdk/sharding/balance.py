@@ -1,0 +1,137 @@
+"""Who gives what, where several sources hold the same: work spread evenly, by arithmetic and not by trial."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.sharding.box_table import BoxTable, Ints, first_axis, ragged
+from rlsdk.sharding.holders import RankSets
+
+SWEEPS = 6
+"""Of coordinate descent; sets of replicas are nested in practice, and then the first is exact."""
+SETTLED = 1e-3
+"""A sweep that lowers the largest load by less than this share is the last."""
+TURN_BYTES = 4 << 20
+"""Where replicas take turns, each gives about this much at a time, so that all of them work at once."""
+MAX_TURNS = 1 << 18
+"""Turns in all: bounds the pieces that taking turns adds to a large plan."""
+
+
+def quotas(num_bytes: Ints, sets: RankSets, num_ranks: int) -> NDArray[np.float64]:
+    """Splits the bytes of each set among its members so that the largest load is least.
+
+    Coordinate descent on the sum of squared loads, one set at a time by exact water-filling; the problem is convex and
+    its constraints separate over sets, so it converges to the most even loads that there are.
+
+    Args:
+        num_bytes: `[sets]`.
+        sets: of ranks that may share those bytes, none empty.
+        num_ranks: of which sets are made.
+
+    Returns:
+        `[members of all sets]`, as they stand in `sets`.
+    """
+    counts = sets.counts
+    given = np.where(np.repeat(counts, counts) == 1, np.repeat(num_bytes, counts), 0).astype(np.float64)
+    load = np.bincount(sets.members, given, minlength=num_ranks)
+    shared = [int(at) for at in np.argsort(counts, kind="stable") if counts[at] > 1 and num_bytes[at]]
+    before = math.inf
+    for _ in range(SWEEPS):
+        for at in shared:
+            span = slice(sets.start[at], sets.start[at + 1])
+            members = sets.members[span]
+            others = load[members] - given[span]
+            given[span] = _fill_up(others, float(num_bytes[at]))
+            load[members] = others + given[span]
+        highest = float(load.max(initial=0))
+        if not shared or highest > before * (1 - SETTLED):
+            break
+        before = highest
+    return given
+
+
+def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
+    """What each gets when `amount` is poured in and the lowest rise together."""
+    ordered = np.sort(loads)
+    levels = (amount + np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
+    reached = int(np.flatnonzero(levels >= ordered)[-1])
+    filled: NDArray[np.float64] = np.maximum(levels[reached] - loads, 0.0)
+    return filled
+
+
+def take_turns(
+    boxes: BoxTable, element_bytes: Ints, which: Ints, sets: RankSets, num_ranks: int
+) -> tuple[BoxTable, Ints, Ints]:
+    """Gives every box a source; a box is cut, between rows, where the turn of one replica ends.
+
+    All boxes of a set lie behind one another on a line. The line is cut into equal cycles, and in each cycle every
+    member gives its share, so that it is even over every stretch of the plan and not only in sum. The number of cycles
+    is prime to that of the targets: these then start with different members.
+
+    Args:
+        boxes: `[N]`; `rank` is the target. In the order in which targets take them.
+        element_bytes: `[N]`.
+        which: `[N]`: the set of sources that may give each.
+        sets: of source ranks.
+        num_ranks: on the source side.
+
+    Returns:
+        Pieces in the same order, the row of `boxes` each is of, and the source of each.
+    """
+    sizes = boxes.numel * element_bytes
+    totals = np.bincount(which, sizes, minlength=len(sets)).astype(np.int64)
+    given = quotas(totals, sets, num_ranks)
+    by_set = np.argsort(which, kind="stable")
+    line_end = np.cumsum(sizes[by_set])
+    line_start = line_end - sizes[by_set]
+    bounds, owner = _turns(totals, given, sets, _num_targets(boxes.rank, which, len(sets)))
+    first = np.searchsorted(bounds, line_start, side="right") - 1
+    count = np.searchsorted(bounds, line_end, side="left") - first
+    at, turn = np.repeat(np.arange(len(boxes)), count), np.repeat(first, count) + ragged(count)
+    axis, row = first_axis(boxes)
+    axis, rows, row_bytes = (
+        values[by_set][at] for values in (axis, boxes.size[np.arange(len(boxes)), axis], row * element_bytes)
+    )
+    begin, end = (
+        np.clip((bounds[edge] - line_start[at] + row_bytes // 2) // row_bytes, 0, rows) for edge in (turn, turn + 1)
+    )
+    kept = np.flatnonzero(end > begin)
+    origin = by_set[at[kept]]
+    order = np.lexsort((begin[kept], origin))
+    kept, origin = kept[order], origin[order]
+    pieces = boxes.take(origin)
+    where = (np.arange(len(kept)), axis[kept])
+    pieces.offset[where] += begin[kept]
+    pieces.size[where] = end[kept] - begin[kept]
+    return pieces, origin, owner[turn[kept]]
+
+
+def _num_targets(targets: Ints, which: Ints, num_sets: int) -> Ints:
+    """`[sets]`: targets that take something of each."""
+    pairs = np.unique(which * (int(targets.max(initial=0)) + 1) + targets)
+    return np.bincount(pairs // (int(targets.max(initial=0)) + 1), minlength=num_sets)
+
+
+def _turns(totals: Ints, given: NDArray[np.float64], sets: RankSets, num_targets: Ints) -> tuple[Ints, Ints]:
+    """The line's `[turns + 1]` bounds in bytes, and the `[turns]` source whose turn it is."""
+    counts = sets.counts
+    most = max(1, MAX_TURNS // max(1, int(counts.sum())))
+    cycles = np.clip(totals // (counts * TURN_BYTES), 1, most)
+    cycles[counts == 1] = 1
+    for at in np.flatnonzero(counts > 1):
+        while math.gcd(int(cycles[at]), int(num_targets[at])) > 1:
+            cycles[at] += 1
+    running = np.cumsum(given)
+    share_end = running - np.repeat(running[sets.start[1:] - 1] - np.add.reduceat(given, sets.start[:-1]), counts)
+    line = np.cumsum(totals) - totals
+    turns = counts * cycles
+    of_set, number = np.repeat(np.arange(len(sets)), turns), ragged(turns)
+    cycle, member = number // counts[of_set], number % counts[of_set]
+    place = sets.start[of_set] + member
+    whole, part = totals[of_set] / cycles[of_set], share_end[place] / cycles[of_set]
+    last = member == counts[of_set] - 1
+    ends = np.rint(np.where(last, (cycle + 1) * whole, cycle * whole + part)).astype(np.int64)
+    return np.concatenate(([0], line[of_set] + ends)), sets.members[place]

@@ -1,0 +1,191 @@
+"""A plan's transfers as columns: some tens of bytes for each, objects only for the rank that carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, TensorMeta, Transfer
+from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
+from rlsdk.sharding.holders import SAME_PROCESS
+
+PIECE_BYTES = 4 << 20
+"""No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Boxes with the source that gives each; `boxes.rank` is the target. By target, in the order it takes them."""
+
+    boxes: BoxTable
+    source: Ints
+    element_bytes: Ints
+    distance: Ints
+
+    @property
+    def num_bytes(self) -> Ints:
+        return self.boxes.numel * self.element_bytes
+
+    def moved_by_source(self, num_sources: int) -> Ints:
+        """`[num_sources]`: bytes that each sends to another process."""
+        away = self.distance != SAME_PROCESS
+        sent = np.bincount(self.source[away], self.num_bytes[away], minlength=num_sources)
+        return sent.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Transfers of one or all targets, not yet cut to pieces, in the order in which targets take them."""
+
+    source: NDArray[np.int32]
+    name: NDArray[np.int32]
+    """Counts the tensors of the plan."""
+    offset: Ints
+    """`[N, D]`."""
+    size: Ints
+    """`[N, D]`."""
+    transport: NDArray[np.int8]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and all(
+            np.array_equal(mine, theirs) for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, rows: slice) -> Columns:
+        return Columns(*(column[rows] for column in vars(self).values()))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBuckets(Sequence[Bucket]):
+    """The buckets of one target, made when the first is asked for. Only the columns are pickled."""
+
+    target: int
+    columns: Columns
+    tensors: Mapping[int, TensorMeta]
+    """What `columns.name` counts, as far as it does."""
+    transports: tuple[str, ...]
+    bucket_bytes: int
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Bucket]: ...
+    def __getitem__(self, at: int | slice) -> Bucket | Sequence[Bucket]:
+        return self._made[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedBuckets) and self._made == other._made
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_made"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    @cached_property
+    def _made(self) -> tuple[Bucket, ...]:
+        """Rounds of at most `bucket_bytes`, one bucket for each source in it."""
+        rounds: list[dict[int, list[Transfer]]] = [{}]
+        filled = 0
+        routes: dict[int, str] = {}
+        for giver, route, transfer in self.transfers():
+            if filled + transfer.num_bytes > self.bucket_bytes:
+                rounds.append({})
+                filled = 0
+            rounds[-1].setdefault(giver, []).append(transfer)
+            routes[giver] = self.transports[route]
+            filled += transfer.num_bytes
+        return tuple(
+            Bucket(
+                source=giver,
+                target=self.target,
+                transport=routes[giver],
+                transfers=tuple(transfers),
+                num_bytes=sum(transfer.num_bytes for transfer in transfers),
+                round=number,
+            )
+            for number, by_source in enumerate(rounds)
+            for giver, transfers in sorted(by_source.items())
+        )
+
+    def transfers(self) -> Iterator[tuple[int, int, Transfer]]:
+        """(source, index of its transport, transfer) of every piece, in order."""
+        columns = self.columns
+        widths = {at: DTYPE_BYTES[meta.dtype] for at, meta in self.tensors.items()}
+        element_bytes = np.array([widths[at] for at in columns.name.tolist()], np.int64)
+        limit = min(self.bucket_bytes, PIECE_BYTES) // element_bytes
+        whole = BoxTable(columns.source.astype(np.int64), columns.name.astype(np.int64), columns.offset, columns.size)
+        boxes, origin = cut_rows(whole, limit)
+        lists = (boxes.rank, columns.transport[origin], boxes.name, boxes.offset, boxes.size, boxes.numel)
+        for giver, route, at, offset, size, numel in zip(*(column.tolist() for column in lists), strict=True):
+            meta = self.tensors[at]
+            dims = len(meta.shape)
+            box = Box(tuple(offset[:dims]), tuple(size[:dims]))
+            yield giver, route, Transfer(name=meta.name, box=box, dtype=meta.dtype, num_bytes=numel * widths[at])
+
+
+@dataclass(frozen=True)
+class PackedParts(Sequence[Sequence[Bucket]]):
+    """A whole plan: one entry per target."""
+
+    start: tuple[int, ...]
+    """`[targets + 1]`: where each target's rows begin."""
+    columns: Columns
+    tensors: tuple[TensorMeta, ...]
+    transports: tuple[str, ...]
+    bucket_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Pieces,
+        transport: Ints,
+        transports: tuple[str, ...],
+        tensors: tuple[TensorMeta, ...],
+        num_targets: int,
+        bucket_bytes: int,
+    ) -> PackedParts:
+        boxes = pieces.boxes
+        start = np.searchsorted(boxes.rank, np.arange(num_targets + 1))
+        columns = Columns(
+            source=pieces.source.astype(np.int32),
+            name=boxes.name.astype(np.int32),
+            offset=boxes.offset,
+            size=boxes.size,
+            transport=transport.astype(np.int8),
+        )
+        return cls(tuple(start.tolist()), columns, tensors, transports, bucket_bytes)
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> PackedBuckets: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[PackedBuckets]: ...
+    def __getitem__(self, at: int | slice) -> PackedBuckets | Sequence[PackedBuckets]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        mine = self.columns[self.start[at] : self.start[at + 1]]
+        used = {i: self.tensors[i] for i in np.unique(mine.name).tolist()}
+        return PackedBuckets(at, mine, used, self.transports, self.bucket_bytes)
+
+
+def sources_of(buckets: Sequence[Bucket]) -> set[int]:
+    """The sources that give something, without making buckets that are not made yet."""
+    if isinstance(buckets, PackedBuckets):
+        return set(np.unique(buckets.columns.source).tolist())
+    return {bucket.source for bucket in buckets}
