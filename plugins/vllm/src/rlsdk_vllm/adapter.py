@@ -19,6 +19,7 @@ from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.process_groups import OwnWorld
+from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.samples import Sample
 
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -112,13 +113,17 @@ class InProcessEngine:
     def close(self) -> None:
         """Ends the engine and its process groups, and no others."""
         from vllm.distributed import parallel_state
+        from vllm.v1.engine import core
 
-        with self._world.entered():
+        alive = self._world.alive
+        # vLLM would end every process group of the process, a train engine's among them.
+        with self._world.entered(), replaced("cleanup_dist_env_and_memory", lambda: None, core):
             self._engine.engine_core.shutdown()
-            parallel_state.destroy_model_parallel()
-            if parallel_state._WORLD is not None:
-                parallel_state._WORLD.destroy()
-                parallel_state._WORLD = None
+            for name, group in list(vars(parallel_state).items()):
+                if isinstance(group, parallel_state.GroupCoordinator):
+                    if alive:
+                        group.destroy()
+                    setattr(parallel_state, name, None)
         self._world.destroy()
         del self._engine, self.worker, self.model
 

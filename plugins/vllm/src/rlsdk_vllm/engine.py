@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -149,7 +150,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
-        """Frees keys and values, with level 2 weights as well. Level 1 leaves weights on the host, where a CPU's are."""
+        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
         with self.lock:
             if self.samples:
                 raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
@@ -226,6 +227,11 @@ class VllmRolloutEngine(RolloutEngine):
                 self.engine.abort([sample.key])
             finished = FinishReason.STOP
         if finished is not None:
+            if not all(map(math.isfinite, sample.log_probs)):
+                raise RlsdkError(
+                    f"the model gives logits that are not finite, with the weights of version {version}: training has "
+                    "diverged, or the weights are damaged"
+                )
             del self.samples[sample.key]
             sample.finish(finished, version)
 

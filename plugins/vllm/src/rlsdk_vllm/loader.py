@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.tracing import Piece, trace_loaders
 
 LOAD_FORMAT = "rlsdk"
@@ -35,7 +34,7 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
         self._from_files().download_model(model_config)
 
     def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
-        with plain_cpu_layers():
+        with replaced(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding):
             model: nn.Module = super().load_model(*args, **kwargs)
         return model
 
@@ -54,20 +53,6 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 def plain_linear(layer: Any, remove_weight: bool) -> None:
     """Stands in for vLLM's choice of a CPU kernel, which repacks weights into memory that nobody else can see."""
     layer.cpu_linear = torch.nn.functional.linear
-
-
-@contextmanager
-def plain_cpu_layers() -> Iterator[None]:
-    """Inside, linear layers on CPUs keep computing from their own parameters."""
-    modules: list[Any] = [m for m in (layer_utils, vocab_parallel_embedding) if hasattr(m, CPU_DISPATCH)]
-    own = [getattr(module, CPU_DISPATCH) for module in modules]
-    for module in modules:
-        setattr(module, CPU_DISPATCH, plain_linear)
-    try:
-        yield
-    finally:
-        for module, function in zip(modules, own, strict=True):
-            setattr(module, CPU_DISPATCH, function)
 
 
 def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:

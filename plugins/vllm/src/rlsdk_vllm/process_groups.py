@@ -28,10 +28,15 @@ class OwnWorld:
         finally:
             self._default = _swap(outer)
 
+    @property
+    def alive(self) -> bool:
+        """False once somebody ended the groups of the whole process, these among them."""
+        return self._default is not None and self._default in distributed_c10d._world.pg_map
+
     def destroy(self) -> None:
         """Ends the default group that was made inside. Groups derived from it are their makers' to end."""
-        mine, self._default = self._default, None
-        if mine is not None and mine is not dist.GroupMember.WORLD:
+        mine, alive, self._default = self._default, self.alive, None
+        if alive and mine is not dist.GroupMember.WORLD:
             dist.destroy_process_group(mine)
 
 
