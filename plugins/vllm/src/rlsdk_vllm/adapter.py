@@ -18,9 +18,9 @@ import torch
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, nearest
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import kv_cache_bytes
-from rlsdk_vllm.process_groups import OwnWorld
+from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
-from rlsdk_vllm.samples import Sample
+from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
 
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
@@ -59,9 +59,9 @@ class InProcessEngine:
         prepare_environment(options)
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._world = OwnWorld()
-        with self._world.entered(), undisturbed_process():
+        with WORLD.entered(), undisturbed_process():
             self._engine = LLMEngine.from_engine_args(engine_args(ctx, spec, options, shapes))
+        WORLD.users += 1
         self.worker: Any = self._engine.model_executor.driver_worker.worker
         self.model: torch.nn.Module = self.worker.model_runner.get_model()
         self.vocabulary: int = self._engine.model_config.get_vocab_size()
@@ -70,10 +70,14 @@ class InProcessEngine:
         """Takes a sample in; it runs with the next steps.
 
         Raises:
-            ValueError: vLLM refuses it.
+            ConfigError: vLLM refuses it.
         """
         prompt = {"type": "token", "prompt_token_ids": list(sample.request.prompt_ids)}
-        self._engine.add_request(sample.key, prompt, sampling_params(sample))
+        try:
+            self._engine.add_request(sample.key, prompt, sampling_params(sample))
+        except Exception as error:
+            # The class of a refusal is another in each version.
+            raise ConfigError(f"request {sample.request.request_id!r}: vLLM refuses it: {error}") from error
 
     def step(self) -> list[Progress]:
         """One pass of the model: what it added to each sample."""
@@ -112,20 +116,26 @@ class InProcessEngine:
 
     def close(self) -> None:
         """Ends the engine and its process groups, and no others."""
-        from vllm.distributed import parallel_state
         from vllm.v1.engine import core
 
-        alive = self._world.alive
         # vLLM would end every process group of the process, a train engine's among them.
-        with self._world.entered(), replaced("cleanup_dist_env_and_memory", lambda: None, core):
+        with WORLD.entered(), replaced("cleanup_dist_env_and_memory", lambda: None, core):
             self._engine.engine_core.shutdown()
-            for name, group in list(vars(parallel_state).items()):
-                if isinstance(group, parallel_state.GroupCoordinator):
-                    if alive:
-                        group.destroy()
-                    setattr(parallel_state, name, None)
-        self._world.destroy()
+        WORLD.users -= 1
+        if not WORLD.users:
+            self._end_process_groups()
         del self._engine, self.worker, self.model
+
+    def _end_process_groups(self) -> None:
+        """Those that vLLM made, unless a train engine has ended all of the process by now."""
+        from vllm.distributed import parallel_state
+
+        for name, group in list(vars(parallel_state).items()):
+            if isinstance(group, parallel_state.GroupCoordinator):
+                if WORLD.alive:
+                    group.destroy()
+                setattr(parallel_state, name, None)
+        WORLD.destroy()
 
 
 def engine_args(
@@ -191,7 +201,7 @@ def sampling_params(sample: Sample) -> Any:
         top_p=asked.top_p,
         top_k=asked.top_k,
         min_p=asked.min_p,
-        seed=sample.seed,
+        extra_args={SEED_ARGUMENT: sample.seed},
         stop_token_ids=list(asked.stop_token_ids),
         ignore_eos=True,
         logprobs=0,

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from rlsdk.interfaces import (
@@ -63,11 +64,12 @@ class VllmRolloutEngine(RolloutEngine):
                 f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
             )
         self.pieces = loader.served_pieces(self.engine.model)
-        sampler.install(self.engine.worker.model_runner)
+        runner = self.engine.worker.model_runner
+        runner.sampler = sampler.ContractSampler(runner)
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
-        self.aborting: set[str] | None = set()
-        """Requests to end before the next step; None: all."""
+        self.aborting: deque[str] = deque()
+        """Keys of samples to end before the next step."""
         self.version: int | None = 0 if spec.load_weights else None
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
@@ -86,11 +88,11 @@ class VllmRolloutEngine(RolloutEngine):
                 self.stop_text.window(request.sampling.stop_strings)
                 _ = self.stop_text.tokenizer
         call = Call()
-        with self.lock:
-            self.num_calls += 1
-            for at, request in enumerate(requests):
-                self._add(call, at, request)
         try:
+            with self.lock:
+                self.num_calls += 1
+                for at, request in enumerate(requests):
+                    self._add(call, at, request)
             while call.left or call.finished:
                 self._step()
                 for output in call.take():
@@ -137,10 +139,9 @@ class VllmRolloutEngine(RolloutEngine):
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Takes effect before the next step, also of a paused engine. May be called from any thread."""
-        if request_ids is None:
-            self.aborting = None
-        elif self.aborting is not None:
-            self.aborting = self.aborting | set(request_ids)
+        wanted = None if request_ids is None else set(request_ids)
+        running = list(self.samples.values())
+        self.aborting.extend(s.key for s in running if wanted is None or s.request.request_id in wanted)
 
     def pause(self) -> None:
         """Takes effect before the next step; unfinished samples keep what they have."""
@@ -243,13 +244,11 @@ class VllmRolloutEngine(RolloutEngine):
 
     def _leave_aborted(self) -> None:
         """Gives out what aborted samples have."""
-        wanted, self.aborting = self.aborting, set()
-        if wanted is not None and not wanted:
-            return
-        hit = [s for s in self.samples.values() if wanted is None or s.request.request_id in wanted]
-        self._withdraw([sample.key for sample in hit])
-        for sample in hit:
-            sample.finish(FinishReason.ABORT, self.version or 0)
+        while self.aborting:
+            sample = self.samples.get(self.aborting.popleft())
+            if sample is not None:
+                self._withdraw([sample.key])
+                sample.finish(FinishReason.ABORT, self.version or 0)
 
     def _withdraw(self, keys: Sequence[str]) -> None:
         if keys:

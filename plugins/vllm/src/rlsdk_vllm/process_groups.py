@@ -19,6 +19,8 @@ class OwnWorld:
 
     def __init__(self) -> None:
         self._default: Any = None
+        self.users = 0
+        """Engines that live on these groups: vLLM keeps one set for the whole process."""
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -38,6 +40,10 @@ class OwnWorld:
         mine, alive, self._default = self._default, self.alive, None
         if alive and mine is not dist.GroupMember.WORLD:
             dist.destroy_process_group(mine)
+
+
+WORLD = OwnWorld()
+"""Of all engines in this process."""
 
 
 def _swap(group: Any) -> Any:

@@ -1,16 +1,24 @@
-"""Log-probs as the contract asks for them: after temperature, before top-k, top-p and min-p."""
+"""Drawing tokens as the contract asks for it: what is drawn depends on the seed, and log-probs precede the filters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
+
+from rlsdk_vllm.samples import SEED_ARGUMENT
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy to vLLM."""
+DRAW_ELEMENTS = 1 << 22
+"""Probabilities that are summed up at a time."""
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class ContractSampler(Sampler):  # type: ignore[misc]
@@ -20,7 +28,10 @@ class ContractSampler(Sampler):  # type: ignore[misc]
     nobody asks for here, it computes none: ranking the whole vocabulary costs as much as sampling from it.
     """
 
-    _temperature: Tensor | None = None
+    def __init__(self, runner: Any) -> None:
+        super().__init__(logprobs_mode="raw_logprobs")
+        self.topk_topp_sampler = SeededDraw(runner)
+        self._temperature: Tensor | None = None
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
@@ -40,8 +51,49 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), torch.ones_like(token_ids))
 
 
-def install(runner: Any) -> None:
-    """Replaces the sampler of a model runner."""
-    runner.sampler = ContractSampler(
-        logprobs_mode=runner.sampler.logprobs_mode, use_fp64_gumbel=getattr(runner.sampler, "use_fp64_gumbel", False)
-    )
+class SeededDraw(nn.Module):
+    """Draws one token per row by inverting the cumulative distribution at one uniform number.
+
+    The number is a hash of (seed, position), not the next of a stream: a sample that was preempted, whose prompt was
+    cut in pieces, or that runs in another batch, draws the same. vLLM's seeded streams have none of that, and on a CPU
+    they fail where a prompt is cut in pieces.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self._batch = runner.input_batch
+        self._requests = runner.requests
+
+    def forward(self, logits: Tensor, generators: object, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, None]:
+        """`[R]` int64. `logits` are after temperature; top-k and top-p are applied here."""
+        logits = apply_top_k_top_p(logits, k, p)
+        levels = torch.from_numpy(uniforms(*self._rows(len(logits)))).to(logits.device)
+        at_once = max(1, DRAW_ELEMENTS // logits.shape[1])
+        parts = zip(torch.split(logits, at_once), torch.split(levels, at_once), strict=True)
+        return torch.cat([draw(rows, level) for rows, level in parts]), None
+
+    def _rows(self, num_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Seed and position of each row of the batch."""
+        states = [self._requests[name] for name in self._batch.req_ids[:num_rows]]
+        seeds = [state.sampling_params.extra_args[SEED_ARGUMENT] for state in states]
+        return np.array(seeds, np.uint64), np.array([len(state.output_token_ids) for state in states], np.uint64)
+
+
+def draw(logits: Tensor, levels: Tensor) -> Tensor:
+    """`[R]` tokens of `[R, V]` logits, at `[R]` float64 uniform numbers. A token of probability 0 is never drawn."""
+    cumulative = logits.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    below = torch.minimum(levels * total, torch.nextafter(total, torch.zeros_like(total)))
+    found = torch.searchsorted(cumulative, below.unsqueeze(1), right=True).squeeze(1)
+    # Where logits are not numbers no token is found; any will do: its log-prob tells.
+    return found.clamp_(max=logits.shape[1] - 1)
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """In [0, 1), 53 bits each: splitmix64 of the position in the stream that the seed begins."""
+    bits = seeds + (positions + np.uint64(1)) * _GOLDEN
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
+    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
+    bits ^= bits >> np.uint64(31)
+    found: NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found

@@ -10,6 +10,9 @@ import numpy as np
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
 
+SEED_ARGUMENT = "rlsdk_seed"
+"""Under this name a sample's seed goes with it to the sampler."""
+
 
 @dataclass
 class Call:
