@@ -11,6 +11,7 @@ ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What
 
 from __future__ import annotations
 
+from rlsdk.sharding.cache import PlanCache, layout_hash
 from rlsdk.sharding.manager import GenericShardingManager
 from rlsdk.sharding.planner import lower_bound_bytes, plan_reshard
 from rlsdk.sharding.source import WeightSource
@@ -20,8 +21,10 @@ from rlsdk.sharding.transports import TRANSPORTS
 __all__ = [
     "TRANSPORTS",
     "GenericShardingManager",
+    "PlanCache",
     "WeightSource",
     "WeightTarget",
+    "layout_hash",
     "lower_bound_bytes",
     "plan_reshard",
 ]

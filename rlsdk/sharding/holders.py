@@ -25,7 +25,7 @@ class SourceTensors:
             self.tied.update(layout.tied)
             for meta in layout.tensors:
                 known = self.tensors.setdefault(meta.name, meta)
-                if known is not meta and known != meta:
+                if known.shape != meta.shape or known.dtype != meta.dtype:
                     raise LayoutError(
                         f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
                         f"{list(meta.shape)} {meta.dtype} on rank {layout.rank}"

@@ -19,8 +19,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightSyncError,
 )
+from rlsdk.sharding.cache import PlanCache
 from rlsdk.sharding.packed_plan import sources_of
-from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import TRANSPORTS
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
@@ -86,18 +86,14 @@ class GenericShardingManager(ShardingManager):
         self.bucket_bytes = bucket_bytes
         self._colocated = colocated
         self._ends: Ends | None = None
-        self._planned: tuple[Sequence[WeightLayout], Sequence[WeightLayout], ReshardPlan] | None = None
+        self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=TRANSPORTS)
         self._last: tuple[int, Mapping[str, int]] | None = None
         self._asleep: set[str] = set()
         self._offloaded: list[tuple[str, ...]] = []
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
-        """See `ShardingManager.plan`. The last plan is kept and given again for equal layouts."""
-        source, target = tuple(source), tuple(target)
-        if self._planned is None or self._planned[:2] != (source, target):
-            plan = plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=TRANSPORTS)
-            self._planned = (source, target, plan)
-        return self._planned[2]
+        """See `ShardingManager.plan`. Layouts that were planned before are not planned again."""
+        return self.plans.plan(source, target)
 
     def ends(self) -> Ends:
         """The layouts of both groups, asked for once."""

@@ -136,6 +136,9 @@ class TrainHost:
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)
 
+    def optim_step(self) -> None:
+        self.engine.optim_step()
+
     def offload(self, parts: Sequence[str]) -> None:
         self.calls.append(f"offload {' '.join(parts)}")
 

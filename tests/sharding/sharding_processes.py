@@ -37,9 +37,6 @@ class MortalHost(TrainHost):
         self.left = None if self.left is None else self.left - 1
         return handle
 
-    def optim_step(self) -> None:
-        self.engine.optim_step()
-
 
 def serve(pipe: Connection, shapes: Shapes, rank: int, parts: int, fatal: int | None, end: str) -> None:
     """Body of the process: answers calls until the pipe closes."""

@@ -1,0 +1,197 @@
+"""How long a reshard of a large model takes to plan, and how good the plan is: `python -m benchmarks.reshard_plan`.
+
+Plans the weights of a 671B and a 1T-parameter mixture of experts (public shapes of DeepSeek-V3 and Kimi-K2, see
+`moe_layouts`) from Megatron-like ranks (tensor x pipeline x expert x data parallel) to vLLM-like replicas (tensor x
+expert parallel) on other nodes. No device, no network and no weight is needed: a plan is data.
+
+    python -m benchmarks.reshard_plan                              # every case of CASES, a minute or two
+    python -m benchmarks.reshard_plan --models 671b --cases 1024:256 --json plan.json
+    python -m benchmarks.reshard_plan --inter-node-gb-s 25         # 200 Gbit/s a rank
+
+Columns: seconds to plan from layouts as they arrive, rank by rank, from other processes (nothing shared between them);
+transfers in the plan; bytes that move, and over the lower bound, which is counted from the layouts by another way;
+bytes over those of gathering every tensor whole and broadcasting it to every rollout rank; the most that any rank's
+network link carries in or out; the busiest source over the mean of all sources, and over the mean of its pipeline
+stage (other stages hold other layers, so no plan can even those out); seconds of that busiest link at the bandwidths
+given: the time of a transport that keeps it full, with no allowance for latency or contention in the switches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import platform
+import resource
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.moe_layouts import MODELS, megatron_like, num_parameters, vllm_like
+from rlsdk.interfaces import DTYPE_BYTES, ReshardPlan, WeightLayout
+from rlsdk.sharding import TRANSPORTS, plan_reshard
+from rlsdk.sharding.packed_plan import PackedParts
+
+CASES = ("1024:256", "1024:512", "1024:1024", "4096:256", "4096:1024")
+"""Training ranks : rollout ranks."""
+BUCKET_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One row of the table."""
+
+    model: str
+    parameters: int
+    source_ranks: int
+    source_parallel: str
+    target_ranks: int
+    target_parallel: str
+    boxes: int
+    plan_s: float
+    transfers: int
+    moved_bytes: int
+    lower_bound_bytes: int
+    broadcast_bytes: int
+    busiest_link_bytes: int
+    load_over_mean: float
+    load_over_stage_mean: float
+    predicted_s: float
+    broadcast_predicted_s: float
+    peak_rss_bytes: int
+
+
+def received(layouts: list[WeightLayout]) -> list[WeightLayout]:
+    """As they come from other processes: no object of one is part of another."""
+    return [pickle.loads(pickle.dumps(layout)) for layout in layouts]
+
+
+def links(plan: ReshardPlan, source: list[WeightLayout], target: list[WeightLayout]) -> tuple[dict[str, float], int]:
+    """Bytes of the busiest rank, in or out, within nodes and between them; and the number of transfers."""
+    parts = plan.parts
+    if not isinstance(parts, PackedParts):
+        raise TypeError(f"the planner gave {type(parts).__name__}: expected columns")
+    columns = parts.columns
+    width = np.array([DTYPE_BYTES[meta.dtype] for meta in parts.tensors])
+    num_bytes = columns.size.prod(axis=1) * width[columns.name]
+    to = np.repeat(np.arange(len(target)), np.diff(parts.start))
+    numbers: dict[str, int] = {}
+    nodes = [np.array([numbers.setdefault(layout.node, len(numbers)) for layout in side]) for side in (source, target)]
+    inside = nodes[0][columns.source] == nodes[1][to]
+    busiest = {
+        kind: max(float(np.bincount(ranks[rows], num_bytes[rows]).max(initial=0)) for ranks in (columns.source, to))
+        for kind, rows in (("intra", inside), ("inter", ~inside))
+    }
+    return busiest, len(num_bytes)
+
+
+def measure(model: str, source_ranks: int, target_ranks: int, args: argparse.Namespace) -> Result:
+    """Plans one case."""
+    shape = MODELS[model]
+    source = received(megatron_like(shape, tp=args.tp, pp=args.pp, ep=args.ep, ranks=source_ranks))
+    target = received(vllm_like(shape, tp=args.rollout_tp, ep=args.rollout_ep, ranks=target_ranks))
+    seconds = []
+    for _ in range(args.repeats):
+        start = time.perf_counter()
+        plan = plan_reshard(source, target, bucket_bytes=BUCKET_BYTES, transports=TRANSPORTS)
+        seconds.append(time.perf_counter() - start)
+    busiest, transfers = links(plan, source, target)
+    load = np.array(list(plan.source_load.values()), float)
+    stages = load.reshape(args.pp, -1)
+    model_bytes = sum(int(np.prod(meta.shape)) * DTYPE_BYTES[meta.dtype] for meta in plan.tensors.values())
+    return Result(
+        model=shape.name,
+        parameters=num_parameters(shape),
+        source_ranks=source_ranks,
+        source_parallel=f"tp{args.tp} pp{args.pp} ep{args.ep} dp{source_ranks // args.pp // args.tp}",
+        target_ranks=target_ranks,
+        target_parallel=f"tp{args.rollout_tp} ep{args.rollout_ep} x{target_ranks // args.rollout_ep}",
+        boxes=sum(len(layout.boxes) for layout in (*source, *target)),
+        plan_s=min(seconds),
+        transfers=transfers,
+        moved_bytes=plan.moved_bytes,
+        lower_bound_bytes=plan.lower_bound_bytes,
+        broadcast_bytes=model_bytes * target_ranks,
+        busiest_link_bytes=int(max(busiest.values())),
+        load_over_mean=float(load.max() / load.mean()),
+        load_over_stage_mean=float((stages.max(axis=1) / stages.mean(axis=1)).max()),
+        predicted_s=max(busiest["inter"] / args.inter_node_gb_s, busiest["intra"] / args.intra_node_gb_s) / 1e9,
+        broadcast_predicted_s=model_bytes / args.inter_node_gb_s / 1e9,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def show(results: list[Result], args: argparse.Namespace) -> None:
+    """Prints the table."""
+    table = Table(
+        title=f"Reshard plans, {args.intra_node_gb_s:g} GB/s within a node, {args.inter_node_gb_s:g} GB/s between nodes"
+    )
+    for heading in (
+        "model",
+        "train ranks",
+        "rollout ranks",
+        "plan s",
+        "transfers",
+        "us each",
+        "moved TB",
+        "/ bound",
+        "/ broadcast",
+        "busiest link GB",
+        "load max/mean",
+        "in a stage",
+        "predicted s",
+        "broadcast s",
+    ):
+        table.add_column(heading, justify="right")
+    for row in results:
+        table.add_row(
+            f"{row.model} {row.parameters / 1e9:.0f}B",
+            f"{row.source_ranks} {row.source_parallel}",
+            f"{row.target_ranks} {row.target_parallel}",
+            f"{row.plan_s:.2f}",
+            f"{row.transfers:,}",
+            f"{row.plan_s / row.transfers * 1e6:.2f}",
+            f"{row.moved_bytes / 1e12:.2f}",
+            f"{row.moved_bytes / row.lower_bound_bytes:.6f}",
+            f"{row.moved_bytes / row.broadcast_bytes:.4f}",
+            f"{row.busiest_link_bytes / 1e9:.1f}",
+            f"{row.load_over_mean:.3f}",
+            f"{row.load_over_stage_mean:.4f}",
+            f"{row.predicted_s:.2f}",
+            f"{row.broadcast_predicted_s:.1f}",
+        )
+    Console(width=200).print(table)
+
+
+def main() -> None:
+    """Runs the cases asked for, prints the table, and writes JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS, reverse=True))
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="TRAIN:ROLLOUT")
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--pp", type=int, default=16)
+    parser.add_argument("--ep", type=int, default=64)
+    parser.add_argument("--rollout-tp", type=int, default=8)
+    parser.add_argument("--rollout-ep", type=int, default=32, help="ranks of a replica")
+    parser.add_argument("--intra-node-gb-s", type=float, default=400.0, help="one way, per rank")
+    parser.add_argument("--inter-node-gb-s", type=float, default=50.0, help="one way, per rank")
+    parser.add_argument("--repeats", type=int, default=1, help="plans of each case; the fastest counts")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = []
+    for model in args.models:
+        for case in args.cases:
+            train, _, rollout = case.partition(":")
+            results.append(measure(model, int(train), int(rollout), args))
+    show(results, args)
+    if args.json:
+        machine = {"machine": platform.platform(), "python": platform.python_version(), "numpy": np.__version__}
+        args.json.write_text(json.dumps({**machine, "results": [asdict(row) for row in results]}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
