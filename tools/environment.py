@@ -30,23 +30,26 @@ def main() -> None:
     parser.add_argument("--extras", default="", help="extras of rlsdk, comma-separated: test, lint, wandb, mlflow")
     parser.add_argument("--plugins", default="", help="folders under plugins/, comma-separated")
     parser.add_argument("--packages", default="", help="further requirements, comma-separated")
+    parser.add_argument("--tested", type=Path, default=TESTED, help="file of exact versions")
+    parser.add_argument("--overrides", type=Path, help="file of requirements that replace what packages ask for")
     args = parser.parse_args()
     if not (3, 11) <= sys.version_info[:2] < (3, 14):
         sys.exit(f"rlsdk needs Python 3.11 to 3.13; this is {sys.version.split()[0]}. Run: make PYTHON=python3.12 ...")
     plugins = [name for name in args.plugins.split(",") if name]
-    stamp = _stamp(args.extras, plugins, args.packages)
+    stamp = _stamp(args, plugins)
     stamp_file = args.folder / STAMP
     if stamp_file.exists() and stamp_file.read_text() == stamp:
         return
     python = _create(args.folder)
-    _install(python, args.extras, plugins, [p for p in args.packages.split(",") if p])
+    _install(python, args, plugins)
     stamp_file.write_text(stamp)
 
 
-def _stamp(extras: str, plugins: list[str], packages: str) -> str:
+def _stamp(args: argparse.Namespace, plugins: list[str]) -> str:
     """Changes whenever what would be installed changes."""
-    digest = hashlib.sha256(f"{sys.version}|{extras}|{plugins}|{packages}".encode())
-    for file in (TESTED, ROOT / "pyproject.toml", *(ROOT / "plugins" / p / "pyproject.toml" for p in plugins)):
+    digest = hashlib.sha256(f"{sys.version}|{args.extras}|{plugins}|{args.packages}".encode())
+    files = [args.tested, ROOT / "pyproject.toml", *(ROOT / "plugins" / p / "pyproject.toml" for p in plugins)]
+    for file in (*files, args.overrides) if args.overrides else files:
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -63,15 +66,19 @@ def _create(folder: Path) -> Path:
     return python
 
 
-def _install(python: Path, extras: str, plugins: list[str], packages: list[str]) -> None:
+def _install(python: Path, args: argparse.Namespace, plugins: list[str]) -> None:
     command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--compile-bytecode"]
-    command += ["--python", str(python), "--constraint", str(TESTED)]
+    command += ["--python", str(python), "--constraint", str(args.tested)]
+    if args.overrides:
+        command += ["--overrides", str(args.overrides)]
     if _torch_index_answers():
-        command.append("--torch-backend=auto")
-    command += ["--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)]
+        # An exact set of versions of its own names a CPU build.
+        command.append(f"--torch-backend={'auto' if args.tested == TESTED else 'cpu'}")
+    command += ["--editable", f"{ROOT}[{args.extras}]" if args.extras else str(ROOT)]
     for plugin in plugins:
         command += ["--editable", str(ROOT / "plugins" / plugin)]
     print("installing (a few minutes on a slow line) ...", flush=True)
+    packages = [package for package in args.packages.split(",") if package]
     _run([*command, *packages], env={**os.environ, **_pip_settings()})
 
 

@@ -59,8 +59,15 @@ class InProcessEngine:
         prepare_environment(options)
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        arguments = engine_args(ctx, spec, options, shapes)
         with WORLD.entered(), undisturbed_process():
-            self._engine = LLMEngine.from_engine_args(engine_args(ctx, spec, options, shapes))
+            try:
+                self._engine = LLMEngine.from_engine_args(arguments)
+            except (ValueError, NotImplementedError, AssertionError) as error:
+                raise ConfigError(
+                    f"model.path {spec.model.path!r}: vLLM could not start: {error}. Give a model and "
+                    "rollout.engine_kwargs that it takes, or another rollout backend"
+                ) from error
         WORLD.users += 1
         self.worker: Any = self._engine.model_executor.driver_worker.worker
         self.model: torch.nn.Module = self.worker.model_runner.get_model()

@@ -20,5 +20,5 @@ class VllmOptions:
     """Runs the model without compiling it or capturing graphs. None: on a CPU only, where small models gain nothing."""
     max_batched_tokens: int | None = None
     """Most tokens in one pass of the model. None: the engine's own choice."""
-    log_level: str = "WARNING"
+    log_level: str = "ERROR"
     """Of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""

@@ -277,6 +277,8 @@ def check_spec(spec: RolloutSpec) -> None:
     """Raises: ConfigError: no engine of this kind could serve it."""
     if spec.model.head is not Head.LM:
         raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
+    if spec.options is not None and not isinstance(spec.options, VllmOptions):
+        raise ConfigError(f"RolloutSpec.options is a {type(spec.options).__name__}; expected VllmOptions, or None")
     if spec.tp_size != 1:
         raise ConfigError(f"backend 'vllm' is one process: tp_size {spec.tp_size} must be 1")
     for name, value, least in (("max_running", spec.max_running, 1), ("max_model_tokens", spec.max_model_tokens, 2)):

@@ -1,0 +1,103 @@
+"""What the plugin says of itself is what the engine does; its light modules stay light; bad settings are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import make_engine
+
+from rlsdk.interfaces import (
+    BackendKind,
+    BackendSpec,
+    Capability,
+    ConfigError,
+    Head,
+    ModelSpec,
+    RolloutEngine,
+    RolloutSpec,
+)
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.engine import VllmRolloutEngine, check_spec
+
+METHODS = {
+    Capability.ABORT: ("abort",),
+    Capability.SLEEP: ("sleep", "wake"),
+    Capability.PARTIAL_ROLLOUT: ("pause", "resume"),
+}
+
+
+@pytest.fixture(scope="module")
+def spec() -> BackendSpec:
+    from rlsdk.registry import Registry
+
+    return Registry.discover().backend(BackendKind.ROLLOUT, "vllm")
+
+
+def test_a_claimed_ability_is_a_method_that_the_engine_has_itself(spec: BackendSpec) -> None:
+    for capability, names in METHODS.items():
+        own = [name for name in names if getattr(VllmRolloutEngine, name) is not getattr(RolloutEngine, name)]
+        assert own == (list(names) if capability in spec.capabilities else []), capability
+
+
+def test_every_option_has_a_meaning_that_can_be_shown(spec: BackendSpec) -> None:
+    assert spec.options == "rlsdk_vllm.config:VllmOptions"
+    source = Path(sys.modules[VllmOptions.__module__].__file__ or "").read_text()
+    for option in fields(VllmOptions):
+        _, _, after = source.partition(f"    {option.name}: ")
+        assert after.split("\n")[1].lstrip().startswith('"""'), option.name
+
+
+def test_the_entry_module_and_the_options_import_neither_vllm_nor_torch() -> None:
+    program = (
+        "import sys, rlsdk_vllm.plugin, rlsdk_vllm.config; print(sorted({'vllm', 'torch', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"model": ModelSpec(path="x", head=Head.VALUE)}, "head 'lm', not 'value'"),
+        ({"max_running": 0}, "max_running 0: expected 1 or more"),
+        ({"max_model_tokens": 1}, "max_model_tokens 1: expected 2 or more"),
+        ({"options": {"kv_cache_mb": 3}}, "RolloutSpec.options is a dict; expected VllmOptions"),
+    ],
+)
+def test_specs_that_cannot_be_served_are_refused_before_anything_starts(given: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        check_spec(RolloutSpec(**{"model": ModelSpec(path="x"), **given}))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "fault"),
+    [
+        ({"enforce_eagr": True}, "enforce_eagr: vLLM's EngineArgs has no such field; did you mean 'enforce_eager'"),
+        ({"load_format": "dummy"}, r"\['load_format'\] belong to the plugin itself"),
+    ],
+)
+def test_arguments_that_vllm_does_not_take_are_refused(qwen2: Path, kwargs: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        make_engine(qwen2, engine_kwargs=kwargs)
+
+
+def test_raw_arguments_reach_the_engine(qwen2: Path) -> None:
+    engine = make_engine(qwen2, engine_kwargs={"max_num_batched_tokens": 384})
+    try:
+        assert engine.engine.worker.vllm_config.scheduler_config.max_num_batched_tokens == 384
+    finally:
+        engine.close()
+
+
+def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
+    """Its CPU attention takes no heads of 16."""
+    from rlsdk.testing.models import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "small", hidden_size=64, head_dim=16)
+    with pytest.raises(ConfigError, match="vLLM could not start"):
+        make_engine(folder)
