@@ -31,5 +31,11 @@ format:
 	$(ENV)-dev/bin/ruff check --fix .
 	$(ENV)-dev/bin/ruff format .
 
+benchmarks:
+	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+	@mkdir -p benchmarks/results
+	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
+	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
+
 clean:
-	rm -rf $(ENV) $(ENV)-dev build dist .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) $(ENV)-dev $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
