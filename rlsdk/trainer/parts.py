@@ -128,7 +128,7 @@ def decode(tokenizer: Any, responses: Sequence[Sequence[int]], stop_token_ids: S
         # What `batch_decode` does in the end; row by row it costs ten times as much.
         texts: list[str] = tokenizer.backend_tokenizer.decode_batch(bare, skip_special_tokens=False)
     else:
-        texts = tokenizer.batch_decode(bare, skip_special_tokens=False)
+        texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in bare]
     return texts
 
 
