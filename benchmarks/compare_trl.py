@@ -1,9 +1,9 @@
 """A GRPO step in rlsdk, in TRL and in a bare loop: `python -m benchmarks.compare_trl [--threads 1] [--json PATH]`.
 
-All three train the quickstart's model (1.1 million parameters, warm-started here) on its task: 64 prompts x 8 samples of
-up to 6 tokens, one update a step. They take turns, each in a process of its
-own; TRL in an environment of its own, which is made when first needed. Figures are of all processes of a run together
-and of the steps after the first five; Linux only.
+All three train the quickstart's model (1.1 million parameters, warm-started here) on its task: 64 prompts x 8 samples
+of up to 6 tokens, one update a step. They take turns, each in a process of its own; TRL in an environment of its own,
+which is made when first needed. Figures are of all processes of a run together, over the steps after the first five;
+Linux only.
 """
 
 from __future__ import annotations

@@ -89,8 +89,20 @@ def rlsdk_register_datasets(register: RegisterComponent) -> None:
 def rlsdk_register_trackers(register: RegisterComponent) -> None:
     register("jsonl", "rlsdk.trainer.trackers:JsonlTracker", "metrics.jsonl and samples.jsonl in the run's folder.")
     register("tensorboard", "rlsdk.trainer.trackers:TensorBoardTracker", "Event files in the run's folder.")
-    register("wandb", "rlsdk.trainer.trackers:WandbTracker", "Weights & Biases; needs `pip install rlsdk[wandb]`.")
-    register("mlflow", "rlsdk.trainer.trackers:MlflowTracker", "MLflow; needs `pip install rlsdk[mlflow]`.")
+    register(
+        "wandb",
+        "rlsdk.trainer.trackers:WandbTracker",
+        "Weights & Biases.",
+        requires="wandb",
+        install_hint="pip install 'rlsdk[wandb]'",
+    )
+    register(
+        "mlflow",
+        "rlsdk.trainer.trackers:MlflowTracker",
+        "MLflow.",
+        requires="mlflow|mlflow-skinny",
+        install_hint="pip install 'rlsdk[mlflow]'",
+    )
 
 
 @hookimpl

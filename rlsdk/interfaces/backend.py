@@ -56,3 +56,8 @@ class ComponentSpec:
     target: object
     """`package.module:attribute`, resolved when used, or the object itself."""
     description: str = ""
+    requires: str = ""
+    """Distribution (`a|b`: either of them) that it imports and its own does not bring along. Absent: it cannot be used
+    and says how to get it."""
+    install_hint: str = ""
+    """The command that brings it."""

@@ -20,7 +20,7 @@ hookimpl = pluggy.HookimplMarker("rlsdk")
 
 RegisterBackend = Callable[[BackendSpec], None]
 RegisterComponent = Callable[..., None]
-"""`register(name, target, description="")`"""
+"""`register(name, target, description="", *, requires="", install_hint="")`: the fields of `ComponentSpec`."""
 
 
 class Hooks:

@@ -13,6 +13,7 @@ from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
     Capability,
+    ComponentSpec,
     LogProbKind,
 )
 from rlsdk.registry.row import State
@@ -70,7 +71,17 @@ def _requirement_faults(requires: object) -> Iterator[str]:
             yield f"engine_requires {distribution!r}: {specifier!r} is no version specifier such as '>=1.2,<2'"
 
 
-def component_nonsense(name: object, target: object) -> str:
+def component_state(spec: ComponentSpec) -> tuple[State, str]:
+    """Whether a component makes sense and what it needs is installed, by metadata alone."""
+    if nonsense := _component_nonsense(spec.name, spec.target):
+        return State.BROKEN, nonsense
+    if spec.requires and installed_version(spec.requires) is None:
+        hint = f"; run `{spec.install_hint}`" if spec.install_hint else ""
+        return State.ENGINE_MISSING, f"needs {spec.requires.replace('|', ' or ')}, not installed{hint}"
+    return State.READY, ""
+
+
+def _component_nonsense(name: object, target: object) -> str:
     """Says what about a registered component makes no sense; empty when it does."""
     if not isinstance(name, str) or not COMPONENT_NAME.fullmatch(name):
         return f"name {name!r}: expected letters, digits, dots, dashes and underscores"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pluggy
 
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, Hooks, nearest
-from rlsdk.registry.checks import backend_nonsense, component_nonsense, engine_state, interface_misfit
+from rlsdk.registry.checks import backend_nonsense, component_state, engine_state, interface_misfit
 from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
 
 BACKEND_HOOK = "rlsdk_register_backends"
@@ -76,8 +76,12 @@ def _call(manager: pluggy.PluginManager, hook: str, source: Source) -> list[Row]
     def register_backend(spec: BackendSpec) -> None:
         rows.append(_backend_row(spec, source))
 
-    def register_component(name: str, target: object, description: str = "") -> None:
-        spec = ComponentSpec(name=name, target=target, description=description)
+    def register_component(
+        name: str, target: object, description: str = "", *, requires: str = "", install_hint: str = ""
+    ) -> None:
+        spec = ComponentSpec(
+            name=name, target=target, description=description, requires=requires, install_hint=install_hint
+        )
         rows.append(_component_row(COMPONENT_HOOKS[hook], spec, source))
 
     register = register_backend if hook == BACKEND_HOOK else register_component
@@ -103,6 +107,5 @@ def _backend_row(spec: BackendSpec, source: Source) -> Row:
 
 
 def _component_row(kind: ComponentKind, spec: ComponentSpec, source: Source) -> Row:
-    nonsense = component_nonsense(spec.name, spec.target)
-    state = State.BROKEN if nonsense else State.READY
-    return Row(name=str(spec.name), kind=kind, source=source, state=state, reason=nonsense, spec=spec)
+    state, reason = component_state(spec)
+    return Row(name=str(spec.name), kind=kind, source=source, state=state, reason=reason, spec=spec)

@@ -88,22 +88,28 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases. Options go to `wandb.init`."""
+    """Weights & Biases. Options go to `wandb.init`.
+
+    Steps are a metric of their own: the warm start and RL both count from 1, and a resumed run repeats some, where
+    wandb's own counter takes none twice.
+    """
 
     def __init__(self, context: TrackerContext) -> None:
         wandb = _import("wandb")
-        settings: dict[str, Any] = {"name": context.run_name, "project": "rlsdk", **context.options}
+        settings: dict[str, Any] = {"name": context.run_name, "id": context.run_name, "project": "rlsdk"}
+        settings |= context.options
         self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
+        self._run.define_metric("*", step_metric="step")
         self._table = wandb.Table
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log({"step": step, **metrics})
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         if samples:
             columns = list(samples[0])
             rows = [[str(sample.get(column)) for column in columns] for sample in samples]
-            self._run.log({"samples": self._table(columns=columns, data=rows)}, step=step)
+            self._run.log({"step": step, "samples": self._table(columns=columns, data=rows)})
 
     def close(self) -> None:
         self._run.finish()

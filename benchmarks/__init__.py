@@ -1,0 +1,1 @@
+"""Figures of docs/benchmarks.md: one command each, `python -m benchmarks.NAME`."""

@@ -1,0 +1,67 @@
+"""Trackers of other makers, for real and without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.interfaces import ComponentSpec, TrackerContext
+from rlsdk.registry.checks import component_state
+from rlsdk.registry.row import State
+from rlsdk.trainer.trackers import MlflowTracker, WandbTracker
+
+SAMPLES = [{"prompt": "crane>", "response": "enarc", "score": 1.0}]
+
+
+def context(folder: Path, **options: Any) -> TrackerContext:
+    return TrackerContext(run_dir=str(folder), run_name="run-1", config={"trainer": {"steps": 5}}, options=options)
+
+
+def test_mlflow_has_every_step_the_samples_and_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    import mlflow
+
+    tracker = MlflowTracker(context(tmp_path, tracking_uri=(tmp_path / "mlruns").as_uri(), experiment="words"))
+    for step in (1, 2, 3):
+        tracker.log(step, {"reward/mean": step / 10})
+    tracker.log_samples(3, SAMPLES)
+    tracker.close()
+    client = mlflow.MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name("words").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "reward.mean")
+    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.json", "samples"}
+    assert run.info.status == "FINISHED"
+
+
+def test_wandb_keeps_steps_that_begin_anew_after_the_warm_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = WandbTracker(context(tmp_path, project="words"))
+    logged: list[dict[str, Any]] = []
+    for step, metrics in ((1, {"sft/loss": 3.0}), (2, {"sft/loss": 2.0}), (1, {"reward/mean": 0.1})):
+        tracker.log(step, metrics)
+        logged.append(dict(tracker._run.summary))
+    tracker.log_samples(1, SAMPLES)
+    assert tracker._run.id == "run-1"
+    tracker.close()
+    assert [entry["step"] for entry in logged] == [1, 2, 1]
+    assert logged[2]["reward/mean"] == 0.1
+    assert logged[2]["sft/loss"] == 2.0
+    [written] = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"reward/mean" in written.read_bytes()
+
+
+def test_a_component_whose_library_is_absent_says_how_to_get_it() -> None:
+    spec = ComponentSpec(
+        name="x", target="a.b:C", requires="no-such-thing|nor-this", install_hint="pip install no-such-thing"
+    )
+    state, reason = component_state(spec)
+    assert state is State.ENGINE_MISSING
+    assert reason == "needs no-such-thing or nor-this, not installed; run `pip install no-such-thing`"
