@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, nearest
+from rlsdk.kit.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.memory import kv_cache_bytes
+from rlsdk_vllm.memory import head_size, kv_cache_bytes
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
@@ -59,6 +60,8 @@ class InProcessEngine:
         prepare_environment(options)
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if ctx.device == "cpu":
+            check_cpu_attention(spec)
         arguments = engine_args(ctx, spec, options, shapes)
         with WORLD.entered(), undisturbed_process():
             try:
@@ -143,6 +146,18 @@ class InProcessEngine:
                     group.destroy()
                 setattr(parallel_state, name, None)
         WORLD.destroy()
+
+
+def check_cpu_attention(spec: RolloutSpec) -> None:
+    """Raises: ConfigError: vLLM's attention on CPUs takes no heads of this size. It would say so in the first pass."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, sizes = head_size(load_model_config(spec.model)), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ConfigError(
+            f"model.path {spec.model.path!r}: its attention heads have {size} dimensions; vLLM on a CPU takes {sizes}. "
+            "Use another model, a GPU, or --rollout-backend transformers"
+        )
 
 
 def engine_args(

@@ -33,10 +33,14 @@ def kv_cache_bytes(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) ->
 def bytes_per_token(config: Any, dtype: str) -> int:
     """Of keys and values of one token over all layers."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return int(2 * text.num_hidden_layers * kv_heads * head_dim * DTYPE_BYTES[dtype])
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * text.num_hidden_layers * kv_heads * head_size(config) * DTYPE_BYTES[dtype])
+
+
+def head_size(config: Any) -> int:
+    """Dimensions of an attention head."""
+    text = config.get_text_config()
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 class Parked:

@@ -1,0 +1,111 @@
+"""Holds what the plugin uses of vLLM against a version's source: `python tools/check_source.py FOLDER_OF_THE_PACKAGE`.
+
+For versions that cannot run here (CUDA wheels, unpacked). Reads source and imports nothing: every name must be defined
+where the plugin looks for it, every function must take the arguments it is given, every class have the fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Use(NamedTuple):
+    """One thing that the plugin uses."""
+
+    file: str
+    name: str
+    """Dotted: `Class.method`."""
+    needs: tuple[str, ...] = ()
+    """Parameters of a function; fields or methods of a class."""
+
+
+USED = (
+    Use("engine/arg_utils.py", "EngineArgs", (
+        "model", "revision", "trust_remote_code", "dtype", "skip_tokenizer_init", "generation_config", "load_format",
+        "model_loader_extra_config", "logprobs_mode", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
+        "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
+        "enable_sleep_mode", "async_scheduling", "disable_log_stats", "max_num_batched_tokens",
+    )),
+    Use("sampling_params.py", "SamplingParams", (
+        "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos", "logprobs",
+        "flat_logprobs", "detokenize", "output_kind", "extra_args",
+    )),
+    Use("sampling_params.py", "RequestOutputKind", ("DELTA",)),
+    Use("outputs.py", "CompletionOutput", ("token_ids", "logprobs", "finish_reason")),
+    Use("outputs.py", "RequestOutput.__init__", ("request_id", "outputs")),
+    Use("logprobs.py", "FlatLogprobs", ("logprobs",)),
+    Use("v1/engine/llm_engine.py", "LLMEngine.from_engine_args", ("engine_args",)),
+    Use("v1/engine/llm_engine.py", "LLMEngine.add_request", ("request_id", "prompt", "params")),
+    Use("v1/engine/llm_engine.py", "LLMEngine.step"),
+    Use("v1/engine/llm_engine.py", "LLMEngine.abort_request", ("request_ids",)),
+    Use("v1/engine/llm_engine.py", "LLMEngine.reset_prefix_cache", ("reset_running_requests",)),
+    Use("v1/engine/llm_engine.py", "LLMEngine.sleep", ("level",)),
+    Use("v1/engine/llm_engine.py", "LLMEngine.wake_up", ("tags",)),
+    Use("v1/engine/core_client.py", "InprocClient.shutdown"),
+    Use("v1/engine/core.py", "EngineCore.shutdown"),
+    Use("distributed/parallel_state.py", "GroupCoordinator.destroy"),
+    Use("config/model.py", "ModelConfig.get_vocab_size"),
+    Use("model_executor/model_loader/__init__.py", "register_model_loader", ("load_format",)),
+    Use("model_executor/model_loader/base_loader.py", "BaseModelLoader.load_weights", ("model", "model_config")),
+    Use("model_executor/model_loader/base_loader.py", "BaseModelLoader.download_model", ("model_config",)),
+    Use("model_executor/model_loader/base_loader.py", "BaseModelLoader.load_model", ("vllm_config", "model_config")),
+    Use("model_executor/model_loader/default_loader.py", "DefaultModelLoader.load_weights", ("model", "model_config")),
+    Use("model_executor/layers/utils.py", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
+    Use("v1/worker/gpu_model_runner.py", "GPUModelRunner.get_model"),
+    Use("v1/worker/gpu_input_batch.py", "CachedRequestState", ("sampling_params", "output_token_ids")),
+    Use("v1/sample/sampler.py", "Sampler.forward", ("logits", "sampling_metadata")),
+    Use("v1/sample/sampler.py", "Sampler.compute_logprobs", ("logits",)),
+    Use("v1/sample/sampler.py", "Sampler.gather_logprobs", ("logprobs", "num_logprobs", "token_ids")),
+    Use("v1/sample/metadata.py", "SamplingMetadata", ("temperature", "all_greedy")),
+    Use("v1/sample/ops/topk_topp_sampler.py", "apply_top_k_top_p", ("logits", "k", "p")),
+    Use("v1/sample/ops/topk_topp_sampler.py", "TopKTopPSampler.forward_native", ("logits", "generators", "k", "p")),
+    Use("v1/outputs.py", "LogprobsTensors", ("logprob_token_ids", "logprobs", "selected_token_ranks")),
+    Use("v1/attention/backends/cpu_attn.py", "CPUAttentionBackend.get_supported_head_sizes"),
+)  # fmt: skip
+
+
+def main() -> None:
+    found = faults(Path(sys.argv[1]))
+    print("\n".join(found) or f"all {len(USED)} uses fit")
+    sys.exit(1 if found else 0)
+
+
+def faults(package: Path) -> list[str]:
+    """What the plugin uses and this source does not have."""
+    return [f"{use.file}: {use.name}: {fault}" for use in USED if (fault := _fault(package / use.file, use))]
+
+
+def _fault(file: Path, use: Use) -> str | None:
+    if not file.exists():
+        return "no such file"
+    node: ast.AST = ast.parse(file.read_text(encoding="utf-8"))
+    for part in use.name.split("."):
+        inner = [n for n in ast.walk(node) if getattr(n, "name", None) == part and n is not node]
+        if not inner:
+            return f"no {part!r}"
+        node = inner[-1]
+    lacking = sorted(set(use.needs) - _has(node))
+    return f"lacks {lacking}" if lacking else None
+
+
+def _has(node: ast.AST) -> set[str]:
+    """Parameters of a function; annotated fields, constants and methods of a class."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        given = node.args
+        return {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    names: set[str] = set()
+    for item in getattr(node, "body", []):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            names.add(item.target.id)
+        elif isinstance(item, ast.Assign):
+            names |= {target.id for target in item.targets if isinstance(target, ast.Name)}
+        elif isinstance(item, ast.FunctionDef):
+            names.add(item.name)
+    return names
+
+
+if __name__ == "__main__":
+    main()
