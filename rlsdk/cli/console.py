@@ -98,14 +98,15 @@ class ConsoleView(RunView):
         self._print(text)
 
     def synced(self, report: SyncReport) -> None:
-        """The step's line carries the seconds; the first sync is told in full."""
-        if self._lines == 0 and self._run is None:
-            rate = report.num_bytes / max(report.seconds, 1e-9) / 1e9
-            self._print(
-                f"weights: {report.num_tensors} tensors, {report.num_bytes / 1e6:.1f} MB served, "
-                f"{report.moved_bytes / 1e6:.1f} MB moved between processes, {report.seconds * 1e3:.0f} ms "
-                f"({rate:.2f} GB/s), version {report.version}"
-            )
+        """One line: what is served, how long it took, and what crossed processes over the least that had to."""
+        rate = report.num_bytes / max(report.seconds, 1e-9) / 1e9
+        bound = (
+            f"{report.moved_bytes / report.lower_bound_bytes:.2f} x bound" if report.lower_bound_bytes else "in place"
+        )
+        self._print(
+            f"sync v{report.version}: {report.num_bytes / 1e6:.1f} MB, {report.seconds * 1e3:.0f} ms, {rate:.2f} GB/s, "
+            f"{bound}"
+        )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Samples are in `samples.jsonl` and the report."""

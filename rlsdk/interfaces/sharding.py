@@ -82,7 +82,10 @@ class SyncReport:
     changed_tensors: int
     """Tensors whose fingerprint differs from the last sync's."""
     seconds: float
+    lower_bound_bytes: int = 0
+    """Least that had to cross a process boundary."""
     stages_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage, in the order in which they ran; the stages of the way back follow when the phase has ended."""
     receipts: tuple[SyncReceipt, ...] = ()
 
 
@@ -148,7 +151,7 @@ class Transport(ABC):
     @abstractmethod
     def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
         """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible. Each
-        was checked by the time it is given.
+        is valid until the next is asked for, and all were checked by the time the iterator ends.
 
         Raises:
             WeightSyncError: the bytes are gone, of another size, or fail their checksum.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -21,7 +21,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.sharding.cache import PlanCache
 from rlsdk.sharding.packed_plan import sources_of
-from rlsdk.sharding.transports import TRANSPORTS
+from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
 LAYOUT_METHOD = "target_layouts"
@@ -72,6 +72,7 @@ class GenericShardingManager(ShardingManager):
         timeout_s: float = 600.0,
         bucket_bytes: int = 64 << 20,
         colocated: bool | None = None,
+        transports: Sequence[str] | None = None,
     ) -> None:
         """Binds a training group and a rollout group.
 
@@ -81,12 +82,16 @@ class GenericShardingManager(ShardingManager):
             timeout_s: for each stage of a sync.
             bucket_bytes: most that a replica takes at once; two of them exist while weights move.
             colocated: the two take turns on the memory of one device. None: whether their layouts say so.
+            transports: names, in order of preference, of those that may be used. None: all.
+
+        Raises:
+            ConfigError: a transport that does not exist.
         """
         super().__init__(train, rollout, timeout_s=timeout_s)
         self.bucket_bytes = bucket_bytes
         self._colocated = colocated
         self._ends: Ends | None = None
-        self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=TRANSPORTS)
+        self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=named_transports(transports))
         self._last: tuple[int, Mapping[str, int]] | None = None
         self._asleep: set[str] = set()
         self._offloaded: list[tuple[str, ...]] = []
@@ -116,7 +121,7 @@ class GenericShardingManager(ShardingManager):
         start = time.perf_counter()
         expected = self._fingerprints()
         proven = time.perf_counter()
-        receipts = self._pull(plan, version)
+        receipts = self.pull(plan, version)
         pulled = time.perf_counter()
         for task, values in zip(self.ends().fingerprints, expected, strict=True):
             for replica in task.replicas:
@@ -129,6 +134,7 @@ class GenericShardingManager(ShardingManager):
             num_tensors=len(plan.tensors),
             num_bytes=plan.num_bytes,
             moved_bytes=plan.moved_bytes,
+            lower_bound_bytes=plan.lower_bound_bytes,
             changed_tensors=changed,
             seconds=end - start,
             stages_s={"fingerprint": proven - start, "pull": pulled - proven, "verify": end - pulled},
@@ -138,40 +144,51 @@ class GenericShardingManager(ShardingManager):
     @contextmanager
     def rollout_phase(self, version: int, *, expect_change: bool | None = None) -> Iterator[SyncReport]:
         """See `ShardingManager.rollout_phase`. Where the two sides share a device they take turns, in stages: optimizer
-        and gradients leave before the serving weights come, the training weights leave before the key-value cache."""
+        and gradients leave before the serving weights come, the training weights leave before the key-value cache.
+        The report holds the seconds of every stage; those of the way back are added to it when the phase ends."""
         ends = self.ends()
         plan = self.plan(ends.source, ends.target)
         if not (ends.share_a_device if self._colocated is None else self._colocated):
             yield self.sync_weights(plan, version, expect_change=expect_change)
             return
+        stages: dict[str, float] = {}
         try:
-            self._offload(("optimizer", "gradients"))
-            self._wake("weights")
+            self._offload(("optimizer", "gradients"), stages)
+            self._wake("weights", stages)
             report = self.sync_weights(plan, version, expect_change=expect_change)
-            self._offload(("weights",))
-            self._wake("kv_cache")
-            yield report
+            stages.update(report.stages_s)
+            self._offload(("weights",), stages)
+            self._wake("kv_cache", stages)
+            yield replace(report, seconds=sum(stages.values()), stages_s=stages)
         finally:
             with ExitStack() as undo:
                 for parts in self._offloaded:
-                    undo.callback(self.train.run, "onload", parts, timeout_s=self.timeout_s)
+                    undo.callback(self._run_stage, stages, f"onload {parts[0]}", self.train, "onload", parts)
                 self._offloaded.clear()
-                self._sleep()
+                self._sleep(stages)
 
-    def _offload(self, parts: tuple[str, ...]) -> None:
+    def _run_stage(
+        self, stages: dict[str, float], stage: str, group: EngineGroup, method: str, argument: object
+    ) -> None:
+        """Calls a method of every rank and notes how long the slowest took."""
+        start = time.perf_counter()
+        group.run(method, argument, timeout_s=self.timeout_s)
+        stages[stage] = time.perf_counter() - start
+
+    def _offload(self, parts: tuple[str, ...], stages: dict[str, float]) -> None:
         if Capability.OFFLOAD in self.train.capabilities:
             self._offloaded.append(parts)
-            self.train.run("offload", parts, timeout_s=self.timeout_s)
+            self._run_stage(stages, f"offload {parts[0]}", self.train, "offload", parts)
 
-    def _wake(self, part: str) -> None:
+    def _wake(self, part: str, stages: dict[str, float]) -> None:
         if part in self._asleep:
-            self.rollout.run("wake", (part,), timeout_s=self.timeout_s)
+            self._run_stage(stages, f"wake {part}", self.rollout, "wake", (part,))
             self._asleep.discard(part)
 
-    def _sleep(self) -> None:
+    def _sleep(self, stages: dict[str, float]) -> None:
         """The next phase brings all weights anew, so they need not be kept on the host."""
         if Capability.SLEEP in self.rollout.capabilities:
-            self.rollout.run("sleep", 2, timeout_s=self.timeout_s)
+            self._run_stage(stages, "sleep", self.rollout, "sleep", 2)
             self._asleep = {"weights", "kv_cache"}
 
     def _fingerprints(self) -> list[dict[str, int]]:
@@ -182,8 +199,8 @@ class GenericShardingManager(ShardingManager):
             expected.append(task.total(self.train.run_each(FINGERPRINT_METHOD, arguments, self.timeout_s)))
         return expected
 
-    def _pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
-        """Has every replica take its buckets."""
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""
         ends, peers = self.ends(), self.train.peers()
         arguments = []
         for at in ends.targets_of_replica:

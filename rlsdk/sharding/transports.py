@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import DTYPE_BYTES, Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    ConfigError,
+    Transport,
+    WeightLayout,
+    WeightShard,
+    WeightSyncError,
+    nearest,
+)
 from rlsdk.sharding.memory import BlockName, SharedBlock, attach
 
 ALIGNMENT = 64
@@ -139,9 +147,24 @@ TRANSPORTS: tuple[type[Transport], ...] = (
 """In order of preference."""
 
 
+def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]:
+    """The transports of these names, in this order; all in order of preference where none are named.
+
+    Raises:
+        ConfigError: a name that is none.
+    """
+    if names is None:
+        return TRANSPORTS
+    known = {transport.name: transport for transport in TRANSPORTS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"transport {name!r} does not exist{nearest(name, known)}; known: {sorted(known)}")
+    return tuple(known[name] for name in names)
+
+
 def make_transport(name: str) -> Transport:
     """A fresh end of the transport of that name."""
-    return next(transport for transport in TRANSPORTS if transport.name == name)()
+    return named_transports([name])[0]()
 
 
 def checksum(data: Tensor) -> int:
@@ -199,8 +222,8 @@ def _fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], d
 
 
 def _checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
-    """Views of a bucket's tensors; each group is checked just before its first tensor is given, so that whoever copies
-    it finds it in the cache."""
+    """Views of a bucket's tensors; each group is checked as soon as whoever took its tensors asks for more: then its
+    bytes are in the cache, and one that was overwritten while it was read is found as well."""
     offsets, num_bytes = _offsets(metas)
     if handle["num_bytes"] != num_bytes or len(data) < num_bytes:
         raise WeightSyncError(
@@ -213,10 +236,10 @@ def _give(
     data: Tensor, slots: Sequence[Tensor], groups: Sequence[tuple[slice, slice]], sums: Sequence[int]
 ) -> Iterator[Tensor]:
     for (tensors, span), sent in zip(groups, sums, strict=True):
+        yield from slots[tensors]
         found = checksum(data[span])
         if found != sent:
             raise WeightSyncError(
                 f"{span.stop - span.start} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
                 "they were overwritten or corrupted on the way"
             )
-        yield from slots[tensors]

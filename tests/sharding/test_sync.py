@@ -394,6 +394,9 @@ def test_on_one_device_the_sides_take_turns_in_stages(offload: bool, sleep: bool
         order.append("in")
     assert order == expected
     assert report.version == 2
+    stages = [call.replace(" gradients", "").replace(" 2", "") for call in expected if call not in ("sync", "in")]
+    assert [stage for stage in report.stages_s if stage not in ("fingerprint", "pull", "verify")] == stages
+    assert all(seconds >= 0 for seconds in report.stages_s.values())
 
 
 def test_a_failed_phase_gives_the_train_engine_its_memory_back() -> None:
