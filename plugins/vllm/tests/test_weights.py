@@ -26,6 +26,12 @@ from cases import (
 )
 
 from rlsdk.interfaces import Box, RlsdkError, WeightShard, WeightSyncError, fingerprint
+from rlsdk_vllm.intake import joined
+
+
+def worker_of(engine: Any) -> Any:
+    """vLLM's worker, in this process."""
+    return engine.engine._engine.model_executor.driver_worker.worker
 
 
 @pytest.fixture
@@ -69,12 +75,12 @@ def test_the_layout_names_every_tensor_once_and_whole(served: Any, other: Any) -
 
 def test_fingerprints_are_of_the_memory_that_serves(served: Any, other: Any) -> None:
     """Half of a fused parameter is overwritten behind the engine's back: its tensors alone look different."""
-    from rlsdk_vllm.intake import fingerprints
-
-    before = fingerprints(served.pieces)
-    parameter = dict(served.engine.model.named_parameters())["model.layers.0.self_attn.qkv_proj.weight"]
+    before = joined(served.engine.fingerprints(), 0)
+    parameter = dict(worker_of(served).model_runner.get_model().named_parameters())[
+        "model.layers.0.self_attn.qkv_proj.weight"
+    ]
     parameter.data[:128].add_(1.0)
-    after = fingerprints(served.pieces)
+    after = joined(served.engine.fingerprints(), 0)
     assert {name for name in before if before[name] != after[name]} == {"model.layers.0.self_attn.q_proj.weight"}
 
 
@@ -139,8 +145,8 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(served: Any,
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_gives_memory_back_and_wake_restores_service(served: Any, other: Any, level: int) -> None:
     before = tokens_of(run(served, [ask("x", [5, 6], 3)]))
-    keys_and_values = [tensor.untyped_storage() for tensor in served.engine.kv_tensors()]
-    weights = [p.memory.untyped_storage() for parts in served.pieces.values() for p in parts]
+    keys_and_values = [tensor.untyped_storage() for tensor in worker_of(served)._rlsdk_tensors("kv_cache")]
+    weights = [tensor.untyped_storage() for tensor in worker_of(served)._rlsdk_tensors("weights")]
     served.sleep(level)
     assert sum(storage.nbytes() for storage in keys_and_values) == 0
     assert (sum(storage.nbytes() for storage in weights) == 0) == (level == 2)

@@ -15,14 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, nearest
+from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, WeightShard, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import head_size, kv_cache_bytes
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
+from rlsdk_vllm.staging import batches
 
+OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
+"""Arguments without which nothing here works."""
+STAGING_BYTES = 64 << 20
+"""Most weights on their way to workers in other processes."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -52,7 +57,7 @@ def prepare_environment(options: VllmOptions) -> None:
 
 
 class InProcessEngine:
-    """vLLM's synchronous engine, model and all, in this process."""
+    """vLLM's synchronous engine in this process; the model as well, unless it is split over several workers."""
 
     def __init__(
         self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
@@ -72,8 +77,8 @@ class InProcessEngine:
                     "rollout.engine_kwargs that it takes, or another rollout backend"
                 ) from error
         WORLD.users += 1
-        self.worker: Any = self._engine.model_executor.driver_worker.worker
-        self.model: torch.nn.Module = self.worker.model_runner.get_model()
+        self.is_spread = spec.tp_size > 1
+        """Its workers are processes of their own."""
         self.vocabulary: int = self._engine.model_config.get_vocab_size()
 
     def add(self, sample: Sample) -> None:
@@ -114,9 +119,27 @@ class InProcessEngine:
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
-    def kv_tensors(self) -> list[torch.Tensor]:
-        """The memory of keys and values."""
-        return [tensor for tensor in self.worker.model_runner.kv_caches if isinstance(tensor, torch.Tensor)]
+    def prepare(self) -> list[str]:
+        """Readies the workers; returns what speaks against serving this model."""
+        return sorted({fault for faults in self._engine.collective_rpc("rlsdk_prepare") for fault in faults})
+
+    def write(self, shards: Iterator[WeightShard]) -> None:
+        """Brings weights to where the workers compute from."""
+        if not self.is_spread:
+            self._engine.collective_rpc("rlsdk_write", args=(shards,))
+            return
+        for block in batches(shards, STAGING_BYTES):
+            self._engine.collective_rpc("rlsdk_take", args=(block.name, block.entries))
+
+    def fingerprints(self) -> list[Any]:
+        """By worker: `WorkerExtension.rlsdk_fingerprints`."""
+        return list(self._engine.collective_rpc("rlsdk_fingerprints"))
+
+    def park(self, parts: Sequence[str]) -> None:
+        self._engine.collective_rpc("rlsdk_park", args=(tuple(parts),))
+
+    def restore(self, parts: Sequence[str]) -> None:
+        self._engine.collective_rpc("rlsdk_restore", args=(tuple(parts),))
 
     def sleep(self, level: int) -> None:
         self._engine.sleep(level)
@@ -134,7 +157,7 @@ class InProcessEngine:
         WORLD.users -= 1
         if not WORLD.users:
             self._end_process_groups()
-        del self._engine, self.worker, self.model
+        del self._engine
 
     def _end_process_groups(self) -> None:
         """Those that vLLM made, unless a train engine has ended all of the process by now."""
@@ -187,6 +210,7 @@ def engine_args(
         "max_model_len": spec.max_model_tokens,
         "max_num_seqs": spec.max_running,
         "tensor_parallel_size": spec.tp_size,
+        "worker_extension_cls": "rlsdk_vllm.worker.WorkerExtension",
         "seed": ctx.seed + ctx.rank,
         "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
@@ -198,7 +222,7 @@ def engine_args(
     }
     if options.max_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
-    owned = sorted({"load_format", "model_loader_extra_config", "logprobs_mode", "model"} & set(spec.engine_kwargs))
+    owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
         raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
     known = EngineArgs.__dataclass_fields__

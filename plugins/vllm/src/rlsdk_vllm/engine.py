@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from rlsdk.interfaces import (
+    DTYPE_BYTES,
     Box,
     ConfigError,
     FinishReason,
@@ -32,7 +33,6 @@ from rlsdk.kit.stop_text import StopText
 from rlsdk_vllm import intake
 from rlsdk_vllm.adapter import InProcessEngine, Progress
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.memory import Parked
 from rlsdk_vllm.samples import Call, Sample, mixed_seed
 
 PAUSED_S = 0.005
@@ -56,16 +56,12 @@ class VllmRolloutEngine(RolloutEngine):
         parameters, self.tied = canonical_parameters(skeleton)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.engine = InProcessEngine(ctx, spec, options, self.shapes)
-        from rlsdk_vllm import loader, sampler
-
-        if found := loader.faults(self.engine.model):
+        if found := self.engine.prepare():
+            self.engine.close()
             raise ConfigError(
                 f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and proven: "
                 f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
             )
-        self.pieces = loader.served_pieces(self.engine.model)
-        runner = self.engine.worker.model_runner
-        runner.sampler = sampler.ContractSampler(runner)
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
         self.aborting: deque[str] = deque()
@@ -74,7 +70,6 @@ class VllmRolloutEngine(RolloutEngine):
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
         self.asleep: set[str] = set()
-        self.parked = {"weights": Parked(), "kv_cache": Parked()}
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -126,13 +121,13 @@ class VllmRolloutEngine(RolloutEngine):
             self._awake("weights")
             self.version = None
             self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
-            intake.load(self.pieces, self.shapes, shards, version)
+            self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             if "kv_cache" not in self.asleep:
                 self.engine.drop_caches()
-            fingerprints = intake.fingerprints(self.pieces)
+            fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.version = version
-        num_bytes = sum(p.memory.numel() * p.memory.element_size() for parts in self.pieces.values() for p in parts)
+        num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
@@ -159,9 +154,7 @@ class VllmRolloutEngine(RolloutEngine):
             if self.ctx.device != "cpu":
                 self.engine.sleep(level)
             else:
-                self.parked["kv_cache"].empty(self.engine.kv_tensors())
-                if level > 1:
-                    self.parked["weights"].empty(p.memory for parts in self.pieces.values() for p in parts)
+                self.engine.park(("kv_cache",) if level == 1 else ("kv_cache", "weights"))
             if level > 1:
                 self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
             self.asleep = {"weights", "kv_cache"}
@@ -171,8 +164,8 @@ class VllmRolloutEngine(RolloutEngine):
             waking = [part for part in ("weights", "kv_cache") if part in parts and part in self.asleep]
             if waking and self.ctx.device != "cpu":
                 self.engine.wake(waking)
-            for part in waking:
-                self.parked[part].restore()
+            elif waking:
+                self.engine.restore(waking)
             self.asleep -= set(waking)
 
     def close(self) -> None:
@@ -181,7 +174,6 @@ class VllmRolloutEngine(RolloutEngine):
         if hasattr(self, "engine"):
             with self.lock:
                 self._fail(RlsdkError(self.refusal))
-                self.pieces = {}
                 self.engine.close()
                 del self.engine
 
@@ -279,8 +271,10 @@ def check_spec(spec: RolloutSpec) -> None:
         raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
     if spec.options is not None and not isinstance(spec.options, VllmOptions):
         raise ConfigError(f"RolloutSpec.options is a {type(spec.options).__name__}; expected VllmOptions, or None")
-    if spec.tp_size != 1:
-        raise ConfigError(f"backend 'vllm' is one process: tp_size {spec.tp_size} must be 1")
-    for name, value, least in (("max_running", spec.max_running, 1), ("max_model_tokens", spec.max_model_tokens, 2)):
+    for name, value, least in (
+        ("tp_size", spec.tp_size, 1),
+        ("max_running", spec.max_running, 1),
+        ("max_model_tokens", spec.max_model_tokens, 2),
+    ):
         if value < least:
             raise ConfigError(f"{name} {value}: expected {least} or more")

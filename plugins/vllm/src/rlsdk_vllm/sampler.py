@@ -16,6 +16,9 @@ from rlsdk_vllm.samples import SEED_ARGUMENT
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy to vLLM."""
+BLOCK = 256
+"""Neighbouring tokens whose probabilities are summed up first."""
+ALMOST_ONE = 1.0 - 2.0**-53
 DRAW_ELEMENTS = 1 << 22
 """Probabilities that are summed up at a time."""
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -80,13 +83,34 @@ class SeededDraw(nn.Module):
 
 
 def draw(logits: Tensor, levels: Tensor) -> Tensor:
-    """`[R]` tokens of `[R, V]` logits, at `[R]` float64 uniform numbers. A token of probability 0 is never drawn."""
-    cumulative = logits.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1, dtype=torch.float64)
+    """`[R]` tokens of `[R, V]` logits, at `[R]` float64 uniform numbers. A token of probability 0 is never drawn.
+
+    First a block of neighbouring tokens is drawn, then one of it: the long sum over the vocabulary is made once, in
+    float32 within blocks, and only the few sums of blocks are accumulated in float64.
+    """
+    probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+    num_tokens = probabilities.shape[1]
+    even = num_tokens - num_tokens % BLOCK
+    sums = torch.unflatten(probabilities[:, :even], 1, (even // BLOCK, BLOCK)).sum(-1)
+    if even < num_tokens:
+        sums = torch.cat([sums, probabilities[:, even:].sum(-1, keepdim=True)], dim=1)
+    block, within = invert(sums, levels)
+    columns = block.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=logits.device)
+    inside = columns < num_tokens
+    members = probabilities.gather(1, columns.clamp(max=num_tokens - 1)) * inside
+    # Where logits are not numbers any token will do: its log-prob tells.
+    return (block * BLOCK + invert(members, within)[0]).clamp_(max=num_tokens - 1)
+
+
+def invert(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each of `[R]` levels in [0, 1) falls in the cumulative `[R, K]` weights: the index, and the level in it."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
-    below = torch.minimum(levels * total, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulative, below.unsqueeze(1), right=True).squeeze(1)
-    # Where logits are not numbers no token is found; any will do: its log-prob tells.
-    return found.clamp_(max=logits.shape[1] - 1)
+    below = torch.minimum(levels * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(1)
+    found = torch.searchsorted(cumulative, below, right=True).clamp_(max=weights.shape[1] - 1)
+    weight = weights.gather(1, found).double()
+    within = (below - (cumulative.gather(1, found) - weight)) / weight
+    return found.squeeze(1), within.squeeze(1).clamp_(0.0, ALMOST_ONE)
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -1,0 +1,109 @@
+"""Weights on their way to workers in other processes: memory without a name, filled here and read there."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Box, WeightShard
+
+ALIGNMENT = 64
+BlockName = tuple[int, int, int]
+"""Process, file descriptor in it, bytes."""
+
+
+class Entry(NamedTuple):
+    """A shard in a block."""
+
+    name: str
+    box: Box
+    dtype: str
+    offset: int
+
+
+class Staging:
+    """One block, filled and sent again and again. Nothing is left behind, whatever ends either process."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._file = os.memfd_create("rlsdk-vllm")
+        os.ftruncate(self._file, num_bytes)
+        self._map = mmap.mmap(self._file, num_bytes)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.name: BlockName = (os.getpid(), self._file, num_bytes)
+        self.entries: list[Entry] = []
+        self._used = 0
+
+    def put(self, shard: WeightShard) -> bool:
+        """Copies a shard in; False where there is no room left."""
+        size = shard.tensor.numel() * shard.tensor.element_size()
+        if self._used + size > self.name[2]:
+            return False
+        place = self._bytes[self._used : self._used + size].view(shard.tensor.dtype).view(shard.box.size)
+        place.copy_(shard.tensor)
+        dtype = str(shard.tensor.dtype).removeprefix("torch.")
+        self.entries.append(Entry(shard.name, shard.box, dtype, self._used))
+        self._used = -(-(self._used + size) // ALIGNMENT) * ALIGNMENT
+        return True
+
+    def clear(self) -> None:
+        self.entries, self._used = [], 0
+
+    def close(self) -> None:
+        del self._bytes
+        self._map.close()
+        os.close(self._file)
+
+
+@contextmanager
+def attached(block: BlockName, entries: Sequence[Entry]) -> Iterator[Iterator[WeightShard]]:
+    """The shards of a block of another process, as views of it."""
+    process, descriptor, num_bytes = block
+    with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        try:
+            yield (WeightShard(name=e.name, box=e.box, tensor=_view(whole, e)) for e in entries)
+        finally:
+            del whole
+
+
+def _view(whole: Tensor, entry: Entry) -> Tensor:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    size = entry.box.numel * dtype.itemsize
+    return whole[entry.offset : entry.offset + size].view(dtype).view(entry.box.size)
+
+
+def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
+    """Fills a block over and over, and yields it each time that it is full. A shard that is larger than the block is
+    cut into rows, each of which must fit."""
+    block = Staging(num_bytes)
+    try:
+        for shard in shards:
+            for part in cut(shard, num_bytes):
+                if not block.put(part):
+                    yield block
+                    block.clear()
+                    block.put(part)
+        if block.entries:
+            yield block
+    finally:
+        block.close()
+
+
+def cut(shard: WeightShard, num_bytes: int) -> Iterator[WeightShard]:
+    """Pieces of at most so many bytes, cut along the first dimension."""
+    rows = shard.box.size[0] if shard.box.size else 1
+    row_bytes = shard.tensor.numel() * shard.tensor.element_size() // max(rows, 1)
+    at_once = max(1, num_bytes // max(row_bytes, 1))
+    if at_once >= rows:
+        yield shard
+        return
+    for start in range(0, rows, at_once):
+        size = min(at_once, rows - start)
+        box = Box((shard.box.offset[0] + start, *shard.box.offset[1:]), (size, *shard.box.size[1:]))
+        yield WeightShard(name=shard.name, box=box, tensor=shard.tensor[start : start + size])

@@ -1,0 +1,61 @@
+"""What this plugin adds to vLLM's workers: their weights and memory, reached by name from the engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rlsdk.interfaces import Box, WeightShard, fingerprint
+from rlsdk_vllm import loader
+from rlsdk_vllm.intake import write_shard
+from rlsdk_vllm.memory import Parked
+from rlsdk_vllm.sampler import ContractSampler
+from rlsdk_vllm.staging import BlockName, Entry, attached
+
+Fingerprints = dict[str, list[tuple[Box, int]]]
+
+
+class WorkerExtension:
+    """Mixed into the worker class by vLLM. Importing this module registers the model loader in a worker's process."""
+
+    model_runner: Any
+
+    def rlsdk_prepare(self) -> list[str]:
+        """Installs the sampler; returns why the weights could not be replaced and proven."""
+        self._rlsdk_pieces = loader.served_pieces(self.model_runner.get_model())
+        self._rlsdk_parked = {"weights": Parked(), "kv_cache": Parked()}
+        self.model_runner.sampler = ContractSampler(self.model_runner)
+        return loader.faults(self.model_runner.get_model())
+
+    def rlsdk_write(self, shards: Iterable[WeightShard]) -> None:
+        """Takes shards one at a time; what this worker does not hold of them passes by."""
+        for shard in shards:
+            write_shard(self._rlsdk_pieces[shard.name], shard)
+
+    def rlsdk_take(self, block: BlockName, entries: Sequence[Entry]) -> None:
+        """As `rlsdk_write`, out of memory that another process filled."""
+        with attached(block, entries) as shards:
+            self.rlsdk_write(shards)
+
+    def rlsdk_fingerprints(self) -> Fingerprints:
+        """Of each box that this worker serves, over the memory that serves it."""
+        return {
+            name: [(piece.box, fingerprint(piece.memory, piece.box)) for piece in parts]
+            for name, parts in self._rlsdk_pieces.items()
+        }
+
+    def rlsdk_park(self, parts: Sequence[str]) -> None:
+        """Gives memory back; for CPUs."""
+        for part in parts:
+            self._rlsdk_parked[part].empty(self._rlsdk_tensors(part))
+
+    def rlsdk_restore(self, parts: Sequence[str]) -> None:
+        for part in parts:
+            self._rlsdk_parked[part].restore()
+
+    def _rlsdk_tensors(self, part: str) -> list[Tensor]:
+        if part == "weights":
+            return [piece.memory for parts in self._rlsdk_pieces.values() for piece in parts]
+        return [tensor for tensor in self.model_runner.kv_caches if isinstance(tensor, Tensor)]
