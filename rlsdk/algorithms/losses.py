@@ -53,6 +53,9 @@ def ppo_clip(
     return loss, metrics
 
 
+ppo_clip.zero_without_advantage = True  # type: ignore[attr-defined]
+
+
 def _check_clips(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
     if not 0 < clip_low <= 1:
         raise ConfigError(f"clip_low is {clip_low!r}: expected a number above 0 and at most 1, such as 0.2")

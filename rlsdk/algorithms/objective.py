@@ -63,6 +63,11 @@ class PolicyObjective:
     def outputs(self) -> Sequence[str]:
         return ("log_probs", "entropy") if self.entropy_coef else ("log_probs",)
 
+    @property
+    def zero_without_advantage(self) -> bool:
+        """Tokens of advantage 0 have no gradient: their rows can be left out, the weights of the others unchanged."""
+        return not (self.kl_coef or self.entropy_coef) and getattr(self._loss_fn, "zero_without_advantage", False)
+
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         mask, weight = batch["response_mask"], batch["loss_weight"]
         log_probs = outputs["log_probs"]

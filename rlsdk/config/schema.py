@@ -112,6 +112,9 @@ class AlgorithmConfig(Section):
     old_log_probs: Literal["auto", "always", "rollout"] = "auto"
     """Where the ratio's denominator comes from. auto: recomputed by the train engine unless the step makes one
     update, where it equals the current one; always: recomputed; rollout: as the rollout engine gave them."""
+    skip_zero_advantage: bool = True
+    """Leaves rows whose advantage is 0 out of updates, where loss and coefficients are such that they have no gradient:
+    the same update for less work."""
 
     def problems(self) -> Iterator[Problem]:
         if self.kl_in_reward and self.kl_coef == 0:

@@ -69,7 +69,11 @@ class PolicyLossInputs:
 
 
 class PolicyLoss(Protocol):
-    """Loss and metrics of each token, `[N]` each; the caller weighs both with `loss_weight` and adds them up."""
+    """Loss and metrics of each token, `[N]` each; the caller weighs both with `loss_weight` and adds them up.
+
+    A function that says `function.zero_without_advantage = True` promises that tokens of advantage 0 have no gradient:
+    rows of such tokens only are then left out of updates.
+    """
 
     def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]: ...
 

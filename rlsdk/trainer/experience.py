@@ -88,6 +88,16 @@ def cut_mini_batches(num_rows: int, num_parts: int, *, seed: Sequence[int | str]
     return [part.sort().values for part in order.tensor_split(num_parts)]
 
 
+def with_signal(batch: Batch, rows: Tensor) -> Tensor:
+    """Those of `rows` `[M]` with an advantage that is not 0 on some token; the first of all where none has one.
+
+    One row is always left: with a gradient of zeros the optimizer's moments decay as they would have.
+    """
+    strength = batch.row_sum(batch["advantages"].abs())[rows]
+    kept = rows[strength > 0]
+    return kept if len(kept) else rows[:1]
+
+
 def scatter_loss_weights(batch: Batch, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Batch:
     """Adds `loss_weight`: each part's own weights, put where its rows stand in the whole batch."""
     flat = torch.zeros(batch.num_tokens)

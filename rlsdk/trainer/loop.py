@@ -23,7 +23,7 @@ from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.evaluation import measure_all
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_weights
+from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_weights, with_signal
 from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
 from rlsdk.trainer.parts import check_failures
@@ -193,6 +193,8 @@ class Trainer:
         shared = self.session.cluster.put(batch.keep(TRAINED_FIELDS))
         later = self.parts.objective
         first = replace(later, on_policy=self.config.algorithm.old_log_probs == "auto" and config.epochs_per_step == 1)
+        if self.config.algorithm.skip_zero_advantage and later.zero_without_advantage:
+            mini_batches = [with_signal(batch, rows) for rows in mini_batches]
         turns = [rows for _ in range(config.epochs_per_step) for rows in mini_batches]
         group = self.session.actor.group
         with self.view.phase("update", total=len(turns)), self.clock.measure("update"):
