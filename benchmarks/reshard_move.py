@@ -39,7 +39,7 @@ SIZES: Mapping[str, tuple[int, int, int]] = {"50m": (512, 1408, 10), "500m": (15
 """Hidden size, inner size, layers."""
 VOCABULARY = 32000
 TRAIN_RANKS = 2
-TRANSPORTS = ("shared_memory", "shared_file", "inline")
+TRANSPORTS = ("shared_memory", "shared_file", "process_group", "inline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Result:
 def shapes(size: str) -> dict[str, tuple[tuple[int, ...], int]]:
     """Shape and tensor-parallel dimension of every tensor."""
     hidden, inner, layers = SIZES[size]
-    found = {"model.embed_tokens.weight": ((VOCABULARY, hidden), 0)}
+    found: dict[str, tuple[tuple[int, ...], int]] = {"model.embed_tokens.weight": ((VOCABULARY, hidden), 0)}
     for layer in range(layers):
         at = f"model.layers.{layer}"
         for name in ("q_proj", "k_proj", "v_proj"):

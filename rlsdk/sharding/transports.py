@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import (
-    DTYPE_BYTES,
     ConfigError,
     Transport,
     WeightLayout,
     WeightShard,
-    WeightSyncError,
     nearest,
 )
 from rlsdk.sharding.memory import BlockName, SharedBlock, attach
-
-ALIGNMENT = 64
-"""Every tensor of a bucket starts at a multiple of this: a cache line, and a whole number of elements of any dtype."""
-
-GROUP_BYTES = 1 << 20
-"""Copied and checked at once: fits the second-level cache."""
-
-Metas = Sequence[tuple[tuple[int, ...], str]]
+from rlsdk.sharding.process_group import ProcessGroupTransport
+from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, checked, fill
 
 
 class InProcessTransport(Transport):
@@ -39,7 +31,7 @@ class InProcessTransport(Transport):
         return source.process == target.process
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        return {"tensors": [s.tensor.detach().to(_dtype(d)) for s, d in zip(shards, dtypes, strict=True)]}
+        return {"tensors": [s.tensor.detach().to(getattr(torch, d)) for s, d in zip(shards, dtypes, strict=True)]}
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         return iter(handle["tensors"])
@@ -65,17 +57,16 @@ class SharedMemoryTransport(Transport):
         return source.node == target.node and hasattr(os, "memfd_create")
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
         block = self._next_block(num_bytes)
-        sums = _fill(block.tensor[:num_bytes], offsets, shards, dtypes)
+        sums = fill(block.tensor[:num_bytes], offsets, shards, dtypes)
         name = block.name
         return {
             "path": name.path,
             "inode": name.inode,
             "block_bytes": name.num_bytes,
             "unlink": name.unlink,
-            "num_bytes": num_bytes,
-            "checksums": sums,
+            **announcement(num_bytes, sums),
         }
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
@@ -84,7 +75,7 @@ class SharedMemoryTransport(Transport):
         if known != name:
             block = attach(name)
             self._attached[name.path] = (name, block)
-        return _checked(block, handle, metas)
+        return checked(block, handle, metas)
 
     def close(self) -> None:
         for block in self._blocks:
@@ -117,7 +108,8 @@ class SharedFileTransport(SharedMemoryTransport):
 
 
 class InlineTransport(Transport):
-    """Any two places: the bytes are part of the handle, and go the way that answers of calls go."""
+    """Any two places: the bytes are part of the handle, and go the way that answers of calls go. Between Ray workers
+    that is the object store, as shared memory within a node."""
 
     name = "inline"
 
@@ -126,16 +118,16 @@ class InlineTransport(Transport):
         return True
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = _offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
         data = torch.empty(num_bytes, dtype=torch.uint8)
-        sums = _fill(data, offsets, shards, dtypes)
+        sums = fill(data, offsets, shards, dtypes)
         # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
-        return {"data": data.numpy(), "num_bytes": num_bytes, "checksums": sums}
+        return {"data": data.numpy(), **announcement(num_bytes, sums)}
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         data = handle["data"]
         # An object store hands out read-only memory: an engine that wrote into it would die of a segmentation fault.
-        return _checked(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
+        return checked(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
 
 
 TRANSPORTS: tuple[type[Transport], ...] = (
@@ -143,8 +135,9 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     SharedMemoryTransport,
     SharedFileTransport,
     InlineTransport,
+    ProcessGroupTransport,
 )
-"""In order of preference."""
+"""In order of preference. What stands behind one that reaches anywhere is taken only by name."""
 
 
 def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]:
@@ -165,81 +158,3 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
 def make_transport(name: str) -> Transport:
     """A fresh end of the transport of that name."""
     return named_transports([name])[0]()
-
-
-def checksum(data: Tensor) -> int:
-    """Sum of `[n]` uint8 data as 64-bit integers (n a multiple of 64): finds torn, stale and overwritten bytes at half
-    the cost of a memcpy. That every element is in its place is for the fingerprints to say."""
-    return int(data.view(torch.int64).sum())
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _offsets(metas: Metas) -> tuple[list[int], int]:
-    """Where each tensor starts, and how many bytes they take with their gaps."""
-    offsets, end = [], 0
-    for shape, dtype in metas:
-        offsets.append(end)
-        size = DTYPE_BYTES[dtype]
-        for n in shape:
-            size *= n
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return offsets, end
-
-
-def _slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
-    """One view per tensor into the bytes of a bucket."""
-    slots = []
-    for start, (shape, dtype) in zip(offsets, metas, strict=True):
-        numel = torch.Size(shape).numel()
-        slots.append(data[start : start + numel * DTYPE_BYTES[dtype]].view(_dtype(dtype)).view(shape))
-    return slots
-
-
-def _groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
-    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as the cache holds."""
-    groups, first = [], 0
-    for at, end in enumerate([*offsets[1:], num_bytes], start=1):
-        if end - offsets[first] >= GROUP_BYTES or at == len(offsets):
-            groups.append((slice(first, at), slice(offsets[first], end)))
-            first = at
-    return groups
-
-
-@torch.no_grad()
-def _fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[int]:
-    """Copies and converts all shards, group by group in multi-tensor calls; returns the checksum of each group, taken
-    while it is in the cache."""
-    slots = _slots(data, offsets, [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)])
-    sums = []
-    for tensors, span in _groups(offsets, len(data)):
-        torch._foreach_copy_(slots[tensors], [shard.tensor for shard in shards[tensors]])
-        sums.append(checksum(data[span]))
-    return sums
-
-
-def _checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
-    """Views of a bucket's tensors; each group is checked as soon as whoever took its tensors asks for more: then its
-    bytes are in the cache, and one that was overwritten while it was read is found as well."""
-    offsets, num_bytes = _offsets(metas)
-    if handle["num_bytes"] != num_bytes or len(data) < num_bytes:
-        raise WeightSyncError(
-            f"a bucket of {num_bytes} bytes was asked for, but the source announced {handle['num_bytes']}"
-        )
-    return _give(data, _slots(data, offsets, metas), _groups(offsets, num_bytes), handle["checksums"])
-
-
-def _give(
-    data: Tensor, slots: Sequence[Tensor], groups: Sequence[tuple[slice, slice]], sums: Sequence[int]
-) -> Iterator[Tensor]:
-    for (tensors, span), sent in zip(groups, sums, strict=True):
-        yield from slots[tensors]
-        found = checksum(data[span])
-        if found != sent:
-            raise WeightSyncError(
-                f"{span.stop - span.start} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
-                "they were overwritten or corrupted on the way"
-            )

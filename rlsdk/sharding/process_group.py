@@ -1,0 +1,129 @@
+"""Point to point by torch.distributed: for ranks that share no memory, where the fabric's own library is fastest."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
+
+
+class ProcessGroupTransport(Transport):
+    """Two processes anywhere: a process group of their own two, never the default one; gloo between CPUs, NCCL between
+    GPUs by the same calls. The source starts to send while its handle is on the way.
+
+    Taken only where it is asked for by name: the target must be able to connect to the source's host. A process that
+    dies closes its sockets, and nothing else was made; the other end has an error at once, or at the deadline.
+    """
+
+    name = "process_group"
+    timeout_s = 60.0
+    """To meet, and for one bucket."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._store: Any = None
+        self._id = uuid.uuid4().hex
+        self._staging: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._sending: list[threading.Thread | None] = [None, None]
+        self._turn = 0
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.process != target.process and dist.is_available()
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        device = shards[0].tensor.device if shards else torch.device("cpu")
+        data = self._buffer(num_bytes, device)
+        sums = fill(data, offsets, shards, dtypes)
+        if self._store is None:
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self.timeout_s)
+            )
+        before = self._sending[1 - self._turn]
+        thread = threading.Thread(target=self._send, args=(data, before), daemon=True, name="rlsdk-send")
+        self._sending[self._turn] = thread
+        thread.start()
+        return {
+            "host": _address(),
+            "port": self._store.port,
+            "group": self._id,
+            "device": device.type,
+            **announcement(num_bytes, sums),
+        }
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        num_bytes = check_announcement(handle, metas)
+        data = self._buffer(num_bytes, torch.device(handle["device"]))
+        try:
+            if self._group is None:
+                limit = timedelta(seconds=self.timeout_s)
+                self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                    handle["host"], handle["port"], is_master=False, timeout=limit
+                )
+                self._group = self._meet(handle["group"], 1, handle["device"])
+            if num_bytes:
+                self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
+        except (RuntimeError, dist.DistError) as error:
+            raise WeightSyncError(
+                f"the source at {handle['host']}:{handle['port']} did not send {num_bytes} bytes in "
+                f"{self.timeout_s:g} s: {error}"
+            ) from error
+        return checked(data, handle, metas)
+
+    def close(self) -> None:
+        self._group = self._store = None
+        self._staging = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._sending = [None, None]
+
+    def _buffer(self, num_bytes: int, device: torch.device) -> Tensor:
+        """The staging memory whose turn it is; what was sent from it before has left."""
+        self._turn = 1 - self._turn
+        sending = self._sending[self._turn]
+        if sending is not None:
+            sending.join(self.timeout_s)
+            if sending.is_alive():
+                raise WeightSyncError(f"the bucket before the last was not taken within {self.timeout_s:g} s")
+        if len(self._staging[self._turn]) < num_bytes or self._staging[self._turn].device != device:
+            self._staging[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return self._staging[self._turn][:num_bytes]
+
+    def _send(self, data: Tensor, before: threading.Thread | None) -> None:
+        """On a thread: meets the target the first time, then sends behind what is under way. An error is the target's
+        to report: it does not get its bytes."""
+        if before is not None:
+            before.join()
+        try:
+            if self._group is None:
+                self._group = self._meet(self._id, 0, data.device.type)
+            if len(data):
+                self._group.send([data], 1, 0).wait(timedelta(seconds=self.timeout_s))
+        except RuntimeError:
+            self._group = None
+
+    def _meet(self, name: str, rank: int, device: str) -> Any:
+        limit = timedelta(seconds=self.timeout_s)
+        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
+        if device == "cpu":
+            return dist.ProcessGroupGloo(store, rank, 2, limit)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, 2, options)
+
+
+def _address() -> str:
+    """Of this host, as others can reach it."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,126 @@
+"""What is on the way: bytes whose dtype and shape the plan told both ends, a version and checksums. No pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
+
+WIRE_VERSION = 1
+"""Of what the two ends say to each other; ends of different versions refuse each other."""
+MAX_BUCKET_BYTES = 1 << 32
+"""A bucket that announces more is refused before memory is taken for it."""
+ALIGNMENT = 64
+"""Every tensor of a bucket starts at a multiple of this: a cache line, and a whole number of elements of any dtype."""
+GROUP_BYTES = 1 << 20
+"""Copied and checked at once: fits the second-level cache."""
+
+Metas: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
+"""Shape and dtype of each tensor."""
+
+
+def announcement(num_bytes: int, checksums: Sequence[int]) -> dict[str, Any]:
+    """What the handle of every bucket says, whichever way its bytes go."""
+    return {"wire_version": WIRE_VERSION, "num_bytes": num_bytes, "checksums": list(checksums)}
+
+
+def check_announcement(handle: Mapping[str, Any], metas: Metas) -> int:
+    """Bytes of the bucket that was asked for.
+
+    Raises:
+        WeightSyncError: the source speaks another version, or announces other bytes than were asked for.
+    """
+    if handle.get("wire_version") != WIRE_VERSION:
+        raise WeightSyncError(
+            f"the source speaks version {handle.get('wire_version')} of the wire, this end version {WIRE_VERSION}: "
+            "run the same rlsdk on both sides"
+        )
+    _, num_bytes = bucket_offsets(metas)
+    if handle["num_bytes"] != num_bytes:
+        raise WeightSyncError(
+            f"a bucket of {num_bytes} bytes was asked for, but the source announced {handle['num_bytes']}"
+        )
+    if num_bytes > MAX_BUCKET_BYTES:
+        raise WeightSyncError(f"a bucket of {num_bytes} bytes is over the limit of {MAX_BUCKET_BYTES}: make it smaller")
+    return num_bytes
+
+
+def checksum(data: Tensor) -> int:
+    """Sum of `[n]` uint8 data as 64-bit integers (n a multiple of 64): finds torn, stale and overwritten bytes at half
+    the cost of a memcpy. That every element is in its place is for the fingerprints to say."""
+    return int(data.view(torch.int64).sum())
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def bucket_offsets(metas: Metas) -> tuple[list[int], int]:
+    """Where each tensor starts, and how many bytes they take with their gaps."""
+    offsets, end = [], 0
+    for shape, dtype in metas:
+        offsets.append(end)
+        size = DTYPE_BYTES[dtype]
+        for n in shape:
+            size *= n
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
+    """One view per tensor into the bytes of a bucket."""
+    slots = []
+    for start, (shape, dtype) in zip(offsets, metas, strict=True):
+        numel = torch.Size(shape).numel()
+        slots.append(data[start : start + numel * DTYPE_BYTES[dtype]].view(_dtype(dtype)).view(shape))
+    return slots
+
+
+def _groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
+    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as the cache holds."""
+    groups, first = [], 0
+    for at, end in enumerate([*offsets[1:], num_bytes], start=1):
+        if end - offsets[first] >= GROUP_BYTES or at == len(offsets):
+            groups.append((slice(first, at), slice(offsets[first], end)))
+            first = at
+    return groups
+
+
+@torch.no_grad()
+def fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[int]:
+    """Copies and converts all shards, group by group in multi-tensor calls; returns the checksum of each group, taken
+    while it is in the cache."""
+    slots = _slots(data, offsets, [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)])
+    sums = []
+    for tensors, span in _groups(offsets, len(data)):
+        torch._foreach_copy_(slots[tensors], [shard.tensor for shard in shards[tensors]])
+        sums.append(checksum(data[span]))
+    return sums
+
+
+def checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+    """Views of a bucket's tensors; each group is checked as soon as whoever took its tensors asks for more: then its
+    bytes are in the cache, and one that was overwritten while it was read is found as well."""
+    num_bytes = check_announcement(handle, metas)
+    offsets, _ = bucket_offsets(metas)
+    if len(data) < num_bytes:
+        raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but only {len(data)} arrived")
+    return _give(data, _slots(data, offsets, metas), _groups(offsets, num_bytes), handle["checksums"])
+
+
+def _give(
+    data: Tensor, slots: Sequence[Tensor], groups: Sequence[tuple[slice, slice]], sums: Sequence[int]
+) -> Iterator[Tensor]:
+    for (tensors, span), sent in zip(groups, sums, strict=True):
+        yield from slots[tensors]
+        found = checksum(data[span])
+        if found != sent:
+            raise WeightSyncError(
+                f"{span.stop - span.start} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
+                "they were overwritten or corrupted on the way"
+            )

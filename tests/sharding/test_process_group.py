@@ -1,0 +1,66 @@
+"""Point to point by torch.distributed, between real processes."""
+
+import time
+
+import pytest
+import torch
+from sharding_cases import random_tensors, rollout_group, whole_target
+from sharding_processes import train_processes
+
+from rlsdk.interfaces import Box, ConfigError, WeightShard, WeightSyncError
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.sharding.process_group import ProcessGroupTransport
+
+SHAPES = {"embed": (1000, 64), "layer.w": (300, 200), "norm": (64,)}
+
+
+def test_two_processes_send_their_shards_bit_for_bit_again_and_again() -> None:
+    values = random_tensors(SHAPES)
+    with train_processes(SHAPES, 2) as train:
+        rollout = rollout_group([[whole_target(SHAPES, dtype="bfloat16")]])
+        manager = GenericShardingManager(train, rollout, bucket_bytes=30_000, transports=["process_group"])
+        plan = manager.plan(manager.ends().source, manager.ends().target)
+        assert {bucket.transport for bucket in plan.buckets} == {"process_group"}
+        for version in range(3):
+            manager.sync_weights(plan, version)
+            for name, box, tensor in rollout.hosts[0].engine.served:
+                assert torch.equal(tensor, values[name][box.slices(Box.whole(SHAPES[name]))].to(tensor.dtype))
+            train.run("optim_step")
+            values = {name: tensor + 0.125 for name, tensor in values.items()}
+        assert not torch.distributed.is_initialized()
+        rollout.hosts[0].target.close()
+
+
+def test_a_source_that_is_killed_ends_the_sync_soon() -> None:
+    with train_processes(SHAPES, 1, fatal=2, end="kill") as train:
+        rollout = rollout_group([[whole_target(SHAPES)]])
+        manager = GenericShardingManager(
+            train, rollout, bucket_bytes=60_000, transports=["process_group"], timeout_s=5.0
+        )
+        start = time.monotonic()
+        with pytest.raises(WeightSyncError, match="did not arrive from source rank 0 by process_group"):
+            manager.sync_weights(manager.plan(manager.ends().source, manager.ends().target), 1)
+        assert time.monotonic() - start < 20
+        rollout.hosts[0].target.close()
+
+
+def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessGroupTransport, "_send", lambda self, data, before: None)
+    source, target = ProcessGroupTransport(), ProcessGroupTransport()
+    target.timeout_s = 1.0
+    handle = source.export([WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
+    start = time.monotonic()
+    with pytest.raises(WeightSyncError, match=r"did not send 64 bytes in 1 s"):
+        target.fetch({**handle, "host": "127.0.0.1"}, [((4,), "float32")])
+    assert time.monotonic() - start < 10
+    source.close()
+
+
+def test_ends_of_different_wire_versions_refuse_each_other() -> None:
+    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 1"):
+        ProcessGroupTransport().fetch({"wire_version": 0}, [])
+
+
+def test_a_transport_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"transport 'shared_memroy' does not exist; did you mean 'shared_memory'\?"):
+        GenericShardingManager(rollout_group([]), rollout_group([]), transports=["shared_memroy"])
