@@ -17,7 +17,7 @@ from rlsdk.testing.models import write_tiny_model
 REWARD = Path(__file__).with_name("digits.py")
 TASK = (
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
-    "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "64",
+    "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
     "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]",
