@@ -72,7 +72,7 @@ class TrainProcess(Watched):
 
     def __init__(self, layout: WeightLayout) -> None:
         here = replace(layout, process=f"{layout.node}:{os.getpid()}")
-        held = {meta.name: torch.randn(meta.shape).to(getattr(torch, meta.dtype)) for meta in layout.tensors}
+        held = {meta.name: torch.ones(meta.shape, dtype=getattr(torch, meta.dtype)) for meta in layout.tensors}
         self.engine = TensorTrainEngine(held, here)
         self.source = WeightSource(self.engine)
 
@@ -147,7 +147,7 @@ class Remote:
 
 
 def _connect(address: str) -> Connection:
-    for _ in range(200):
+    for _ in range(2400):
         try:
             return Client(address, "AF_UNIX")
         except (FileNotFoundError, ConnectionRefusedError):
