@@ -38,6 +38,7 @@ class ConsoleView(RunView):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lines = 0
+        self._synced = False
         self._phase: TaskID | None = None
         self._run: TaskID | None = None
         self._progress = Progress(
@@ -98,7 +99,11 @@ class ConsoleView(RunView):
         self._print(text)
 
     def synced(self, report: SyncReport) -> None:
-        """One line: what is served, how long it took, and what crossed processes over the least that had to."""
+        """One line: what is served, how long it took, and what crossed processes over the least that had to. Weights
+        that are served where they were trained move nothing: of those syncs the first alone has a line."""
+        if not report.moved_bytes and self._synced:
+            return
+        self._synced = True
         rate = report.num_bytes / max(report.seconds, 1e-9) / 1e9
         bound = (
             f"{report.moved_bytes / report.lower_bound_bytes:.2f} x bound" if report.lower_bound_bytes else "in place"
