@@ -162,5 +162,4 @@ def test_bad_input_is_refused_by_name_before_anything_starts(
     assert "Traceback" not in output
     for word in expected:
         assert word in output, output
-    logs = {log.name for log in tmp_path.glob("runs/refused/logs/*.log")}
-    assert logs <= {"rewards.log"}, "a worker was started"
+    assert not (tmp_path / "runs").exists()
