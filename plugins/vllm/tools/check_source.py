@@ -26,7 +26,7 @@ USED = (
     Use("engine/arg_utils.py", "EngineArgs", (
         "model", "revision", "trust_remote_code", "dtype", "skip_tokenizer_init", "generation_config", "load_format",
         "model_loader_extra_config", "logprobs_mode", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
-        "worker_extension_cls",
+        "worker_extension_cls", "distributed_executor_backend", "block_size",
         "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
         "enable_sleep_mode", "async_scheduling", "disable_log_stats", "max_num_batched_tokens",
     )),

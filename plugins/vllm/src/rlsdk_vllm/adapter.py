@@ -28,6 +28,10 @@ from rlsdk_vllm.staging import batches
 
 OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
 """Arguments without which nothing here works."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens whose keys and values are kept and shared together, on a CPU."""
+RAY_WORKER_GPUS = "0.5"
+"""Share of its GPU that a worker of tensor parallelism asks Ray for."""
 STAGING_BYTES = 64 << 20
 """Most weights on their way to workers in other processes."""
 LEAST_TEMPERATURE = 0.01
@@ -46,7 +50,7 @@ class Progress(NamedTuple):
     finished: FinishReason | None
 
 
-def prepare_environment(options: VllmOptions) -> None:
+def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
     """Settings that vLLM reads from the environment, before it is imported. What the user set stays."""
     settings = {
         "VLLM_LOGGING_LEVEL": options.log_level,
@@ -56,6 +60,10 @@ def prepare_environment(options: VllmOptions) -> None:
         # The runner whose sampler and weights this plugin knows.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
+    if ctx.device != "cpu" and spec.tp_size > 1:
+        # Its Ray workers go onto this replica's devices, beside the trainer's workers there. Not run: takes GPUs.
+        settings["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, ctx.bundles))
+        settings["VLLM_RAY_PER_WORKER_GPUS"] = RAY_WORKER_GPUS
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     # Not the user's to choose: with it, the engine would be in a process that this one cannot see into.
@@ -155,7 +163,7 @@ class InProcessEngine(VllmEngine):
         self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         super().__init__()
-        prepare_environment(options)
+        prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -265,6 +273,11 @@ def engine_args(
         "async_scheduling": False,
         "disable_log_stats": True,
     }
+    if on_cpu:
+        # In a Ray actor vLLM would take Ray's workers, which it does not have on CPUs.
+        arguments["distributed_executor_backend"] = "mp" if spec.tp_size > 1 else None
+        # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
+        arguments["block_size"] = CPU_BLOCK_TOKENS
     if options.max_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
     owned = sorted(OWNED & set(spec.engine_kwargs))

@@ -40,7 +40,7 @@ class AsyncEngine(VllmEngine):
         self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         super().__init__()
-        prepare_environment(options)
+        prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
