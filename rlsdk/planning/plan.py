@@ -9,6 +9,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
+    ConfigError,
     Forecast,
     LayoutError,
     RankContext,
@@ -105,10 +106,17 @@ def make_plan(
 
     Raises:
         PlacementError: the hardware does not have the devices.
-        ConfigError: sizes that do not fit the model or the ranks.
+        ConfigError: sizes that do not fit the model or the ranks, or hardware of another kind than the placement's.
     """
+    device = device if config.placement.device == "auto" else config.placement.device
     hardware = hardware or this_machine(device)
     placement = placement_of(config, roles_of(config), device)
+    kind = "cuda" if any(pool.device == "cuda" for pool in placement.pools) else "cpu"
+    if kind != hardware.device:
+        raise ConfigError(
+            f"--hardware {hardware.name!r} is {hardware.device!r}, but placement.device puts the run on {kind!r}; give "
+            "hardware of that kind, or leave placement.device at 'auto'"
+        )
     num_nodes, per_node = nodes_of(hardware, placement)
     roles = _roles(config, registry, device, hardware)
     unknown = [

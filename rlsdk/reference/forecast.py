@@ -10,6 +10,7 @@ import torch
 from rlsdk.interfaces import (
     DTYPE_BYTES,
     Box,
+    ConfigError,
     Forecast,
     RankContext,
     RankMemory,
@@ -43,7 +44,8 @@ def whole_layout(ctx: RankContext, spec: TrainSpec | RolloutSpec, dtype: str) ->
 
 def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """Of the backend `torch`: one process, float32 weights, and a rounded copy where passes run in another dtype."""
-    assert isinstance(spec, TrainSpec)
+    if not isinstance(spec, TrainSpec):
+        raise ConfigError(f"backend 'torch' is a train backend; got a {type(spec).__name__}")
     trained = spec.optim is not None
     layout = whole_layout(contexts[0], spec, "float32" if trained else spec.model.dtype)
     numel = sum(math.prod(meta.shape) for meta in layout.tensors)
@@ -77,7 +79,8 @@ def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | Rollout
 
 def forecast_rollout(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """Of the backend `transformers`: a whole copy in each process, keys and values while there are requests."""
-    assert isinstance(spec, RolloutSpec)
+    if not isinstance(spec, RolloutSpec):
+        raise ConfigError(f"backend 'transformers' is a rollout backend; got a {type(spec).__name__}")
     config = load_model_config(spec.model)
     layouts = [whole_layout(ctx, spec, spec.model.dtype) for ctx in contexts]
     numel = sum(math.prod(meta.shape) for meta in layouts[0].tensors)

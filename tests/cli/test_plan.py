@@ -186,6 +186,8 @@ def test_ranks_stand_where_the_placement_puts_them(registry: Registry, model: st
     assert sizes["micro-batch"].tokens == 16384
     with pytest.raises(PlacementError, match="asks for 6 GPUs"):
         planned(registry, model, *SHARDED, hardware="64GiB:2x2")
+    with pytest.raises(ConfigError, match="puts the run on 'cpu'"):
+        planned(registry, model, "--placement.device", "cpu")
 
 
 def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_have(

@@ -9,6 +9,7 @@ from torch import nn
 
 from rlsdk.interfaces import (
     Box,
+    ConfigError,
     Forecast,
     RankContext,
     RankMemory,
@@ -30,7 +31,8 @@ GATHERED_LAYERS = 3
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """See `ForecastFn`."""
-    assert isinstance(spec, TrainSpec)
+    if not isinstance(spec, TrainSpec):
+        raise ConfigError(f"backend 'fsdp' is a train backend; got a {type(spec).__name__}")
     options = spec.options if isinstance(spec.options, FsdpOptions) else FsdpOptions()
     check_sizes(contexts[0], options)
     model = build_model(spec.model, empty=True)
