@@ -1,0 +1,155 @@
+"""Worlds of ranks: one in this process, or several processes that find each other as those of a run do."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
+from rlsdk.kit.rendezvous import hold_port
+from rlsdk.registry import Registry
+
+START_TIMEOUT_S = 300.0
+JOB_TIMEOUT_S = 240.0
+SEED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One rank: what a job is given, and builds its engines with."""
+
+    backend: str
+    modules: Sequence[str] = ()
+    """Entry modules of plugins that are not installed."""
+    device: str = "cpu"
+    rank: int = 0
+    size: int = 1
+    port: int = 0
+
+    def engine(self) -> TrainEngine:
+        """One that was not initialized."""
+        registry = Registry.discover()
+        for name in self.modules:
+            registry.register_module(importlib.import_module(name))
+        engine: TrainEngine = registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))()
+        return engine
+
+    def start(self, spec: TrainSpec) -> TrainEngine:
+        """An engine of this rank; every rank of the world starts it."""
+        engine = self.engine()
+        ctx = RankContext(
+            role="actor",
+            rank=self.rank,
+            world_size=self.size,
+            local_rank=self.rank,
+            device=self.device if self.device == "cpu" else f"cuda:{self.rank}",
+            master_port=self.port,
+            timeout_s=JOB_TIMEOUT_S / 2,
+            seed=SEED,
+        )
+        try:
+            engine.initialize(ctx, spec)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
+Job = Callable[..., Any]
+"""A picklable function of a `Seat` and its arguments; run by every rank at once."""
+
+
+class World:
+    """So many ranks. Their processes start with the first job and serve all that follow."""
+
+    def __init__(self, size: int, seat: Seat) -> None:
+        self.size = size
+        self.seats = [replace(seat, rank=rank, size=size) for rank in range(size)]
+        self.processes: list[Any] = []
+        self.lines: list[Any] = []
+
+    def run(self, job: Job, *arguments: Any) -> list[Any]:
+        """What the job returns, by rank.
+
+        Raises:
+            Exception: what the first rank that failed raised, with its traceback in a note.
+        """
+        if self.size == 1:
+            return [job(self.seats[0], *arguments)]
+        if not self.processes:
+            self._start()
+        self.lines[0].send_bytes(pickle.dumps(None))
+        port = self._answer(0, START_TIMEOUT_S)
+        for rank, line in enumerate(self.lines):
+            line.send_bytes(pickle.dumps((job, replace(self.seats[rank], port=port), arguments)))
+        answers = [self._answer(rank, JOB_TIMEOUT_S) for rank in range(self.size)]
+        for error, trace in (answer[1:] for answer in answers if answer[0] == "error"):
+            error.add_note(trace)
+            raise error
+        return [answer[1] for answer in answers]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for line in self.lines:
+            line.close()
+        for process in self.processes:
+            process.join(20)
+            process.kill()
+            process.join()
+        self.processes, self.lines = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.lines.append(mine)
+
+    def _answer(self, rank: int, timeout_s: float) -> Any:
+        line = self.lines[rank]
+        try:
+            if line.poll(timeout_s):
+                return pickle.loads(line.recv_bytes())
+            fault = f"gave no answer in {timeout_s:g} s"
+        except EOFError:
+            fault = "ended"
+        codes = [process.exitcode for process in self.processes]
+        self.close()
+        raise RuntimeError(f"rank {rank} of {self.size} {fault}; exit codes of all ranks: {codes}")
+
+
+def _serve(line: Any) -> None:
+    """A rank: gives ports out, runs jobs, until its line is closed."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            asked = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError):
+            return
+        if asked is None:
+            answer: Any = hold_port("127.0.0.1")
+        else:
+            job, seat, arguments = asked
+            answer = _ran(job, seat, arguments)
+        line.send_bytes(pickle.dumps(answer))
+
+
+def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    try:
+        return ("result", job(seat, *arguments))
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return ("error", RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc())
+        return ("error", error, traceback.format_exc())
