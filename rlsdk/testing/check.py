@@ -66,10 +66,10 @@ def check_backend(
 
 def _kinds(name: str, kind: BackendKind | None) -> list[BackendKind]:
     registry = Registry.discover()
-    rows = [row for row in registry.rows() if row.name == name and row.kind in BackendKind]
-    kinds = [kind] if kind is not None else sorted({BackendKind(row.kind) for row in rows})
+    rows = [row for row in registry.rows() if isinstance(row.kind, BackendKind)]
+    kinds = [kind] if kind is not None else sorted({BackendKind(row.kind) for row in rows if row.name == name})
     if not kinds:
-        names = sorted({row.name for row in registry.rows() if row.kind in BackendKind})
+        names = sorted({row.name for row in rows})
         raise PluginNotFoundError(
             f"no backend is named {name!r}{nearest(name, names)}; installed: {', '.join(names)}. Other plugins have no "
             "conformance suite"

@@ -51,7 +51,7 @@ class Weighed:
         if "scores" in outputs:
             loss = loss + ((outputs["scores"] - batch.row_sum(wanted)) ** 2 * batch["row_weight"]).sum()
         longest = float(batch.lengths.max()) if batch.num_rows else -math.inf
-        sums = {"rows": float(batch.num_rows), "weight": weight.sum()}
+        sums: dict[str, Tensor | float] = {"rows": float(batch.num_rows), "weight": weight.sum()}
         return ObjectiveResult(loss=loss, sums=sums, maxima={"longest": longest})
 
 
@@ -195,7 +195,7 @@ def by_row(ranks: Sequence[Driven], name: str) -> dict[int, Tensor]:
     for rank in ranks:
         if rank.collects and rank.row_ids:
             values = rank.outputs[name]
-            parts = values.split(1) if name == "scores" else values.split(rank.lengths)
+            parts = torch.split(values, 1 if name == "scores" else rank.lengths)
             found |= dict(zip(rank.row_ids, parts, strict=True))
     return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import psutil
 KEEPER = "resource_tracker"
 """Python's own process that frees shared resources; one for the life of the interpreter."""
 SHARED = Path("/dev/shm")
+SHARED_MEMORY = "shared memory "
+GRACE_S = 5.0
+"""For processes to end and files to go after `close` returned."""
 
 
 def resident_bytes() -> int:
@@ -42,17 +47,31 @@ def held(scratch: Path) -> frozenset[str]:
             continue
         here |= {f"port {c.laddr.port}" for c in connections if c.status == psutil.CONN_LISTEN}
     here |= {f"file {path}" for path in scratch.rglob("*")}
-    return frozenset(here | {f"shared memory {path.name}" for path in _shared_files()})
+    return frozenset(here | {f"{SHARED_MEMORY}{path.name}" for path in SHARED.glob("*")})
 
 
-def _shared_files() -> list[Path]:
-    """Those of this user: others come and go on a machine that is shared."""
-    mine = psutil.Process().uids().real if hasattr(psutil.Process(), "uids") else None
-    found = []
-    for path in SHARED.iterdir() if SHARED.is_dir() else ():
+def left_behind(before: frozenset[str], scratch: Path) -> list[str]:
+    """What is held now and was not before, after everything that is on its way out had the time to go."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        found = sorted(name for name in held(scratch) - before if not _belongs_to_others(name))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _belongs_to_others(name: str) -> bool:
+    """True for shared memory that another program on this machine has mapped: it came while we looked elsewhere."""
+    if not name.startswith(SHARED_MEMORY):
+        return False
+    ours = {os.getpid(), *(process.pid for process in children())}
+    wanted = str(SHARED / name.removeprefix(SHARED_MEMORY))
+    if not Path(wanted).exists():
+        return True
+    for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            if mine is None or path.stat().st_uid == mine:
-                found.append(path)
+            if int(maps.parent.name) not in ours and wanted in maps.read_text():
+                return True
         except OSError:
             continue
-    return found
+    return False

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine
 from rlsdk.testing.requirement import Measured, requirement
-from rlsdk.testing.resources import held, resident_bytes
+from rlsdk.testing.resources import held, left_behind, resident_bytes
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
 
 WARM_CALLS, COUNTED_CALLS = 10, 30
@@ -70,7 +70,7 @@ class LifetimeRequirements:
         lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
         engine.close()
         engine.close()
-        measured.none("left behind", sorted(held(lab.scratch) - before))
+        measured.none("left behind", left_behind(before, lab.scratch))
         measured.none("samples of a closed engine", _refused(lab, engine))
 
 

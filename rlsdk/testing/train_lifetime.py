@@ -16,7 +16,7 @@ from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.driving import OPTIM, Case, Weighed, drive, plain_model_of, share, train_batch
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirement import Measured, requirement
-from rlsdk.testing.resources import held, resident_bytes
+from rlsdk.testing.resources import held, left_behind, resident_bytes
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
@@ -74,7 +74,7 @@ class LifetimeRequirements:
     def test_damaged(self, lab: TrainLab, measured: Measured) -> None:
         """A folder that is empty, or whose files are cut short, is a CheckpointError; the weights stay as they were."""
         folder = lab.new_folder("saved")
-        lab.drive(steps=three_steps()[:1], save=str(folder), save_after=0)
+        lab.drive(steps=three_steps()[:2], save=str(folder), save_after=1)
         found = lab.run(load_damaged, lab.case(), str(folder), str(lab.new_folder("damaged")))
         measured.at_least("damaged folders", len(found["tried"]), 2)
         measured.none("accepted", found["accepted"])
@@ -292,4 +292,4 @@ def closed_twice(seat: Seat, case: Case, scratch: str) -> list[str]:
     engine.optim_step()
     engine.close()
     engine.close()
-    return sorted(held(Path(scratch)) - before)
+    return left_behind(before, Path(scratch))

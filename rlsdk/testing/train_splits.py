@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import Capability
-from rlsdk.testing.driving import Case, train_batch
+from rlsdk.testing.driving import Case, train_batch, whole
 from rlsdk.testing.requirement import Measured, requirement
 from rlsdk.testing.train_gradients import three_steps
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole, whole_of
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 
 class SplitRequirements:
@@ -69,8 +69,8 @@ class SplitRequirements:
 
     def _holds(self, lab: TrainLab, measured: Measured, capability: Capability) -> None:
         case = split_case(lab, capability)
-        for name, changes in (("all in one pass", {}), ("2 rows a pass", {"rows": 2})):
-            found = replace(case, **changes)
+        for name, rows in (("all in one pass", None), ("2 rows a pass", 2)):
+            found = replace(case, rows=rows)
             lab.holds_to_plain(measured, lab.drive_split(found), found, name)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
 from rlsdk.kit.rendezvous import hold_port
 from rlsdk.registry import Registry
 
+GRACE_S = 20.0
 START_TIMEOUT_S = 300.0
 JOB_TIMEOUT_S = 240.0
 SEED = 5
@@ -80,23 +84,22 @@ class World:
 
         Raises:
             Exception: what the first rank that failed raised, with its traceback in a note.
+            RuntimeError: a rank ended, or gave no answer in time.
         """
         if self.size == 1:
             return [job(self.seats[0], *arguments)]
         if not self.processes:
             self._start()
-        self.lines[0].send_bytes(pickle.dumps(None))
-        port = self._answer(0, START_TIMEOUT_S)
-        for rank, line in enumerate(self.lines):
-            line.send_bytes(pickle.dumps((job, replace(self.seats[rank], port=port), arguments)))
-        answers = [self._answer(rank, JOB_TIMEOUT_S) for rank in range(self.size)]
-        for error, trace in (answer[1:] for answer in answers if answer[0] == "error"):
-            error.add_note(trace)
-            raise error
-        return [answer[1] for answer in answers]
+        self._send(0, None)
+        port = self._answers([0], START_TIMEOUT_S)[0]
+        for rank, seat in enumerate(self.seats):
+            self._send(rank, (job, replace(seat, port=port), arguments))
+        answers = self._answers(range(self.size), JOB_TIMEOUT_S)
+        return [answers[rank] for rank in range(self.size)]
 
     def close(self) -> None:
         """Ends the processes."""
+        atexit.unregister(self.close)
         for line in self.lines:
             line.close()
         for process in self.processes:
@@ -107,25 +110,42 @@ class World:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
+        atexit.register(self.close)
         for rank in range(self.size):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            # No daemon: engines may start processes of their own.
+            process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}")
             process.start()
             theirs.close()
             self.processes.append(process)
             self.lines.append(mine)
 
-    def _answer(self, rank: int, timeout_s: float) -> Any:
-        line = self.lines[rank]
-        try:
-            if line.poll(timeout_s):
-                return pickle.loads(line.recv_bytes())
-            fault = f"gave no answer in {timeout_s:g} s"
-        except EOFError:
-            fault = "ended"
-        codes = [process.exitcode for process in self.processes]
-        self.close()
-        raise RuntimeError(f"rank {rank} of {self.size} {fault}; exit codes of all ranks: {codes}")
+    def _send(self, rank: int, message: Any) -> None:
+        self.lines[rank].send_bytes(pickle.dumps(message))
+
+    def _answers(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Any]:
+        """Of these ranks. When one fails the others are given a little time: they may wait for it."""
+        answers: dict[int, Any] = {}
+        failed: BaseException | None = None
+        deadline = time.monotonic() + timeout_s
+        waiting = {self.lines[rank]: rank for rank in ranks}
+        while waiting and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
+            for line in ready:
+                rank = waiting.pop(line)
+                try:
+                    kind, answers[rank], trace = pickle.loads(line.recv_bytes())  # type: ignore[union-attr]
+                except EOFError:
+                    kind, answers[rank], trace = "error", RuntimeError(f"rank {rank} ended"), ""
+                if kind == "error" and failed is None:
+                    failed = answers[rank]
+                    failed.add_note(f"on rank {rank} of {self.size}:\n{trace}")
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if waiting:
+            self.close()
+            failed = failed or RuntimeError(f"ranks {sorted(waiting.values())} gave no answer in {timeout_s:g} s")
+        if failed is not None:
+            raise failed
+        return answers
 
 
 def _serve(line: Any) -> None:
@@ -137,16 +157,16 @@ def _serve(line: Any) -> None:
         except (EOFError, OSError):
             return
         if asked is None:
-            answer: Any = hold_port("127.0.0.1")
+            answer: tuple[str, Any, str] = ("result", hold_port("127.0.0.1"), "")
         else:
             job, seat, arguments = asked
             answer = _ran(job, seat, arguments)
         line.send_bytes(pickle.dumps(answer))
 
 
-def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[Any, ...]:
+def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[str, Any, str]:
     try:
-        return ("result", job(seat, *arguments))
+        return ("result", job(seat, *arguments), "")
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

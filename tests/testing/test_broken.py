@@ -1,5 +1,5 @@
 """Every broken engine fails the requirement that its defect is about, for the reason that the report gives, and no
-other; every engine of our own passes all that it claims."""
+other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from broken.plugin import ROLLOUT, Defect
+from broken.plugin import ROLLOUT, SHARDING, TRAIN, Defect
 
 from rlsdk.testing.report import Outcome, SuiteReport, read_reports
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0
+BROKEN = {"rollout": ROLLOUT, "train": TRAIN, "sharding manager": SHARDING}
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SuiteReport]:
-    """Backend -> what its suite found; all of them in one process."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], SuiteReport]:
+    """Kind and backend -> what its suite found; all of them in one process."""
     report = tmp_path_factory.mktemp("broken") / "report.json"
     done = subprocess.run(
         [
@@ -30,14 +31,19 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SuiteRepor
         env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    return {suite.backend: suite for suite in read_reports([report])}
+    return {(suite.kind, suite.backend): suite for suite in read_reports([report])}
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("name", ROLLOUT)
-def test_a_defect_fails_its_requirement_and_no_other(reports: Mapping[str, SuiteReport], name: str) -> None:
-    defect: Defect = ROLLOUT[name]
-    failed = {f.name: f.message for f in reports[name].findings if f.outcome in (Outcome.FAILED, Outcome.NOT_RUN)}
+@pytest.mark.parametrize(
+    ("kind", "name", "defect"),
+    [(kind, name, defect) for kind, defects in BROKEN.items() for name, defect in defects.items()],
+)
+def test_a_defect_fails_its_requirement_and_no_other(
+    reports: Mapping[tuple[str, str], SuiteReport], kind: str, name: str, defect: Defect
+) -> None:
+    findings = reports[kind, name].findings
+    failed = {f.name: f.message for f in findings if f.outcome in (Outcome.FAILED, Outcome.NOT_RUN)}
     assert failed.keys() == defect.fails.keys(), failed
     for requirement, reason in defect.fails.items():
         assert reason in failed[requirement]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlsdk.interfaces import BackendKind, BackendSpec, Capability, RegisterBackend, hookimpl
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, RegisterBackend, RegisterComponent, hookimpl
 
 ROLLOUT_CAPABILITIES = frozenset(
     {
@@ -24,7 +24,7 @@ class Defect:
     """A broken engine, and the requirements that it fails: these and no others."""
 
     engine: str
-    """Class, in `broken.rollout` or `broken.train`."""
+    """Class, in `broken.rollout`, `broken.train` or `broken.sharding`."""
     fails: Mapping[str, str]
     """Requirement -> words of the reason that its report gives."""
 
@@ -109,6 +109,28 @@ TRAIN = {
     "leaks": Defect("Leaks", {"memory": "MiB that 50 steps added"}),
     "leaves-memory": Defect("LeavesMemory", {"close": "shared memory"}),
 }
+
+SHARDING = {
+    "big-buckets": Defect("BigBuckets", {"plan.bytes": "largest bucket"}),
+    "one-bucket-short": Defect(
+        "OneBucketShort",
+        {
+            "plan.cover": "elements not sent once",
+            "plan.bytes": "bytes of its buckets",
+            "sync.bitwise": "elements came",
+            "sync.unchanged": "elements came",
+            "sync.interrupted": "elements came",
+        },
+    ),
+    "trusts-receipts": Defect("TrustsReceipts", {"sync.proven": "keeps one tensor"}),
+    "serves-stale": Defect("ServesStale", {"sync.unchanged": "version 2 with the weights of version 1"}),
+}
+
+
+@hookimpl
+def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
+    for name, defect in SHARDING.items():
+        register(name, f"broken.sharding:{defect.engine}", "The generic manager with a defect.")
 
 
 @hookimpl
