@@ -111,6 +111,7 @@ def _outcome(phases: list[Any]) -> tuple[Any, str]:
         if phase.failed:
             crash = getattr(phase.longrepr, "reprcrash", None)
             said = crash.message if crash is not None else str(phase.longrepr)
+            said = said.removeprefix("AssertionError: ")
             return Outcome.FAILED, said if phase.when == "call" else f"in {phase.when}: {said}"
         if phase.skipped:
             reason = phase.longrepr[2] if isinstance(phase.longrepr, tuple) else str(phase.longrepr)

@@ -11,6 +11,8 @@ from typing import Any
 
 from rlsdk.testing.requirement import Number
 
+SHOWN = 3
+"""Numbers of one requirement in a table; all are in the JSON document."""
 FORMAT = 1
 """Of the JSON document."""
 
@@ -141,7 +143,7 @@ def print_report(suites: Sequence[SuiteReport]) -> None:
             table.add_row(
                 found.name,
                 f"[{colour}]{found.outcome}[/]",
-                escape("\n".join(map(_shown, found.numbers)) or _why(found)),
+                escape("\n".join(_lines(found))),
                 f"{found.seconds:.1f}",
             )
         console.print(table)
@@ -156,5 +158,10 @@ def _shown(number: Number) -> str:
     return f"{number.name}: {number.value:.4g}{f' ({number.bound})' if number.bound else ''}"
 
 
-def _why(found: Finding) -> str:
-    return found.capability if found.outcome is Outcome.NOT_CLAIMED else ""
+def _lines(found: Finding) -> list[str]:
+    """The last numbers: those of a failure, and beside what was right a few."""
+    if found.outcome is Outcome.NOT_CLAIMED:
+        return [found.capability]
+    shown = [_shown(number) for number in found.numbers[-SHOWN:]]
+    more = len(found.numbers) - len(shown)
+    return [*shown, f"and {more} more"] if more > 0 else shown

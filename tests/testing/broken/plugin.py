@@ -119,7 +119,7 @@ SHARDING = {
             "plan.bytes": "bytes of its buckets",
             "sync.bitwise": "elements came",
             "sync.unchanged": "elements came",
-            "sync.interrupted": "elements came",
+            "sync.interrupted": "does not serve version 1",
         },
     ),
     "trusts-receipts": Defect("TrustsReceipts", {"sync.proven": "keeps one tensor"}),
