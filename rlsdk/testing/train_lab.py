@@ -34,7 +34,7 @@ class TrainLab:
             modules=tuple(module.__name__ for module in suite.modules),
             device=suite.device,
         )
-        self.alone = World(1, self.seat)
+        self.alone = World(1, self.seat, apart=suite.apart)
         self.several: World | None = None
 
     @functools.cached_property
@@ -77,6 +77,7 @@ class TrainLab:
         return path
 
     def close(self) -> None:
+        self.alone.close()
         if self.several is not None:
             self.several.close()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
 from rlsdk.testing.driving import Case, plain_model_of, plain_numbers, train_batch
@@ -23,6 +25,25 @@ def forward_all(seat: Seat, case: Case, asked: Asked) -> list[dict[str, Tensor]]
     try:
         return [engine.forward(batch, names) for batch, names in asked]
     finally:
+        engine.close()
+
+
+def through_linear_layers(seat: Seat, case: Case, batch: Batch) -> tuple[int, Tensor]:
+    """Most tokens that any `nn.Linear` took at once in a pass over the batch, and the log-probs."""
+    most = 0
+
+    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal most
+        if isinstance(module, nn.Linear):
+            most = max(most, inputs[0].numel() // inputs[0].shape[-1])
+
+    engine = seat.start(case.spec)
+    hook = register_module_forward_pre_hook(look)
+    try:
+        found = engine.forward(batch, ("log_probs",))["log_probs"]
+        return most, found
+    finally:
+        hook.remove()
         engine.close()
 
 
@@ -98,6 +119,17 @@ class OutputRequirements:
             "largest difference from plain", float((found[1]["log_probs"] - expected).abs().max()), lab.suite.tolerance
         )
         measured.equal("outputs of no rows", len(found[2]["log_probs"]), 0)
+
+    @requirement("outputs.packing", needs=Capability.PACKING)
+    def test_packing(self, lab: TrainLab, measured: Measured) -> None:
+        """No padding passes through linear layers: with a row of 100 tokens beside six of 3 they see 118 tokens."""
+        rows = [[8 + at % 100 for at in range(length)] for length in (100, *[3] * 6)]
+        batch = Batch.from_rows(rows)
+        seen, found = lab.run(through_linear_layers, lab.case(), batch)
+        expected = numbers(lab.case(), batch)["log_probs"]
+        measured.at_most("largest difference", float((found - expected).abs().max()), lab.suite.tolerance)
+        # An engine with linear layers of its own is not looked into: 0.
+        measured.at_most("most tokens through a linear layer at once", seen, batch.num_tokens)
 
     def _parity(
         self,

@@ -35,6 +35,8 @@ class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequire
     splits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     """A parallel capability's value -> options of a world of `world` ranks that is split so. Without: the field of the
     backend's options that is called like the capability (or with `_size` behind it) is set to 2."""
+    apart: ClassVar[bool] = False
+    """Runs single ranks in a process of their own too: for an engine that changes the process it is in."""
     world: ClassVar[int] = 2
     """Ranks of a split world."""
     leak_mib: ClassVar[float] = 24.0

@@ -73,8 +73,10 @@ Job = Callable[..., Any]
 class World:
     """So many ranks. Their processes start with the first job and serve all that follow."""
 
-    def __init__(self, size: int, seat: Seat) -> None:
+    def __init__(self, size: int, seat: Seat, *, apart: bool = False) -> None:
         self.size = size
+        self.inside = size == 1 and not apart
+        """The one rank is this process."""
         self.seats = [replace(seat, rank=rank, size=size) for rank in range(size)]
         self.processes: list[Any] = []
         self.lines: list[Any] = []
@@ -86,7 +88,7 @@ class World:
             Exception: what the first rank that failed raised, with its traceback in a note.
             RuntimeError: a rank ended, or gave no answer in time.
         """
-        if self.size == 1:
+        if self.inside:
             return [job(self.seats[0], *arguments)]
         if not self.processes:
             self._start()

@@ -87,6 +87,7 @@ TRAIN = {
     ),
     "rows-sorted": Defect("RowsSorted", {"outputs.row_order": "passes of 2 rows"}),
     "no-rows-fail": Defect("NoRowsFail", {"outputs.company": "list index out of range"}),
+    "pads-in-secret": Defect("PadsInSecret", {"outputs.packing": "most tokens through a linear layer"}),
     "mean-of-means": Defect(
         "MeanOfMeans", {"gradient.micro_batches": "largest difference of loss", "gradient.calls": "loss"}
     ),

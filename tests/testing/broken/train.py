@@ -93,6 +93,20 @@ class NoRowsFail(TorchTrainEngine):
         return super().forward(batch, outputs)
 
 
+class PadsInSecret(TorchTrainEngine):
+    """Claims to pack, and runs rectangles."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        outputs = self.outputs
+
+        def padded(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = outputs(batch, names, False)
+            return found
+
+        self.outputs = padded  # type: ignore[assignment]
+
+
 class Averaged:
     """An objective whose loss is divided by a number."""
 
