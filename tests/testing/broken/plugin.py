@@ -52,7 +52,7 @@ ROLLOUT = {
     "abort-loses": Defect("AbortLoses", {"abort": "is missing"}),
     "old-version": Defect("OldVersion", {"versions": "other versions than 1"}),
     "one-tensor-never-updated": Defect(
-        "OneTensorNeverUpdated", {"update.each_tensor": "layers.1.self_attn.v_proj.bias"}
+        "OneTensorNeverUpdated", {"update.each_tensor": "layers.0.self_attn.v_proj.bias"}
     ),
     "stale-cache": Defect("StaleCache", {"update.no_stale_cache": "largest difference after"}),
     "half-an-update": Defect("HalfAnUpdate", {"update.failed": "served something that is neither"}),

@@ -232,7 +232,7 @@ class OldVersion(Rewritten):
 class OneTensorNeverUpdated(TransformersRolloutEngine):
     """Fingerprints are of what arrived; one bias keeps its old values."""
 
-    STUCK = "model.layers.1.self_attn.v_proj.bias"
+    STUCK = "model.layers.0.self_attn.v_proj.bias"
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         arrived: dict[str, int] = {}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from broken import plugin
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
+from rlsdk.testing.models import write_tiny_model
 
-_more = {"modules": (plugin,)}
-_bounded = {**_more, "arguments": {"bucket_bytes": 512}, "bucket_bytes": 512}
+_FOLDER = tempfile.TemporaryDirectory(prefix="rlsdk-broken-")
+_MODEL = write_tiny_model(
+    Path(_FOLDER.name), layers=1, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1
+)
+_engine = {"modules": (plugin,), "model": str(_MODEL)}
+_bounded = {"modules": (plugin,), "arguments": {"bucket_bytes": 512}, "bucket_bytes": 512}
 for _suite, _names, _fields in (
-    (RolloutConformance, plugin.ROLLOUT, _more),
-    (TrainConformance, plugin.TRAIN, _more),
+    (RolloutConformance, plugin.ROLLOUT, _engine),
+    (TrainConformance, plugin.TRAIN, _engine),
     (ShardingConformance, plugin.SHARDING, _bounded),
 ):
     for _name in _names:
