@@ -34,8 +34,8 @@ check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
 check-%:
 	@mkdir -p docs/conformance
-	@python=$(ENV)-$*/bin/rlsdk; [ -x $$python ] || python=$(BIN_DEV)/rlsdk; \
-		$$python plugins check $* --report docs/conformance/$*.json
+	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
+		$$rlsdk plugins check $* --report docs/conformance/$*.json
 
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py

@@ -77,6 +77,8 @@ TRAIN_CAPABILITIES = frozenset(
     }
 )
 
+COMPARED = ("", ".mask", ".entropy", ".values", ".scores", ".padding", ".calls")
+"""Requirements on gradients that hold an engine to plain torch, and not to itself."""
 TRAIN = {
     "log-prob-before-temperature": Defect("BeforeTemperature", {"outputs.temperature": "temperature 0.6"}),
     "entropy-in-bits": Defect("EntropyInBits", {"outputs.entropy": "largest difference of entropy"}),
@@ -91,12 +93,20 @@ TRAIN = {
     "mean-of-means": Defect(
         "MeanOfMeans", {"gradient.micro_batches": "largest difference of loss", "gradient.calls": "loss"}
     ),
-    "first-call-forgotten": Defect("LastMicroBatch", {"gradient.calls": "gradient norm"}),
-    "clipped-norm-told": Defect("ClipsByValue", {"step.clipping": "gradient norm"}),
+    "first-call-forgotten": Defect("FirstCallForgotten", {"gradient.calls": "gradient norm"}),
+    "clipped-norm-told": Defect("ClippedNormTold", {"step.clipping": "gradient norm"}),
     "schedule-one-late": Defect("ScheduleOneLate", {"step.schedule": "of the rate, constant"}),
-    "steps-on-nan": Defect("StepsOnNaN", {"step.skipped": "largest difference of weights"}),
+    "steps-on-nan": Defect("StepsOnNaN", {"step.skipped": "largest difference"}),
     "copies-for-shards": Defect("CopiesForShards", {"layout": "shards that are copies"}),
-    "one-tensor-frozen": Defect("OneTensorFrozen", {"layout": "a step did not change", "gradient": "weights"}),
+    "one-tensor-frozen": Defect(
+        "OneTensorFrozen",
+        {
+            "layout": "a step did not change",
+            **dict.fromkeys(
+                (*(f"gradient{part}" for part in COMPARED), "step.clipping", "step.schedule"), "difference of"
+            ),
+        },
+    ),
     "moments-forgotten": Defect("MomentsForgotten", {"checkpoint.resume": "largest difference of weights"}),
     "schedule-forgotten": Defect("ScheduleForgotten", {"checkpoint.schedule": "largest difference of rates"}),
     "damage-loaded": Defect("DamageLoaded", {"checkpoint.damaged": "nothing in it"}),

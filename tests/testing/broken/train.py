@@ -70,7 +70,7 @@ class MaskOneEarly(TorchTrainEngine):
 def early(batch: Batch) -> Batch:
     if "response_mask" not in batch:
         return batch
-    return batch.with_tokens(response_mask=batch["response_mask"].roll(1))
+    return batch.with_tokens(response_mask=batch["response_mask"].roll(-1))
 
 
 class RowsSorted(TorchTrainEngine):
@@ -129,8 +129,8 @@ class MeanOfMeans(TorchTrainEngine):
         return super().forward_backward(batch, Averaged(objective, len(self._cut(batch))))
 
 
-class LastMicroBatch(TorchTrainEngine):
-    """What is told of the loss is the last call's share twice over: the first call of a step is forgotten."""
+class FirstCallForgotten(TorchTrainEngine):
+    """Every call begins with zero gradients: of several calls the last one's are left."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         if self.optimizer is not None:
@@ -138,8 +138,8 @@ class LastMicroBatch(TorchTrainEngine):
         return super().forward_backward(batch, objective)
 
 
-class ClipsByValue(TorchTrainEngine):
-    """Clipping is of the norm that is left, and that is what it tells."""
+class ClippedNormTold(TorchTrainEngine):
+    """The norm that is told is the one after clipping."""
 
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
