@@ -38,7 +38,8 @@ def children() -> Sequence[psutil.Process]:
 
 
 def held(scratch: Path) -> frozenset[str]:
-    """Everything that an engine could leave behind, each thing with a name of its own."""
+    """Everything that an engine could leave behind, each thing with a name of its own; what is garbage is collected."""
+    gc.collect()
     here = {f"process {process.pid}" for process in children()}
     for process in (psutil.Process(), *children()):
         try:

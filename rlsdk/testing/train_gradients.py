@@ -54,7 +54,7 @@ class GradientRequirements:
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 
     @requirement("gradient.micro_batches")
-    def test_micro_batches(self, lab: TrainLab, measured: Measured) -> None:
+    def test_gradient_micro_batches(self, lab: TrainLab, measured: Measured) -> None:
         """Loss, metrics, gradient and weights are the same for every size of micro-batch: shares add up, nothing is
         averaged."""
         steps = three_steps()
@@ -65,14 +65,14 @@ class GradientRequirements:
             lab.holds(measured, [cut], whole, name)
 
     @requirement("gradient.padding")
-    def test_padding(self, lab: TrainLab, measured: Measured) -> None:
+    def test_gradient_padding(self, lab: TrainLab, measured: Measured) -> None:
         """Rows of very unequal length, in one pass: no padding has a share in loss or gradient."""
         steps = [[train_batch(7, seed=20 + at, longest=100)] for at in range(2)]
         case = lab.case(steps=steps)
         lab.holds_to_plain(measured, [lab.drive(steps=steps)], case)
 
     @requirement("gradient.row_order")
-    def test_row_order(self, lab: TrainLab, measured: Measured) -> None:
+    def test_gradient_row_order(self, lab: TrainLab, measured: Measured) -> None:
         """The order of rows does not matter to loss, gradient or weights."""
         steps = three_steps()
         order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
@@ -80,7 +80,7 @@ class GradientRequirements:
         lab.holds(measured, [lab.drive(steps=mixed, rows=2)], lab.drive(steps=steps, rows=2))
 
     @requirement("gradient.calls")
-    def test_calls(self, lab: TrainLab, measured: Measured) -> None:
+    def test_gradient_calls(self, lab: TrainLab, measured: Measured) -> None:
         """Several calls of `forward_backward` before a step add up; `forward` between them changes nothing."""
         steps = [[train_batch(6, seed=30), train_batch(5, seed=31)], [train_batch(4, seed=32), train_batch(7, seed=33)]]
         case = lab.case(steps=steps, rows=3)

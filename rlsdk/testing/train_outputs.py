@@ -51,32 +51,32 @@ class OutputRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("outputs.log_probs")
-    def test_log_probs(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_log_probs(self, lab: TrainLab, measured: Measured) -> None:
         """Log-probs of every token, of logits over the temperature; flat, float32, 0 at the first position of a row."""
         self._parity(lab, measured, ("log_probs",), (1.0,))
 
     @requirement("outputs.temperature")
-    def test_temperature(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_temperature(self, lab: TrainLab, measured: Measured) -> None:
         """A batch's temperature divides the logits before log-probs are taken."""
         self._parity(lab, measured, ("log_probs",), (0.6, 1.7))
 
     @requirement("outputs.entropy", needs=Capability.ENTROPY)
-    def test_entropy(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """Entropy of the distribution that each token was chosen from, under the batch's temperature."""
         self._parity(lab, measured, ("entropy",), (0.6, 1.0, 1.7))
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)
-    def test_values(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_values(self, lab: TrainLab, measured: Measured) -> None:
         """A value at t is that of the state in which token t is chosen: the head's number at t - 1."""
         self._parity(lab, measured, ("values",), (1.0,), Head.VALUE)
 
     @requirement("outputs.scores", needs=Capability.SCORE_HEAD)
-    def test_scores(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_scores(self, lab: TrainLab, measured: Measured) -> None:
         """A score is the head's number at a row's last token: one a row."""
         self._parity(lab, measured, ("scores",), (1.0,), Head.SCORE)
 
     @requirement("outputs.mask")
-    def test_mask(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_mask(self, lab: TrainLab, measured: Measured) -> None:
         """With a `response_mask` outputs are 0 off it, and what they were on it."""
         batch = train_batch(seed=2, masked=True)
         case = lab.case()
@@ -86,7 +86,7 @@ class OutputRequirements:
         measured.at_most("largest difference on it", float((found - expected).abs().max()), lab.suite.tolerance)
 
     @requirement("outputs.row_order")
-    def test_row_order(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_row_order(self, lab: TrainLab, measured: Measured) -> None:
         """Outputs come in the order of the batch's rows, whatever order and passes the engine runs them in."""
         batch = train_batch(11, seed=3)
         order = torch.randperm(11, generator=torch.Generator().manual_seed(0))
@@ -99,7 +99,7 @@ class OutputRequirements:
             measured.at_most(f"largest difference, passes of {rows or 'all'} rows", worst, lab.suite.tolerance)
 
     @requirement("outputs.company")
-    def test_company(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_company(self, lab: TrainLab, measured: Measured) -> None:
         """A row's outputs do not depend on the rows beside it, much longer ones among them; no row is a batch too."""
         short = train_batch(4, seed=4, longest=6)
         long = train_batch(3, seed=5, longest=90)
@@ -121,7 +121,7 @@ class OutputRequirements:
         measured.equal("outputs of no rows", len(found[2]["log_probs"]), 0)
 
     @requirement("outputs.packing", needs=Capability.PACKING)
-    def test_packing(self, lab: TrainLab, measured: Measured) -> None:
+    def test_outputs_packing(self, lab: TrainLab, measured: Measured) -> None:
         """No padding passes through linear layers: with a row of 100 tokens beside six of 3 they see 118 tokens."""
         rows = [[8 + at % 100 for at in range(length)] for length in (100, *[3] * 6)]
         batch = Batch.from_rows(rows)

@@ -19,7 +19,7 @@ class SplitRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("parallel.data", needs=Capability.DATA_PARALLEL)
-    def test_data(self, lab: TrainLab, measured: Measured) -> None:
+    def test_split_data(self, lab: TrainLab, measured: Measured) -> None:
         """Rows over two ranks, unevenly: losses, gradient, weights and outputs are those of one; the same when one rank
         has every row."""
         case = split_case(lab, Capability.DATA_PARALLEL, default={})
@@ -32,22 +32,22 @@ class SplitRequirements:
             lab.holds_to_plain(measured, lab.drive_split(found), found, name)
 
     @requirement("parallel.tensor", needs=Capability.TENSOR_PARALLEL)
-    def test_tensor(self, lab: TrainLab, measured: Measured) -> None:
+    def test_split_tensor(self, lab: TrainLab, measured: Measured) -> None:
         """Matrices over two ranks: losses, gradient, weights and outputs are those of one."""
         self._holds(lab, measured, Capability.TENSOR_PARALLEL)
 
     @requirement("parallel.pipeline", needs=Capability.PIPELINE_PARALLEL)
-    def test_pipeline(self, lab: TrainLab, measured: Measured) -> None:
+    def test_split_pipeline(self, lab: TrainLab, measured: Measured) -> None:
         """Layers over two ranks: losses, gradient, weights and outputs are those of one."""
         self._holds(lab, measured, Capability.PIPELINE_PARALLEL)
 
     @requirement("parallel.context", needs=Capability.CONTEXT_PARALLEL)
-    def test_context(self, lab: TrainLab, measured: Measured) -> None:
+    def test_split_context(self, lab: TrainLab, measured: Measured) -> None:
         """Tokens of a row over two ranks: losses, gradient, weights and outputs are those of one."""
         self._holds(lab, measured, Capability.CONTEXT_PARALLEL)
 
     @requirement("parallel.resume", needs=Capability.DATA_PARALLEL)
-    def test_resume(self, lab: TrainLab, measured: Measured) -> None:
+    def test_split_resume(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of two ranks goes on exactly on two ranks."""
         folder = str(lab.new_folder("saved"))
         case = split_case(lab, Capability.DATA_PARALLEL, default={})

@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2
 
 from rlsdk.interfaces import BackendKind, Capability, PluginNotFoundError
+from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
-from rlsdk.testing.requirement import NUMBERS, Measured, Number, requirement
+from rlsdk.testing.requirement import MARK, NUMBERS, Measured, Number, requirement
 from rlsdk.testing.resources import held, left_behind
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
@@ -40,6 +42,20 @@ def test_a_requirement_says_what_it_requires() -> None:
 
         @requirement("nameless", needs=Capability.SEED)
         def nothing() -> None: ...
+
+
+@pytest.mark.parametrize("suite", [RolloutConformance, TrainConformance, ShardingConformance])
+def test_no_requirement_hides_another(suite: type[Any]) -> None:
+    found = [
+        (mark.args[0], name, function)
+        for kind in suite.__mro__
+        for name, function in vars(kind).items()
+        for mark in getattr(function, "pytestmark", ())
+        if mark.name == MARK
+    ]
+    assert [name for _, name, function in found if getattr(suite, name) is not function] == []
+    names = [requirement for requirement, _, _ in found]
+    assert len(set(names)) == len(names) > 8
 
 
 def test_p_values_are_those_of_the_chi_square_distribution() -> None:
