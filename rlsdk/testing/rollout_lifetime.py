@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine
+from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
 from rlsdk.testing.requirement import Measured, requirement
 from rlsdk.testing.resources import held, left_behind, resident_bytes
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
 
-WARM_CALLS, COUNTED_CALLS = 10, 30
 MIB = 2**20
 
 
@@ -35,7 +34,7 @@ class LifetimeRequirements:
         lab.run([request])
         changing.sleep(2)
         changing.wake()
-        measured.none("samples of dropped weights", _refused(lab, changing))
+        measured.none("samples of dropped weights", _refused(lab, changing, WeightSyncError))
         changing.update_weights(whole_shards(lab.base), 0)
         changing.sleep(2)
         changing.wake(("weights",))
@@ -50,14 +49,15 @@ class LifetimeRequirements:
     @requirement("memory")
     def test_memory(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Memory does not grow from call to call, updates included."""
-        for call in range(WARM_CALLS + COUNTED_CALLS):
-            if call == WARM_CALLS:
+        warm, counted, before = lab.suite.leak_calls // 3, lab.suite.leak_calls, 0
+        for call in range(warm + counted):
+            if call == warm:
                 before = resident_bytes()
             lab.run([lab.ask("r", lab.prompt(8, 200 + call), 4, max_tokens=6, seed=call)])
             if call % 5 == 0:
                 changing.update_weights(whole_shards(lab.base), 0)
         grown = (resident_bytes() - before) / MIB
-        measured.at_most(f"MiB that {COUNTED_CALLS} calls added", grown, lab.suite.leak_mib)
+        measured.at_most(f"MiB that {counted} calls added", grown, lab.suite.leak_mib)
 
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
@@ -74,8 +74,8 @@ class LifetimeRequirements:
         measured.none("samples of a closed engine", _refused(lab, engine))
 
 
-def _refused(lab: RolloutLab, engine: RolloutEngine) -> list[GenerationOutput]:
-    """Samples that an engine gives although it should refuse; none when it does."""
-    with suppress(RlsdkError):
+def _refused(lab: RolloutLab, engine: RolloutEngine, by: type[RlsdkError] = RlsdkError) -> list[GenerationOutput]:
+    """Samples that an engine gives although it should refuse; none when it does, by an error of this class."""
+    with suppress(by):
         return lab.run([lab.ask("r", lab.prompt(8, 113), 1)], engine)
     return []

@@ -153,6 +153,9 @@ def told_apart(
     for output in outputs:
         request, found = asked[output.request_id], torch.as_tensor(output.log_probs).double()
         key = f"{output.request_id}/{output.sample_index}"
+        if not len(found):
+            faults.append(f"{key}: no tokens")
+            continue
         near_old = (found - lab.expected(lab.plain, request, output)).abs() <= lab.suite.tolerance
         near_new = (found - lab.expected(new, request, output)).abs() <= lab.suite.tolerance
         # The longest beginning that is of the old weights; all behind it must be of the new.

@@ -37,8 +37,10 @@ class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightReq
     """Workers of one replica, for backends that claim tensor parallelism."""
     timeout_s: ClassVar[float] = 120.0
     """Of one call of `generate`."""
+    leak_calls: ClassVar[int] = 30
+    """Calls whose memory is counted, after a third as many that are not."""
     leak_mib: ClassVar[float] = 24.0
-    """Most memory that 30 calls may add to 10 before them."""
+    """Most memory that those calls may add."""
 
     @classmethod
     def make_lab(cls, folder: Path) -> RolloutLab:

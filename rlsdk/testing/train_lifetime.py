@@ -21,7 +21,6 @@ from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
 
-WARM_STEPS, COUNTED_STEPS = 10, 50
 MIB = 2**20
 
 
@@ -124,7 +123,8 @@ class LifetimeRequirements:
     @requirement("memory")
     def test_memory(self, lab: TrainLab, measured: Measured) -> None:
         """Memory does not grow over fifty steps."""
-        measured.at_most(f"MiB that {COUNTED_STEPS} steps added", lab.run(many_steps, lab.case()), lab.suite.leak_mib)
+        steps = lab.suite.leak_steps
+        measured.at_most(f"MiB that {steps} steps added", lab.run(many_steps, lab.case(), steps), lab.suite.leak_mib)
 
     @requirement("close")
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
@@ -266,13 +266,13 @@ def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
     return accepted
 
 
-def many_steps(seat: Seat, case: Case) -> float:
+def many_steps(seat: Seat, case: Case, counted: int) -> float:
     """MiB by which memory grew."""
     engine = seat.start(case.spec)
     try:
-        before = 0
-        for step in range(WARM_STEPS + COUNTED_STEPS):
-            if step == WARM_STEPS:
+        warm, before = counted // 5, 0
+        for step in range(warm + counted):
+            if step == warm:
                 before = resident_bytes()
             batch = share(engine, train_batch(4, seed=step, longest=12))
             engine.forward(batch, ("log_probs",))

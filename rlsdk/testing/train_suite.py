@@ -39,8 +39,10 @@ class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequire
     """Runs single ranks in a process of their own too: for an engine that changes the process it is in."""
     world: ClassVar[int] = 2
     """Ranks of a split world."""
+    leak_steps: ClassVar[int] = 50
+    """Steps whose memory is counted, after a fifth as many that are not."""
     leak_mib: ClassVar[float] = 24.0
-    """Most memory that 50 steps may add to 10 before them."""
+    """Most memory that those steps may add."""
 
     @classmethod
     def make_lab(cls, folder: Path) -> TrainLab:

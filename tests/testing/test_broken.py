@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,29 @@ BROKEN = {"rollout": ROLLOUT, "train": TRAIN, "sharding manager": SHARDING}
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], SuiteReport]:
-    """Kind and backend -> what its suite found; all of them in one process."""
-    report = tmp_path_factory.mktemp("broken") / "report.json"
+    """Kind and backend -> what its suite found."""
+    found: dict[tuple[str, str], SuiteReport] = {}
+    folder = tmp_path_factory.mktemp("broken")
+    # Two processes at a time: all engines together are minutes of work.
+    with ThreadPoolExecutor(2) as pool:
+        for reported in pool.map(
+            lambda kind: run_suites(kind, folder / f"{kind}.json"), ("ROLLOUT", "TRAIN", "SHARDING")
+        ):
+            found |= {(suite.kind, suite.backend): suite for suite in reported}
+    return found
+
+
+def run_suites(kind: str, report: Path) -> list[SuiteReport]:
+    """Runs the suites of one kind of engine, in a process of their own."""
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", str(HERE / "broken" / "suites.py"), "-c", os.devnull, "-q", "--no-summary",
-            "-p", "no:cacheprovider", "--rootdir", str(HERE), "--rlsdk-report", str(report),
+            "-p", "no:cacheprovider", "--rootdir", str(HERE), "-k", f"Test_{kind}", "--rlsdk-report", str(report),
         ],
         env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    return {(suite.kind, suite.backend): suite for suite in read_reports([report])}
+    return read_reports([report])
 
 
 @pytest.mark.timeout(TIMEOUT_S)

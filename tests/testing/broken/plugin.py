@@ -29,17 +29,31 @@ class Defect:
     """Requirement -> words of the reason that its report gives."""
 
 
+UPDATES = ("update.served", "update.no_stale_cache", "update.pieces", "update.failed", "update.first", "sleep.update")
+"""Requirements that look at log-probs after an update."""
 ROLLOUT = {
     "log-prob-before-temperature": Defect("BeforeTemperature", {"log_probs.temperature": "temperature 0.6"}),
     "log-prob-after-filters": Defect("AfterFilters", {"log_probs.filters": "largest difference with top-k"}),
     "stop-token-dropped": Defect("StopTokenDropped", {"stop_tokens": "without a stop token at its end"}),
-    "stops-by-itself": Defect("StopsByItself", {"stop_tokens.only": "responses that ended early"}),
-    "seed-ignored": Defect("SeedIgnored", {"seed": "samples that changed in company"}),
+    "stops-by-itself": Defect(
+        "StopsByItself",
+        {"stop_tokens.only": "responses that ended early", "more_than_slots": "another request's length"},
+    ),
+    "seed-ignored": Defect(
+        "SeedIgnored",
+        {
+            "seed": "samples that changed in company",
+            "abort": "not the beginning of what they would have been",
+            "pause": "samples that a pause changed",
+        },
+    ),
     "seed-for-all": Defect("SeedForAll", {"no_seed": "samples that came again"}),
     "rows-swapped": Defect("RowsSwapped", {"more_than_slots": "another request's length"}),
     "one-sample-twice": Defect("OneSampleTwice", {"samples": "came 2 times"}),
     "prompt-cut": Defect("PromptCut", {"longest_prompt": "largest difference"}),
-    "one-token-short": Defect("OneTokenShort", {"max_tokens": "8 tokens"}),
+    "one-token-short": Defect(
+        "OneTokenShort", {"max_tokens": "8 tokens", "more_than_slots": "another request's length"}
+    ),
     "narrow-top-p": Defect("NarrowTopP", {"distribution.filtered": "p-value"}),
     "flat-draws": Defect("FlatDraws", {"distribution": "p-value"}),
     "greedy-is-warm": Defect("GreedyIsWarm", {"greedy": "largest difference of log-probs"}),
@@ -50,19 +64,24 @@ ROLLOUT = {
         "AbortAbsent", {"registration.capabilities": "abort is claimed", "abort": "does not support"}
     ),
     "abort-loses": Defect("AbortLoses", {"abort": "is missing"}),
-    "old-version": Defect("OldVersion", {"versions": "other versions than 1"}),
+    "old-version": Defect("OldVersion", {"versions": "other versions than 1", "partial_rollout": "versions 0 to 0"}),
     "one-tensor-never-updated": Defect(
-        "OneTensorNeverUpdated", {"update.each_tensor": "layers.0.self_attn.v_proj.bias"}
+        "OneTensorNeverUpdated",
+        {
+            "update.each_tensor": "layers.0.self_attn.v_proj.bias",
+            "partial_rollout": "of neither",
+            **dict.fromkeys(UPDATES, "largest difference"),
+        },
     ),
     "stale-cache": Defect("StaleCache", {"update.no_stale_cache": "largest difference after"}),
     "half-an-update": Defect("HalfAnUpdate", {"update.failed": "served something that is neither"}),
     "updated-while-busy": Defect("UpdatedWhileBusy", {"update.busy": "of neither"}),
     "cache-kept-over-pause": Defect("CacheKeptOverPause", {"partial_rollout": "of neither"}),
-    "pause-aborts": Defect("PauseAborts", {"pause": "samples that a pause changed"}),
+    "pause-aborts": Defect("PauseAborts", {"pause": "samples that a pause changed", "partial_rollout": "no tokens"}),
     "serves-before-weights": Defect("ServesBeforeWeights", {"update.first": "samples of no weights"}),
     "sleeps-awake": Defect("SleepsAwake", {"sleep": "samples of a sleeping engine"}),
     "sleep-forgets": Defect("SleepForgets", {"sleep.update": "samples of dropped weights"}),
-    "leaks": Defect("Leaks", {"memory": "MiB that 30 calls added"}),
+    "leaks": Defect("Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("LeavesProcess", {"close": "left behind"}),
 }
 
@@ -117,7 +136,7 @@ TRAIN = {
     "gradients-lost": Defect("GradientsLost", {"offload": "largest difference of weights"}),
     "trains-the-frozen": Defect("TrainsTheFrozen", {"frozen": "optim_step"}),
     "any-size": Defect("AnySize", {"refusals": "2 ranks"}),
-    "leaks": Defect("Leaks", {"memory": "MiB that 50 steps added"}),
+    "leaks": Defect("Leaks", {"memory": "MiB that 15 steps added"}),
     "leaves-memory": Defect("LeavesMemory", {"close": "shared memory"}),
 }
 

@@ -89,8 +89,12 @@ class StopTokenDropped(Rewritten):
 class StopsByItself(Rewritten):
     """The model's end-of-sequence token ends a response, asked for or not."""
 
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.eos = self.model.config.eos_token_id
+
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        stops = {*request.sampling.stop_token_ids, self.model.config.eos_token_id}
+        stops = {*request.sampling.stop_token_ids, self.eos}
         return replace(request, sampling=replace(request.sampling, stop_token_ids=tuple(stops)))
 
 
@@ -239,9 +243,7 @@ class OneTensorNeverUpdated(TransformersRolloutEngine):
 
         def heard() -> Any:
             for shard in shards:
-                arrived[shard.name] = arrived.get(shard.name, 0) + fingerprint(
-                    shard.tensor.to(self.parameters[shard.name].dtype), shard.box
-                )
+                arrived[shard.name] = arrived.get(shard.name, 0) + fingerprint(shard.tensor.float(), shard.box)
                 yield shard
 
         old = self.parameters[self.STUCK].clone()
@@ -333,7 +335,13 @@ class SleepForgets(TransformersRolloutEngine):
     def sleep(self, level: int = 1) -> None:
         version = self.version
         super().sleep(level)
-        self.version = version
+        self.version, self.dropped = version, level > 1
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "weights" in parts and self.dropped:
+            for parameter in self.parameters.values():
+                parameter.zero_()
 
 
 class Leaks(Rewritten):
