@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import Capability, Head, OptimSpec
+from rlsdk.interfaces import Capability, Head
 from rlsdk.testing.driving import OPTIM, Case, NotFinite, Weighed, drive, drive_plain, driven, share, train_batch
 from rlsdk.testing.requirement import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
@@ -102,7 +102,7 @@ class GradientRequirements:
         """Every step uses and tells the learning rate of its schedule: warm-up, then constant, linear or cosine."""
         batch = [train_batch(2, seed=40, longest=5)]
         for schedule in ("constant", "linear", "cosine"):
-            optim = OptimSpec(lr=1e-2, schedule=schedule, warmup_steps=2, total_steps=6, min_lr_ratio=0.1, eps=1e-3)
+            optim = replace(OPTIM, schedule=schedule, warmup_steps=2, total_steps=6, min_lr_ratio=0.1)
             case = lab.case(steps=[batch] * 7, optim=optim)
             found, plain = lab.drive(steps=case.steps, optim=optim), drive_plain(case)
             worst = max(abs(mine - theirs) for mine, theirs in zip(found.lrs, plain.lrs, strict=True))

@@ -112,7 +112,7 @@ TRAIN = {
     "mean-of-means": Defect(
         "MeanOfMeans", {"gradient.micro_batches": "largest difference of loss", "gradient.calls": "loss"}
     ),
-    "first-call-forgotten": Defect("FirstCallForgotten", {"gradient.calls": "gradient norm"}),
+    "first-call-forgotten": Defect("FirstCallForgotten", {"gradient.calls": "largest difference of loss"}),
     "clipped-norm-told": Defect("ClippedNormTold", {"step.clipping": "gradient norm"}),
     "schedule-one-late": Defect("ScheduleOneLate", {"step.schedule": "of the rate, constant"}),
     "steps-on-nan": Defect("StepsOnNaN", {"step.skipped": "largest difference"}),
