@@ -102,6 +102,17 @@ def make_model(
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
 
+@app.command(help="What is wrong with this machine and its environment, and the command that mends it.")
+def doctor(
+    run_dir: Annotated[Path, typer.Option(help="Folder that runs are written to: is there room?")] = Path("runs"),
+    ray_address: Annotated[str | None, typer.Option(help="Also look at this running Ray cluster.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of text.")] = False,
+) -> None:
+    from rlsdk.cli.doctor import run
+
+    run(run_dir, ray_address, as_json=as_json)
+
+
 @plugins_app.command("list", help="Every backend, component and plugin that was found, usable or not.")
 def list_plugins(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
