@@ -31,13 +31,8 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"interfaces", "kit"},
     "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
-<<<<<<< HEAD
-ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing")}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "testing"}
-=======
 ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "doctor")}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor"}
->>>>>>> main
+ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "testing"}
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 
