@@ -148,6 +148,22 @@ def plugin_info(
     show_plugin(name)
 
 
+@plugins_app.command("check", help="The conformance suite of a backend: what it claims, measured.")
+def check_plugin(
+    name: Annotated[str, typer.Argument(help="Of a backend.")],
+    kind: Annotated[
+        str | None, typer.Option(help="train or rollout, where backends of both kinds share the name.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of the backend's own: NAME=VALUE; may be repeated.")] = None,
+    only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
+    report: Annotated[Path | None, typer.Option(help="Also write the report into this JSON file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
+) -> None:
+    from rlsdk.cli.check import run
+
+    run(name, kind=kind, options=option or [], only=only, report=report, verbose=verbose)
+
+
 def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:
     """Prints the help of a command that takes fields, if it is asked for."""
     if not HELP_FLAGS.intersection(arguments):
