@@ -137,6 +137,8 @@ class Transport(ABC):
     side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
 
     name: str
+    timeout_s: float = 600.0
+    """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
 
     @classmethod
     @abstractmethod
@@ -146,7 +148,8 @@ class Transport(ABC):
     @abstractmethod
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         """Source side: makes the bytes available, each shard converted to its dtype on the wire. The handle is plain
-        (str, int, float, bytes). The memory behind it is reused two exports to the same target later."""
+        (str, int, float, bytes). The shards may be read until the target has taken them; the memory behind the
+        handle is reused two exports to the same target later."""
 
     @abstractmethod
     def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:

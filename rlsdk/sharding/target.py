@@ -39,7 +39,7 @@ class WeightTarget:
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
-        self._transports: dict[tuple[str, int], Transport] = {}
+        self._transports: dict[tuple[str, int, int], Transport] = {}
         self._instead: dict[tuple[str, int], str] = {}
         self._layouts: tuple[WeightLayout, ...] = ()
 
@@ -68,8 +68,13 @@ class WeightTarget:
         """
         start = time.perf_counter()
         intake = _Intake(self, buckets, peers, version, time.monotonic() + timeout_s)
-        with closing(intake.shards()) as shards:
-            receipt = self._engine.update_weights(shards, version)
+        try:
+            with closing(intake.shards()) as shards:
+                receipt = self._engine.update_weights(shards, version)
+        except BaseException:
+            # Sources still have ready what nobody will take: that they are let go of tells them.
+            self.close()
+            raise
         if intake.taken < intake.wanted:
             raise WeightSyncError(
                 f"the rollout engine took {intake.taken} of {intake.wanted} pieces of version {version} and stopped at "
@@ -99,10 +104,12 @@ class WeightTarget:
                 self._instead[route] = _NEXT_BEST[chosen.transport]
 
     def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
-        transport = self._transports.get((bucket.transport, bucket.source))
+        pair = bucket.transport, bucket.source, bucket.target
+        transport = self._transports.get(pair)
         if transport is None:
-            transport = self._transports[bucket.transport, bucket.source] = make_transport(bucket.transport)
+            transport = self._transports[pair] = make_transport(bucket.transport)
         handle = _export(bucket, peer, deadline)
+        transport.timeout_s = max(0.0, deadline - time.monotonic())
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         return (
             WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +20,20 @@ from rlsdk.interfaces import (
 )
 from rlsdk.sharding.memory import BlockName, SharedBlock, attach
 from rlsdk.sharding.process_group import ProcessGroupTransport
-from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, checked, fill
+from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.wire import (
+    GROUP_BYTES,
+    Metas,
+    announcement,
+    bucket_offsets,
+    check_announcement,
+    check_group,
+    checked,
+    fill,
+    fill_group,
+    groups,
+    slots,
+)
 
 
 class InProcessTransport(Transport):
@@ -38,14 +53,95 @@ class InProcessTransport(Transport):
 
 
 class SharedMemoryTransport(Transport):
-    """Two processes of one node: the source copies into a block that both map, the target reads it there.
+    """Two processes of one node: the source streams groups of tensors through a ring of slots that both map, and fills
+    one while the target reads another; what is under way stays in the cache.
 
-    Two blocks take turns, and stay from one sync to the next: pages are taken and mapped once. Nothing has a name, so
-    nothing is left behind, whatever ends either process.
+    The ring stays from one sync to the next: pages are taken and mapped once. Nothing has a name, so nothing is left
+    behind, whatever ends either process.
     """
 
     name = "shared_memory"
-    anonymous = True
+
+    def __init__(self) -> None:
+        self._ring: RingWriter | None = None
+        self._streams = 0
+        self._streaming: threading.Thread | None = None
+        self._reader: tuple[str, RingReader] | None = None
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.node == target.node and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        parts = groups(offsets, num_bytes)
+        ring = self._ring_of(max((span.stop - span.start for _, span in parts), default=0))
+        self._streams += 1
+        work = (ring, self._streams, offsets, parts, shards, dtypes, self._streaming)
+        self._streaming = threading.Thread(target=self._stream, args=work, name="rlsdk-stream")
+        self._streaming.start()
+        return {"stream": self._streams, **ring.announcement(), **announcement(num_bytes)}
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        check_announcement(handle, metas)
+        if self._reader is None or self._reader[0] != handle["filled"]:
+            self._reader = handle["filled"], RingReader(handle)
+        return self._take(self._reader[1], handle["stream"], metas)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader[1].close()
+        if self._ring is not None:
+            self._ring.close()
+        if self._streaming is not None:
+            self._streaming.join(self.timeout_s)
+        self._ring = self._reader = self._streaming = None
+
+    def _ring_of(self, slot_bytes: int) -> RingWriter:
+        """The ring, or a new one: for larger groups, or because a target that gave up has let go of the old one."""
+        if self._ring is None or self._ring.slot_bytes < slot_bytes or not self._ring.alive:
+            self._ring, self._streaming = RingWriter(max(slot_bytes, GROUP_BYTES)), None
+        return self._ring
+
+    def _stream(
+        self,
+        ring: RingWriter,
+        stream: int,
+        offsets: Sequence[int],
+        parts: Sequence[tuple[slice, slice]],
+        shards: Sequence[WeightShard],
+        dtypes: Sequence[str],
+        before: threading.Thread | None,
+    ) -> None:
+        """On a thread, behind the stream before. Where the target is gone there is nobody to tell."""
+        if before is not None:
+            before.join()
+        with contextlib.suppress(RingClosedError):
+            try:
+                for tensors, span in parts:
+                    slot = ring.next_slot(self.timeout_s)[: span.stop - span.start]
+                    ring.post(stream, fill_group(slot, offsets[tensors], shards[tensors], dtypes[tensors]))
+            except RingClosedError:
+                ring.close()
+            except Exception as error:
+                ring.post_error(stream, f"{type(error).__name__}: {error}")
+
+    def _take(self, reader: RingReader, stream: int, metas: Metas) -> Iterator[Tensor]:
+        offsets, num_bytes = bucket_offsets(metas)
+        for tensors, span in groups(offsets, num_bytes):
+            slot, sent = reader.take(stream, self.timeout_s)
+            data = slot[: span.stop - span.start]
+            yield from slots(data, offsets[tensors], metas[tensors])
+            check_group(data, sent)
+            reader.free()
+
+
+class SharedFileTransport(Transport):
+    """Two processes of one node where the target may not look into the source's /proc: the source copies into files in
+    /dev/shm that both map, and that the target unlinks as soon as they are attached. Two take turns, and stay from one
+    sync to the next."""
+
+    name = "shared_file"
 
     def __init__(self) -> None:
         self._blocks: list[SharedBlock | None] = [None, None]
@@ -54,7 +150,7 @@ class SharedMemoryTransport(Transport):
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return source.node == target.node and hasattr(os, "memfd_create")
+        return source.node == target.node and hasattr(os, "posix_fallocate")
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
@@ -91,20 +187,8 @@ class SharedMemoryTransport(Transport):
             block.close()
             block = None
         if block is None:
-            block = self._blocks[self._turn] = SharedBlock(num_bytes, anonymous=self.anonymous)
+            block = self._blocks[self._turn] = SharedBlock(num_bytes, anonymous=False)
         return block
-
-
-class SharedFileTransport(SharedMemoryTransport):
-    """As `SharedMemoryTransport`, through files in /dev/shm, for where the target may not look into the source's
-    /proc. The target unlinks each file as soon as it is attached."""
-
-    name = "shared_file"
-    anonymous = False
-
-    @classmethod
-    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return source.node == target.node and hasattr(os, "posix_fallocate")
 
 
 class InlineTransport(Transport):
