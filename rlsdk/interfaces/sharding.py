@@ -167,10 +167,29 @@ class Transport(ABC):
 class ShardingManager(ABC):
     """Owns the swap. One object in the controller, bound to one training group and one rollout group."""
 
-    def __init__(self, train: EngineGroup, rollout: EngineGroup, *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        train: EngineGroup,
+        rollout: EngineGroup,
+        *,
+        timeout_s: float = 600.0,
+        bucket_bytes: int = 64 << 20,
+        transports: Sequence[str] | None = None,
+    ) -> None:
+        """What the trainer passes; a subclass with more parameters gives each a default.
+
+        Args:
+            train: the training side.
+            rollout: the serving side.
+            timeout_s: for each stage of a sync.
+            bucket_bytes: bound of what one target takes at once.
+            transports: names, in order of preference, of those that may be used. None: all.
+        """
         self.train = train
         self.rollout = rollout
         self.timeout_s = timeout_s
+        self.bucket_bytes = bucket_bytes
+        self.transports = None if transports is None else tuple(transports)
 
     @abstractmethod
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:

@@ -14,7 +14,7 @@ from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, TensorMeta, Transfer
 from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
 from rlsdk.sharding.holders import SAME_PROCESS
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
 
 

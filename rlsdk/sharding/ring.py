@@ -1,6 +1,6 @@
 """A ring of slots in shared memory: one process fills them while another reads, without a call for each.
 
-The slots lie in a block without a name (`memory.SharedBlock`); what was filled and what was read is told through two
+The slots lie in a block without a name (`SharedBlock`); what was filled and what was read is told through two
 pipes, which the reader opens as `/proc/PID/fd/N` like the block. So nothing can be left behind, waiting costs no CPU,
 and each end learns at once that the other one is gone: its pipe is closed, whatever closed it.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightSyncError
-from rlsdk.sharding.memory import AttachError, BlockName, SharedBlock, attach
+from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
 
 NUM_SLOTS = 4
 """One that is filled, one that is read, and some between for when either is held up."""

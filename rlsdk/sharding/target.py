@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
-from rlsdk.sharding.memory import AttachError
+from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.transports import InlineTransport, InProcessTransport, SharedFileTransport, make_transport
 
 EXPORT_METHOD = "export_weights"

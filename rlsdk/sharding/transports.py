@@ -18,7 +18,8 @@ from rlsdk.interfaces import (
     WeightShard,
     nearest,
 )
-from rlsdk.sharding.memory import BlockName, SharedBlock, attach
+from rlsdk.kit.shared_memory import BlockName, SharedBlock, attach, lent
+from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
 from rlsdk.sharding.wire import (
@@ -53,11 +54,12 @@ class InProcessTransport(Transport):
 
 
 class SharedMemoryTransport(Transport):
-    """Two processes of one node: the source streams groups of tensors through a ring of slots that both map, and fills
-    one while the target reads another; what is under way stays in the cache.
+    """Two processes of one node. Weights that the engine keeps in shared memory (`kit.shared_memory.share`) are read
+    where they are: no copy but the target's own. Others the source streams, group by group, through a ring of slots
+    that both map, and fills one while the target reads another.
 
-    The ring stays from one sync to the next: pages are taken and mapped once. Nothing has a name, so nothing is left
-    behind, whatever ends either process.
+    What is mapped stays so from one sync to the next. Nothing has a name, so nothing is left behind, whatever ends
+    either process.
     """
 
     name = "shared_memory"
@@ -67,6 +69,7 @@ class SharedMemoryTransport(Transport):
         self._streams = 0
         self._streaming: threading.Thread | None = None
         self._reader: tuple[str, RingReader] | None = None
+        self._attached: dict[BlockName, Tensor] = {}
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
@@ -74,6 +77,8 @@ class SharedMemoryTransport(Transport):
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        if (views := _lent_views(shards, dtypes)) is not None:
+            return {"views": views, **announcement(num_bytes)}
         parts = groups(offsets, num_bytes)
         ring = self._ring_of(max((span.stop - span.start for _, span in parts), default=0))
         self._streams += 1
@@ -84,6 +89,8 @@ class SharedMemoryTransport(Transport):
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         check_announcement(handle, metas)
+        if "views" in handle:
+            return iter([self._view(view, meta) for view, meta in zip(handle["views"], metas, strict=True)])
         if self._reader is None or self._reader[0] != handle["filled"]:
             self._reader = handle["filled"], RingReader(handle)
         return self._take(self._reader[1], handle["stream"], metas)
@@ -96,6 +103,18 @@ class SharedMemoryTransport(Transport):
         if self._streaming is not None:
             self._streaming.join(self.timeout_s)
         self._ring = self._reader = self._streaming = None
+        self._attached.clear()
+
+    def _view(self, view: Mapping[str, Any], meta: tuple[tuple[int, ...], str]) -> Tensor:
+        """A tensor of the source's, where it is. The mapping is private: an engine that wrote into it would not change
+        what is trained, and be found out by its fingerprints."""
+        name = BlockName(view["path"], view["inode"], view["block_bytes"], unlink=False)
+        if name not in self._attached:
+            self._attached = {known: block for known, block in self._attached.items() if known.path != name.path}
+            self._attached[name] = attach(name, private=True)
+        shape, dtype = meta
+        values = self._attached[name].view(getattr(torch, dtype))
+        return values.as_strided(shape, view["strides"], view["start"] // values.element_size())
 
     def _ring_of(self, slot_bytes: int) -> RingWriter:
         """The ring, or a new one: for larger groups, or because a target that gave up has let go of the old one."""
@@ -134,6 +153,26 @@ class SharedMemoryTransport(Transport):
             yield from slots(data, offsets[tensors], metas[tensors])
             check_group(data, sent)
             reader.free()
+
+
+def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Where in shared memory each shard is; None unless all are, in the dtypes asked for."""
+    views = []
+    for shard, dtype in zip(shards, dtypes, strict=True):
+        place = lent(shard.tensor) if shard.tensor.dtype is getattr(torch, dtype) else None
+        if place is None:
+            return None
+        name, start = place
+        views.append(
+            {
+                "path": name.path,
+                "inode": name.inode,
+                "block_bytes": name.num_bytes,
+                "start": start,
+                "strides": shard.tensor.stride(),
+            }
+        )
+    return views
 
 
 class SharedFileTransport(Transport):
@@ -192,8 +231,7 @@ class SharedFileTransport(Transport):
 
 
 class InlineTransport(Transport):
-    """Any two places: the bytes are part of the handle, and go the way that answers of calls go. Between Ray workers
-    that is the object store, as shared memory within a node."""
+    """Any two places: the bytes are part of the handle, and go the way that answers of calls go."""
 
     name = "inline"
 
@@ -218,6 +256,7 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     InProcessTransport,
     SharedMemoryTransport,
     SharedFileTransport,
+    ObjectStoreTransport,
     InlineTransport,
     ProcessGroupTransport,
 )

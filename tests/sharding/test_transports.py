@@ -11,7 +11,7 @@ from sharding_cases import random_tensors
 from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, Transport, WeightShard, WeightSyncError
-from rlsdk.sharding.memory import AttachError, SharedBlock, attach
+from rlsdk.kit.shared_memory import AttachError, SharedBlock, attach, share
 from rlsdk.sharding.transports import TRANSPORTS, make_transport
 from rlsdk.sharding.wire import announcement
 
@@ -176,3 +176,42 @@ def test_a_bucket_over_the_limit_is_refused_before_memory_is_taken() -> None:
     handle = announcement(1 << 33, [])
     with pytest.raises(WeightSyncError, match="over the limit of 4294967296"):
         make_transport("process_group").fetch(handle, [((1 << 33,), "uint8")])
+
+
+def test_weights_in_shared_memory_are_read_where_they_are() -> None:
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    first, second = share([torch.randn(8, 6), torch.randn(5)])
+    shards = [
+        WeightShard(name="w", box=Box((2, 1), (4, 3)), tensor=first[2:6, 1:4]),
+        WeightShard(name="b", box=Box.whole((5,)), tensor=second),
+    ]
+    metas = [((4, 3), "float32"), ((5,), "float32")]
+    came = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    assert torch.equal(came[0], first[2:6, 1:4])
+    assert torch.equal(came[1], second)
+    first.add_(1)
+    assert torch.equal(came[0], first[2:6, 1:4])
+    again = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    assert again[1].data_ptr() == came[1].data_ptr()
+    came[1].zero_()
+    assert second.count_nonzero() == 5
+
+
+def test_weights_in_shared_memory_of_another_dtype_than_asked_for_are_sent() -> None:
+    (shared,) = share([torch.randn(8, 6)])
+    shard = WeightShard(name="w", box=Box.whole((8, 6)), tensor=shared)
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    (came,) = target.fetch(source.export([shard], ["bfloat16"]), [((8, 6), "bfloat16")])
+    assert torch.equal(came, shared.to(torch.bfloat16))
+
+
+def test_a_new_block_of_weights_takes_the_place_of_the_old_one() -> None:
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    for value in (1.0, 2.0, 3.0):
+        (shared,) = share([torch.full((100,), value)])
+        shard = WeightShard(name="w", box=Box.whole((100,)), tensor=shared)
+        (came,) = target.fetch(source.export([shard], ["float32"]), [((100,), "float32")])
+        assert came.unique().tolist() == [value]
+        del came, shard, shared
+        gc.collect()
+    target.close()

@@ -4,6 +4,9 @@ The owner makes anonymous memory (`memfd_create`) and keeps its descriptor open;
 `/proc/PID/fd/N`. The kernel frees it when both are gone, whatever ended them. Where that is not possible (no memfd, a
 /proc that hides the owner), a file in /dev/shm serves; the reader unlinks it as soon as it is attached, and the owner
 when it ends, if nobody did.
+
+An engine on a CPU that keeps its weights in such memory (`share`) spares every sync a copy: other processes read them
+where they are (`lent`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,26 +47,30 @@ class BlockName:
 class SharedBlock:
     """The owner's end. `tensor` is `[num_bytes]` uint8 in shared memory."""
 
-    def __init__(self, num_bytes: int, *, anonymous: bool) -> None:
+    def __init__(self, num_bytes: int, *, anonymous: bool, label: str = "rlsdk-bucket") -> None:
         size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
         if anonymous:
-            fd = os.memfd_create("rlsdk-weights", os.MFD_CLOEXEC)
+            fd = os.memfd_create(label, os.MFD_CLOEXEC)
             path = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
             fd, path = tempfile.mkstemp(prefix=f"rlsdk-weights-{os.getpid()}-", dir=folder)
-        self._release = weakref.finalize(self, _release, fd, None if anonymous else path)
+        where = None if anonymous else path
         try:
             # Takes the pages now: a full /dev/shm is an error here, and not a bus error at the first write.
             os.posix_fallocate(fd, 0, size)
-            self.tensor: Tensor = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+            memory = mmap.mmap(fd, size)
         except OSError as error:
-            self._release()
+            _release(fd, where)
             raise WeightSyncError(f"cannot take {size} bytes of shared memory at {path}: {error}") from error
+        self._release = weakref.finalize(memory, _release, fd, where)
+        self.memory = weakref.ref(memory)
+        """Lives as long as a tensor refers to it; so does the descriptor, unless `close` ends it before."""
+        self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self.name = BlockName(path=path, inode=os.fstat(fd).st_ino, num_bytes=size, unlink=not anonymous)
 
     def close(self) -> None:
-        """Gives the memory back once no tensor refers to it any more."""
+        """Nobody can attach any more; gives the memory back once no tensor refers to it."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
         self._release()
 
@@ -74,8 +82,49 @@ def _release(fd: int, path: str | None) -> None:
             os.unlink(path)
 
 
-def attach(name: BlockName) -> Tensor:
-    """The other end: the block's bytes, `[num_bytes]` uint8, writable, for as long as the tensor lives.
+SHARED_WEIGHTS = "rlsdk-weights"
+"""What /proc/PID/maps calls the blocks of `share`."""
+ALIGNMENT = 64
+"""Bytes: shared tensors start at multiples of a cache line."""
+_shared: dict[int, tuple[int, BlockName]] = {}
+"""First address -> first address behind, and name, of each block that `share` made and that is in use."""
+
+
+def share(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of CPU tensors, contiguous, in one block that other processes of this node can map. It goes with the last
+    of them. Where the system has no anonymous shared memory, the tensors themselves."""
+    if not tensors or not hasattr(os, "memfd_create"):
+        return list(tensors)
+    starts, end = [], 0
+    for tensor in tensors:
+        starts.append(end)
+        end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    block = SharedBlock(max(end, 1), anonymous=True, label=SHARED_WEIGHTS)
+    first = block.tensor.data_ptr()
+    _shared[first] = first + block.name.num_bytes, block.name
+    if (memory := block.memory()) is not None:
+        weakref.finalize(memory, _shared.pop, first)
+    found = []
+    for tensor, start in zip(tensors, starts, strict=True):
+        part = block.tensor[start : start + tensor.numel() * tensor.element_size()]
+        found.append(part.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach()))
+    return found
+
+
+def lent(tensor: Tensor) -> tuple[BlockName, int] | None:
+    """The block that a tensor lies in, and the byte in it at which it begins; None where its memory is private."""
+    if tensor.device.type != "cpu":
+        return None
+    at = tensor.data_ptr()
+    return next(((name, at - first) for first, (end, name) in _shared.items() if first <= at < end), None)
+
+
+def attach(name: BlockName, *, private: bool = False) -> Tensor:
+    """The other end: the block's bytes, `[num_bytes]` uint8, for as long as the tensor lives.
+
+    Args:
+        name: from the owner.
+        private: what is written here stays in this process; else the owner sees it.
 
     Raises:
         AttachError: the block cannot be opened from here, or is another one by now.
@@ -88,7 +137,7 @@ def attach(name: BlockName) -> Tensor:
         found = os.fstat(fd)
         if found.st_ino != name.inode or found.st_size < name.num_bytes:
             raise AttachError(f"{name.path} is no longer the block of {name.num_bytes} bytes that the source announced")
-        block = mmap.mmap(fd, name.num_bytes)
+        block = mmap.mmap(fd, name.num_bytes, access=mmap.ACCESS_COPY if private else mmap.ACCESS_DEFAULT)
     finally:
         os.close(fd)
     if name.unlink:
