@@ -84,7 +84,7 @@ class PackedBuckets(Sequence[Bucket]):
         return self._made[at]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedBuckets) and self._made == other._made
+        return isinstance(other, PackedBuckets) and self.__getstate__() == other.__getstate__()
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     nearest,
 )
 from rlsdk.kit.shared_memory import BlockName, SharedBlock, attach, lent
+from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
@@ -259,6 +260,7 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     ObjectStoreTransport,
     InlineTransport,
     ProcessGroupTransport,
+    CudaIpcTransport,
 )
 """In order of preference. What stands behind one that reaches anywhere is taken only by name."""
 

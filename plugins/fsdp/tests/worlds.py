@@ -25,6 +25,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.kit.rendezvous import hold_port, init_process_group
+from rlsdk.kit.shared_memory import lent
 from rlsdk.testing.models import random_batch
 from rlsdk_fsdp.config import FsdpOptions
 
@@ -170,6 +171,7 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
     if case.export:
         engine.save_pretrained(Path(case.export))
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
+    found["private"] = [s.name for s in engine.shards() if lent(s.tensor) is None]
     found["layout"] = engine.layout()
     found["random"] = torch.rand(3)
     return found
