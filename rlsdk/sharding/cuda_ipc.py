@@ -1,5 +1,5 @@
-"""CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles; not yet run, so it
-is taken only by name."""
+"""CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles and not yet
+run, so it is taken only by name."""
 
 from __future__ import annotations
 
