@@ -102,12 +102,15 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
     block = SharedBlock(max(end, 1), anonymous=True, label=SHARED_WEIGHTS)
     first = block.tensor.data_ptr()
     _shared[first] = first + block.name.num_bytes, block.name
-    if (memory := block.memory()) is not None:
-        weakref.finalize(memory, _shared.pop, first)
+    memory = block.memory()
+    weakref.finalize(memory, _shared.pop, first)
     found = []
     for tensor, start in zip(tensors, starts, strict=True):
-        part = block.tensor[start : start + tensor.numel() * tensor.element_size()]
-        found.append(part.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach()))
+        # Each has a storage of its own: what is saved or sent of one must not carry the others along.
+        values = torch.empty(0, dtype=tensor.dtype)
+        if tensor.numel():
+            values = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+        found.append(values.view(tensor.shape).copy_(tensor.detach()))
     return found
 
 
@@ -116,7 +119,7 @@ def lent(tensor: Tensor) -> tuple[BlockName, int] | None:
     if tensor.device.type != "cpu":
         return None
     at = tensor.data_ptr()
-    return next(((name, at - first) for first, (end, name) in _shared.items() if first <= at < end), None)
+    return next(((name, at - first) for first, (end, name) in tuple(_shared.items()) if first <= at < end), None)
 
 
 def attach(name: BlockName, *, private: bool = False) -> Tensor:

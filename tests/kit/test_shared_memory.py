@@ -21,6 +21,7 @@ def test_shared_tensors_have_the_same_values_and_say_where_they_are() -> None:
         assert after.dtype == before.dtype
         assert torch.equal(after, before)
         assert after.is_contiguous()
+        assert after.untyped_storage().nbytes() == before.numel() * before.element_size()
     place = lent(shared[1][2:])
     assert place is not None
     name, start = place
