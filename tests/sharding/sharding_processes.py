@@ -18,6 +18,7 @@ from typing import Any
 from sharding_cases import LocalGroup, TrainHost, dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
+from rlsdk.kit.shared_memory import share
 from rlsdk.testing.tensor_engines import TensorTrainEngine
 
 _CLONE_NEWNET = 0x40000000
@@ -41,14 +42,29 @@ class MortalHost(TrainHost):
         return handle
 
 
-def serve(
-    pipe: Connection, shapes: Shapes, rank: int, parts: int, fatal: int | None, end: str, own_network: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a process lives and ends."""
+
+    fatal: int | None = None
+    """Number of the export, from 0, after which it ends badly."""
+    end: str = ""
+    """`kill` or `hang`."""
+    own_network: bool = False
+    shared: bool = False
+    """Keeps its weights where other processes can read them."""
+
+
+def serve(pipe: Connection, shapes: Shapes, rank: int, parts: int, way: Way) -> None:
     """Body of the process: answers calls until the pipe closes."""
-    if own_network and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+    if way.own_network and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "unshare")
     layout = replace(dim0_sharded(shapes, parts)[rank], process=f"localhost:{os.getpid()}")
-    host = MortalHost(TensorTrainEngine(random_tensors(shapes), layout), fatal, end)
+    engine = TensorTrainEngine(random_tensors(shapes), layout)
+    if way.shared:
+        moved = share([tensor for _, _, tensor in engine.held])
+        engine.held = [(name, box, tensor) for (name, box, _), tensor in zip(engine.held, moved, strict=True)]
+    host = MortalHost(engine, way.fatal, way.end)
     while True:
         try:
             method, args = pipe.recv()
@@ -107,17 +123,13 @@ def weight_files(*pids: int) -> list[str]:
 
 
 @contextmanager
-def train_processes(
-    shapes: Shapes, parts: int, *, fatal: int | None = None, end: str = "", own_network: bool = False
-) -> Iterator[PipeGroup]:
-    """Starts one process per part of the weights; ends them all on the way out."""
+def train_processes(shapes: Shapes, parts: int, **way: Any) -> Iterator[PipeGroup]:
+    """Starts one process per part of the weights, `Way(**way)`; ends them all on the way out."""
     context = multiprocessing.get_context("spawn")
     processes, peers = [], []
     for rank in range(parts):
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=serve, args=(theirs, shapes, rank, parts, fatal, end, own_network), daemon=True
-        )
+        process = context.Process(target=serve, args=(theirs, shapes, rank, parts, Way(**way)), daemon=True)
         process.start()
         theirs.close()
         processes.append(process)
