@@ -69,7 +69,7 @@ class SharedMemoryTransport(Transport):
         self._ring: RingWriter | None = None
         self._streams = 0
         self._streaming: threading.Thread | None = None
-        self._reader: tuple[str, RingReader] | None = None
+        self._reader: tuple[tuple[str, int], RingReader] | None = None
         self._attached: dict[BlockName, Tensor] = {}
 
     @classmethod
@@ -92,8 +92,9 @@ class SharedMemoryTransport(Transport):
         check_announcement(handle, metas)
         if "views" in handle:
             return iter([self._view(view, meta) for view, meta in zip(handle["views"], metas, strict=True)])
-        if self._reader is None or self._reader[0] != handle["filled"]:
-            self._reader = handle["filled"], RingReader(handle)
+        ring = handle["filled"], handle["filled_inode"]
+        if self._reader is None or self._reader[0] != ring:
+            self._reader = ring, RingReader(handle)
         return self._take(self._reader[1], handle["stream"], metas)
 
     def close(self) -> None:
