@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.interfaces import Bucket, SyncReceipt, Transfer, WeightLayout, WeightShard
+from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
 from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
@@ -233,6 +235,7 @@ class InActor:
 
     def __init__(self, kind: type[Any], layout: WeightLayout, threads: int) -> None:
         self.threads = threads
+        use_store(RayObjectStore())
         torch.set_num_threads(threads)
         self.host = kind(layout)
 
@@ -283,6 +286,7 @@ def actors(
     import ray
 
     ray.init(num_cpus=len(train) + len(rollout), include_dashboard=False, log_to_driver=False)
+    use_store(RayObjectStore())
     try:
         kind = ray.remote(num_cpus=1, max_concurrency=8)(InActor)
         yield (
@@ -290,6 +294,7 @@ def actors(
             RemoteGroup([RayRemote(kind.remote(RolloutProcess, layout, threads)) for layout in rollout]),
         )
     finally:
+        use_store(None)
         ray.shutdown()
 
 

@@ -1,8 +1,7 @@
-"""Ray's object store as a transport: the one that always works between workers of a run."""
+"""The cluster's object store as a transport: the one that always works between workers of a run."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.kit.object_store import has_store, the_store
 from rlsdk.sharding.wire import (
     Metas,
     announcement,
@@ -25,33 +25,25 @@ from rlsdk.sharding.wire import (
 
 
 class ObjectStoreTransport(Transport):
-    """Any two workers of one Ray cluster: the source puts the bytes into the object store of its node, and Ray brings
-    them to the target's. An object goes with its last handle; what a dead worker owned, Ray frees."""
+    """Any two workers of one cluster: the source puts the bytes into the store of its node, which brings them to the
+    target's. An object goes with its last handle, or with the worker that put it there."""
 
     name = "object_store"
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        # A process that plans for Ray workers has it loaded; one that does not must not start to.
-        ray = sys.modules.get("ray")
-        return ray is not None and ray.is_initialized()
+        # Asked where the plan is made: in the controller of these workers, or in a process of no cluster.
+        return has_store()
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        import ray
-
         offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
         data = torch.empty(num_bytes, dtype=torch.uint8)
         sums = fill(data, offsets, shards, dtypes)
-        return {"object": ray.put(data.numpy()), **announcement(num_bytes, sums)}
+        return {"object": the_store().put(data.numpy()), **announcement(num_bytes, sums)}
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
-        import ray
-
         num_bytes = check_announcement(handle, metas)
-        try:
-            data = ray.get(handle["object"], timeout=self.timeout_s)
-        except ray.exceptions.RayError as error:
-            raise WeightSyncError(f"the object store did not bring {num_bytes} bytes: {error}") from error
+        data = the_store().get(handle["object"], self.timeout_s)
         if len(data) != num_bytes:
             raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but {len(data)} arrived")
         return self._give(data, handle, metas)

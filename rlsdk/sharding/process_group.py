@@ -123,7 +123,7 @@ class ProcessGroupTransport(Transport):
         limit = timedelta(seconds=self.timeout_s)
         store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
         if device == "cpu":
-            gloo = dist.ProcessGroupGloo._Options()
+            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             gloo._timeout = limit
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             return dist.ProcessGroupGloo(store, rank, 2, gloo)
