@@ -1,4 +1,4 @@
-"""Arrays that any worker of a run can fetch. The cluster gives each process its store; other rooms do not know which."""
+"""Arrays that any worker of a run can fetch. The cluster gives each process its store; no other room knows which."""
 
 from __future__ import annotations
 
