@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sharding_cases import LocalGroup, TrainHost, dim0_sharded, random_tensors
+from sharding_cases import dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.kit.shared_memory import share
+from rlsdk.testing.local_groups import LocalGroup, TrainHost
 from rlsdk.testing.tensor_engines import TensorTrainEngine
 
 _CLONE_NEWNET = 0x40000000
