@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -212,7 +213,9 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
             if case.probe is not None:
                 results[case.name] = case.probe(case, ctx)
                 continue
-            engine.initialize(ctx, spec_of(case))
+            # What is lent to the host lies in memory that no other process reads, as on a GPU.
+            with patch("rlsdk_fsdp.engine.keep_shared") if case.parked else nullcontext():
+                engine.initialize(ctx, spec_of(case))
             results[case.name] = drive(engine, case, rank, world)
         except Exception as error:
             results[case.name] = {"error": error, "trace": traceback.format_exc()}
