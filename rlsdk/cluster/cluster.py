@@ -14,10 +14,12 @@ from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
 from rlsdk.cluster.nodes import connect
+from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
+from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
 """For hosts to close."""
@@ -70,6 +72,7 @@ class Cluster:
             preload=tuple(preload),
         )
         cluster = cls(WorkerPools(placement, settings), connect(address, placement))
+        use_store(RayObjectStore())
         try:
             cluster._pools.start()
         except BaseException:
@@ -151,6 +154,7 @@ class Cluster:
             if ray.is_initialized():
                 self._pools.close(grace_s)
         finally:
+            use_store(None)
             if self._local is not None:
                 self._local.stop()
 

@@ -247,7 +247,12 @@ def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, loa
 def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:
     """The registered manager for this pair of backends, else the generic one."""
     chosen = registry.sharding_manager(train.backend, rollout.backend, config.sharding.manager)
+    transport = config.sharding.transport
     manager: ShardingManager = chosen(
-        train, rollout, timeout_s=config.trainer.timeout_s, bucket_bytes=config.sharding.bucket_mb << 20
+        train,
+        rollout,
+        timeout_s=config.trainer.timeout_s,
+        bucket_bytes=config.sharding.bucket_mb << 20,
+        transports=None if transport == "auto" else (transport,),
     )
     return manager
