@@ -111,13 +111,21 @@ class WorkerPools:
                 num_threads=self.settings.threads(pool),
                 uses_gpu=pool.device == "cuda",
                 log_path=os.path.join(self.settings.log_dir, f"{name}.log") if self.settings.log_dir else None,
-                # What the controller can import, its own environment's workers can, too: a user's loss in the folder
-                # that the command was given in.
-                import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],
+                import_paths=_import_paths(own=py_executable is None),
                 preload=self.settings.preload,
             )
         )
         return WorkerHandle(actor, worker_id, pool.name, device)
+
+
+def _import_paths(*, own: bool) -> list[str]:
+    """What the controller can import, workers can, too: a user's loss in the folder that the command was given in.
+    Workers of another environment (not `own`) get the folders of no environment, which would bring its packages."""
+    paths = [os.path.abspath(path) for path in sys.path]
+    if own:
+        return paths
+    prefixes = tuple({os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)})
+    return [path for path in paths if not path.startswith(prefixes) and "site-packages" not in path.split(os.sep)]
 
 
 def _reserve(pool: PoolSpec, nodes: Sequence[str]) -> Any:

@@ -14,6 +14,7 @@ from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
+    ConfigError,
     ModelSpec,
     OptimSpec,
     Peer,
@@ -22,6 +23,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
+from rlsdk.trainer.hosts import EngineOptions
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -205,11 +207,9 @@ def train_role(
         micro_batch_rows=config.train.micro_batch_rows,
         activation_checkpointing=config.train.activation_checkpointing,
         init_from_config=config.model.init_from_config,
-        options=backend_options(spec, config.train.options, registry),
         engine_kwargs=dict(config.train.engine_kwargs),
     )
-    group = cluster.create_group(role, host=TRAIN_HOST, args=(spec.engine, train))
-    return RoleGroup(group=group, spec=spec)
+    return _role(registry, cluster, role, spec, TRAIN_HOST, train, config.train.options)
 
 
 def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False) -> RoleGroup:
@@ -221,12 +221,37 @@ def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, loa
         max_running=config.rollout.max_running_samples,
         tp_size=config.rollout.tp_size,
         load_weights=load_weights,
-        options=backend_options(spec, config.rollout.options, registry),
         engine_kwargs=dict(config.rollout.engine_kwargs),
     )
-    group = cluster.create_group(
-        "rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout), devices_per_rank=config.rollout.tp_size
-    )
+    options = config.rollout.options
+    return _role(registry, cluster, "rollout", spec, ROLLOUT_HOST, rollout, options, config.rollout.tp_size)
+
+
+def _role(
+    registry: Registry,
+    cluster: Cluster,
+    role: str,
+    spec: BackendSpec,
+    host: str,
+    engine_spec: TrainSpec | RolloutSpec,
+    options: Mapping[str, Any],
+    devices_per_rank: int = 1,
+) -> RoleGroup:
+    """Builds the hosts of a role, with the interpreter of its backend's own environment where it has one."""
+    backend_options(spec, options, registry)  # What is wrong with them is said here, before a worker is asked.
+    isolation = registry.isolation(spec)
+    try:
+        group = cluster.create_group(
+            role,
+            host=host,
+            args=(spec.engine, engine_spec, EngineOptions(spec=spec, raw=dict(options))),
+            py_executable=isolation.python if isolation else None,
+            devices_per_rank=devices_per_rank,
+        )
+    except ConfigError as error:
+        if isolation is not None:
+            error.add_note(f"{spec.kind} backend {spec.name!r} lives in {isolation.environment}")
+        raise
     return RoleGroup(group=group, spec=spec)
 
 
