@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import rlsdk
-from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces import INTERFACE_VERSION, ConfigError, nearest
 from rlsdk.registry import Registry
 
 
@@ -80,6 +80,7 @@ def _words(name: str, kind: str) -> dict[str, str]:
         "CLASS": "".join(part.capitalize() for part in name.split("-")),
         "DISTRIBUTION": f"rlsdk-{name}",
         "RANGE": f">={major}.{minor},<{above}",
+        "INTERFACE": str(INTERFACE_VERSION),
         "WHAT": f"{described.what} {name}",
         "USE": described.use.replace("@NAME@", name),
     }

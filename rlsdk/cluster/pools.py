@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.cluster.contexts import WorkerSettings
@@ -41,16 +41,24 @@ class WorkerPools:
         self._reserved: dict[str, Any] = {}
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
 
-    def start(self) -> None:
-        """Reserves every device and starts a worker on each, without waiting for the workers.
+    def start(self, interpreters: Mapping[str, str]) -> None:
+        """Reserves every device and starts the workers on each that its roles need, without waiting for them.
+
+        Args:
+            interpreters: role -> interpreter, for roles of another environment.
 
         Raises:
             PlacementError: the cluster does not have the devices, or does not give them.
+            ConfigError: an interpreter cannot host a worker.
         """
         self._nodes = choose_nodes(self.placement)
         for pool in self.placement.pools:
             self._reserved[pool.name] = _reserve(pool, self._nodes[pool.name])
-            self._workers[pool.name, None] = self._start_workers(pool, None)
+            roles = self.placement.roles_of(pool.name)
+            for py_executable in dict.fromkeys(interpreters.get(role) for role in roles) or {None: None}:
+                if py_executable is not None:
+                    check_interpreter(py_executable, set(self._nodes[pool.name]))
+                self._workers[pool.name, py_executable] = self._start_workers(pool, py_executable)
         deadline = time.monotonic() + _READY_TIMEOUT_S
         for name, group in self._reserved.items():
             if not group.wait(max(deadline - time.monotonic(), 0.1)):

@@ -185,7 +185,16 @@ def start_cluster(
         log_dir=run_dir / "logs",
         seed=config.trainer.seed,
         preload=[TRAIN_HOST.partition(":")[0], *_engine_modules(config, registry), *PRELOAD],
+        interpreters=_interpreters(config, registry, roles),
     )
+
+
+def _interpreters(config: RunConfig, registry: Registry, roles: Sequence[str]) -> dict[str, str]:
+    """Of the roles whose backend lives in an environment of its own."""
+    train = registry.isolation(registry.backend(BackendKind.TRAIN, config.train.backend))
+    rollout = registry.isolation(registry.backend(BackendKind.ROLLOUT, config.rollout.backend))
+    of_role = {role: rollout if role == "rollout" else train for role in roles}
+    return {role: isolation.python for role, isolation in of_role.items() if isolation is not None}
 
 
 def _engine_modules(config: RunConfig, registry: Registry) -> list[str]:

@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from rlsdk.registry import IsolatedPlugin, read_record
 from rlsdk.testing.models import write_tiny_model
 
+ROOT = Path(__file__).parents[2]
 TASK = (
     "--train-backend", "fsdp",
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
