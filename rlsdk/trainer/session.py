@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +216,7 @@ def train_role(
         micro_batch_rows=config.train.micro_batch_rows,
         activation_checkpointing=config.train.activation_checkpointing,
         init_from_config=config.model.init_from_config,
+        options=backend_options(spec, config.train.options, registry),
         engine_kwargs=dict(config.train.engine_kwargs),
     )
     return _role(registry, cluster, role, spec, TRAIN_HOST, train, config.train.options)
@@ -230,6 +231,7 @@ def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, loa
         max_running=config.rollout.max_running_samples,
         tp_size=config.rollout.tp_size,
         load_weights=load_weights,
+        options=backend_options(spec, config.rollout.options, registry),
         engine_kwargs=dict(config.rollout.engine_kwargs),
     )
     options = config.rollout.options
@@ -247,13 +249,13 @@ def _role(
     devices_per_rank: int = 1,
 ) -> RoleGroup:
     """Builds the hosts of a role, with the interpreter of its backend's own environment where it has one."""
-    backend_options(spec, options, registry)  # What is wrong with them is said here, before a worker is asked.
     isolation = registry.isolation(spec)
     try:
         group = cluster.create_group(
             role,
             host=host,
-            args=(spec.engine, engine_spec, EngineOptions(spec=spec, raw=dict(options))),
+            # Options were built here to be checked. The worker makes them anew: this process may only know their copy.
+            args=(spec.engine, replace(engine_spec, options=None), EngineOptions(spec=spec, raw=dict(options))),
             py_executable=isolation.python if isolation else None,
             devices_per_rank=devices_per_rank,
         )

@@ -123,7 +123,9 @@ def test_an_interpreter_that_cannot_host_a_worker_is_refused_before_one_is_start
     with pytest.raises(ConfigError, match=r"'/no/python' does not run on node .*No such file"):
         cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable="/no/python")
     venv.create(tmp_path, symlinks=True)
-    with pytest.raises(ConfigError, match=r"has python .*, ray missing, rlsdk missing, but .* run `uv pip install"):
+    with pytest.raises(
+        ConfigError, match=r"has python .*, ray missing, rlsdk missing, numpy missing, but .* run `uv pip install"
+    ):
         cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable=str(tmp_path / "bin" / "python"))
 
 
