@@ -229,7 +229,7 @@ def distribution_of(requirement: str) -> str:
 
 def _requirement(name: str, *, editable: bool) -> str:
     """What the installer is given for a name: a place stays one, a first-party backend becomes its distribution."""
-    if os.path.exists(name):
+    if name.endswith(".whl") or (Path(name) / "pyproject.toml").is_file():
         return f"-e {Path(name).absolute()}" if editable else str(Path(name).absolute())
     if beside := _beside(name):
         return f"-e {beside}"

@@ -174,7 +174,7 @@ def _arguments(requirements: Sequence[str]) -> list[str]:
 
 
 def _is_place(requirement: str) -> bool:
-    return requirement.startswith("-e ") or os.path.exists(requirement)
+    return requirement.startswith("-e ") or requirement.endswith(".whl") or os.sep in requirement
 
 
 def _name(requirement: str) -> str:
