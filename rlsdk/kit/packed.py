@@ -137,8 +137,8 @@ def packed_attention(
         raise ConfigError(f"{type(module).__name__} passes {strange} to its attention, which rlsdk cannot compute")
     if query.shape[2] != key.shape[2]:
         raise ConfigError(
-            f"{query.shape[2]} new positions came with keys of {key.shape[2]}: this attention is for whole rows and knows "
-            "no cache; call model.set_attn_implementation('sdpa') on a model that decodes"
+            f"{query.shape[2]} new positions came with keys of {key.shape[2]}: this attention is for whole rows and "
+            "knows no cache; call model.set_attn_implementation('sdpa') on a model that decodes"
         )
     sliding_window = None if attention_mask is None else int(attention_mask)
     plain = softcap is None and s_aux is None
