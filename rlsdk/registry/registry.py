@@ -13,6 +13,7 @@ from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
     ComponentSpec,
+    ForecastFn,
     PluginLoadError,
     RolloutEngine,
     TrainEngine,
@@ -165,6 +166,19 @@ class Registry:
                 "neither a dataclass nor a pydantic model; this is a bug of the plugin"
             )
         return options
+
+    def load_forecast(self, spec: BackendSpec) -> ForecastFn | None:
+        """Imports the function that says what the engine would hold; None when there is none, or when the backend lives
+        in an environment of its own.
+
+        Raises:
+            PluginLoadError: the import failed.
+        """
+        if spec.forecast is None or self.isolation(spec) is not None:
+            return None
+        what = f"forecast of {spec.kind} backend {spec.name!r}"
+        found: ForecastFn = self._resolve(spec.forecast, what, self._source(spec))
+        return found
 
     def isolation(self, spec: BackendSpec) -> Isolation | None:
         """Where a backend lives that has an environment of its own; None for one of this environment."""

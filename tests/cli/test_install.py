@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cli.install import Choices, distribution_of, install_isolated
+from rlsdk.doctor import Health
+from rlsdk.doctor.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
-from rlsdk.registry import read_record
+from rlsdk.registry import Registry, read_record
 
 PLUGIN = """
 from rlsdk.interfaces import BackendKind, BackendSpec, hookimpl
@@ -84,6 +86,19 @@ def test_an_environment_that_is_there_is_tested_recorded_used_and_forgotten(home
     assert rlsdk("plugins", "remove", "rlsdk-gale").stdout == "forgot rlsdk-gale\n"
     assert (environment / "bin" / "python").exists()
     assert "gale" not in rlsdk("plugins", "list").stdout
+
+
+def test_the_doctor_imports_an_engine_where_it_lives(home: Path, environment: Path) -> None:
+    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
+    rows = [row for row in Registry.discover().rows() if row.name == "gale"]
+    (found,) = plugins(rows)
+    assert (found.state, found.mend) == (Health.OK, "")
+    assert f"environment {environment}" in found.found
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "rlsdk_gale_engine.py").unlink()
+    (found,) = plugins(rows)
+    assert (found.state, found.mend) == (Health.FAULT, "rlsdk plugins install rlsdk-gale --isolated")
+    assert "No module named 'rlsdk_gale_engine'" in found.found
 
 
 def test_a_plugin_whose_engine_cannot_be_imported_is_not_recorded(home: Path, environment: Path) -> None:
