@@ -49,6 +49,7 @@ class Cluster:
         log_dir: Path | None = None,
         seed: int = 0,
         preload: Sequence[str] = (),
+        interpreters: Mapping[str, str] | None = None,
     ) -> Cluster:
         """Takes the devices and starts a worker on each; does not wait for the workers.
 
@@ -60,9 +61,12 @@ class Cluster:
             log_dir: where each worker writes what it prints, a file per device; None: Ray's own folder.
             seed: of the run; handed to every rank.
             preload: modules that every worker imports as soon as it is up, while the controller goes on.
+            interpreters: role -> interpreter of another environment, for roles that will have one: their workers start
+                at once, and a pool of such roles only has no others.
 
         Raises:
             PlacementError: the cluster does not have what is asked for; shows asked against available.
+            ConfigError: an interpreter that cannot host a worker.
         """
         settings = WorkerSettings(
             timeout_s=timeout_s,
@@ -74,7 +78,7 @@ class Cluster:
         cluster = cls(WorkerPools(placement, settings), connect(address, placement))
         use_store(RayObjectStore())
         try:
-            cluster._pools.start()
+            cluster._pools.start(interpreters or {})
         except BaseException:
             cluster.close()
             raise
