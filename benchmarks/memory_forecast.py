@@ -278,6 +278,8 @@ def main() -> None:
         model = make_model(Path(folder) / "model", size)
         for case in CASES:
             results += measure(case, size, str(model))
+            last = results[-1]
+            print(f"{last.case}: {last.phase} {last.error:+.1%}", flush=True)
     show(results)
     if args.json:
         machine = {"machine": platform.platform(), "python": platform.python_version()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +104,9 @@ def _count(
         del _layers(model)[num_layers:]
         model.config.get_text_config().num_hidden_layers = num_layers
     if recompute:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the name, which transformers will change in version 6
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
     counted = _Live()
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -11,7 +11,7 @@ from rlsdk.sharding.packed_plan import bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import TRANSPORTS, InProcessTransport
 
-MAX_BUCKETS = 50_000
+MAX_BUCKETS = 5_000
 """That are looked at for their size. Targets are much alike: what the first of them need stands for all."""
 BLOCKS = 2
 """That a source keeps for each target: one is read while the other is filled."""
