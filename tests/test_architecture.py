@@ -29,10 +29,11 @@ ROOMS: dict[str, set[str]] = {
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
     "cluster": {"interfaces", "kit"},
-    "testing": {"interfaces", "kit"},
+    "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
 ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "doctor")}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor"}
+ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rewards"}
+ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "planning", "testing"}
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 

@@ -102,6 +102,23 @@ def make_model(
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
 
+@app.command(context_settings=FIELDS, help="What `rlsdk train` with the same arguments would be; takes no device.")
+def plan(
+    context: typer.Context,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[:NODESxDEVICES]", help="h100, 80GiB, cpu, ...; without it, this machine."),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Folder of a run whose phases' seconds the times come from.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of tables.")] = False,
+) -> None:
+    from rlsdk.cli.plan import run
+
+    run(context.args, hardware=hardware, calibration=calibration, as_json=as_json)
+
+
 @app.command(help="What is wrong with this machine and its environment, and the command that mends it.")
 def doctor(
     run_dir: Annotated[Path, typer.Option(help="Folder that runs are written to: is there room?")] = Path("runs"),
@@ -129,6 +146,65 @@ def plugin_info(
     from rlsdk.cli.plugins import show_plugin
 
     show_plugin(name)
+
+
+@plugins_app.command("check", help="The conformance suite of a backend: what it claims, measured.")
+def check_plugin(
+    name: Annotated[str, typer.Argument(help="Of a backend.")],
+    kind: Annotated[
+        str | None, typer.Option(help="train or rollout, where backends of both kinds share the name.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of the backend's own: NAME=VALUE; may be repeated.")] = None,
+    only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
+    report: Annotated[Path | None, typer.Option(help="Also write the report into this JSON file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
+) -> None:
+    from rlsdk.cli.check import run
+
+    run(name, kind=kind, options=option or [], only=only, report=report, verbose=verbose)
+
+
+@plugins_app.command("new", help="A complete distribution to begin with, that passes its tests as it is.")
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="Of the backend or component: lower-case letters, digits, dashes.")],
+    kind: Annotated[str, typer.Option(help="train, rollout, sharding, reward, algorithm or tracker.")],
+    folder: Annotated[Path | None, typer.Option(help="New folder; unset: rlsdk-NAME.")] = None,
+) -> None:
+    from rlsdk.cli.new import new_plugin as run
+
+    run(name, kind, folder)
+
+
+@plugins_app.command("install", help="Installs a plugin, with --isolated into an environment of its own.")
+def install_plugin(
+    name: Annotated[str, typer.Argument(help="Backend's name, distribution (rlsdk-acme>=1.2), wheel or folder.")],
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="For engines whose pins clash with what is installed here.")
+    ] = False,
+    editable: Annotated[bool, typer.Option("--editable", "-e", help="NAME is a folder, used where it is.")] = False,
+    more: Annotated[list[str] | None, typer.Option("--with", help="Further requirement; may be repeated.")] = None,
+    core: Annotated[
+        str | None, typer.Option(help="Where rlsdk itself comes from; unset: from where this one came.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto: which of the plugin's recipes is used.")] = "auto",
+    python: Annotated[Path | None, typer.Option(help="Interpreter to make the environment with.")] = None,
+    environment: Annotated[
+        Path | None, typer.Option(help="One that is there, with the plugin in it: only tested and recorded.")
+    ] = None,
+) -> None:
+    from rlsdk.cli.install import Choices, install
+
+    chosen = Choices(
+        editable=editable, more=more or [], core=core, device=device, python=python, environment=environment
+    )
+    install(name, chosen, isolated=isolated)
+
+
+@plugins_app.command("remove", help="Removes a plugin, with its environment if it has one of its own.")
+def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.")]) -> None:
+    from rlsdk.cli.install import remove
+
+    remove(name)
 
 
 def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from rlsdk.interfaces.capability import Capability, LogProbKind
 
-INTERFACE_VERSION = (1, 0)
+INTERFACE_VERSION = (1, 1)
 """Of everything in `rlsdk.interfaces`. A plugin fits when the major number is equal and its minor is not newer."""
 
 
@@ -29,6 +29,8 @@ class BackendSpec:
     options: str | None = None
     """`package.module:Class` of a dataclass (or pydantic model) with the backend's own options; must import without the
     engine. Types, defaults and docstrings of its fields are what `rlsdk plugins info` shows."""
+    forecast: str | None = None
+    """`package.module:function`, a `ForecastFn`: what the engine would hold, for `rlsdk plan`. None: unknown there."""
     description: str = ""
     interface: tuple[int, int] = INTERFACE_VERSION
     """The interface version that the plugin was written against."""
@@ -39,6 +41,9 @@ class BackendSpec:
     """`model_type`s of `config.json` that it runs; None: whatever its engine accepts."""
     max_ranks: int | None = None
     """Most processes it spans (1 for single-process engines); None: no limit."""
+    takes_weights: bool = True
+    """Rollout: serves what `update_weights` brings. False: it serves weights of its own (somebody else's server), so it
+    evaluates and generates, and no run can train with it."""
     log_prob_kind: LogProbKind = LogProbKind.AFTER_TEMPERATURE
     """Rollout: what its log-probs mean."""
     engine_requires: Mapping[str, str] = field(default_factory=dict)

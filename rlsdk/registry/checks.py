@@ -36,9 +36,9 @@ def _backend_faults(spec: Any) -> Iterator[str]:
         yield f"name {spec.name!r}: expected lower-case letters, digits and dashes"
     if not isinstance(spec.kind, BackendKind):
         yield f"kind {spec.kind!r}: expected one of {[f'BackendKind.{kind.name}' for kind in BackendKind]}"
-    for field in ("engine", "options"):
+    for field in ("engine", "options", "forecast"):
         value = getattr(spec, field)
-        if not (_is_import_string(value) or (field == "options" and value is None)):
+        if not (_is_import_string(value) or (field != "engine" and value is None)):
             yield f"{field} {value!r}: expected 'package.module:Class'"
     if not _is_version(spec.interface):
         yield f"interface {spec.interface!r}: expected two whole numbers, like {INTERFACE_VERSION}"
@@ -53,6 +53,8 @@ def _backend_faults(spec: Any) -> Iterator[str]:
             yield f"{field} {getattr(spec, field)!r}: expected some of {sorted(known)}"
     if spec.max_ranks is not None and not (isinstance(spec.max_ranks, int) and spec.max_ranks >= 1):
         yield f"max_ranks {spec.max_ranks!r}: expected a whole number of at least 1, or None"
+    if not isinstance(spec.takes_weights, bool):
+        yield f"takes_weights {spec.takes_weights!r}: expected True or False"
     if not isinstance(spec.log_prob_kind, LogProbKind):
         yield f"log_prob_kind {spec.log_prob_kind!r}: expected a member of LogProbKind"
     yield from _requirement_faults(spec.engine_requires)
