@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from safetensors.torch import load_file, save_file
 from worlds import Case, run_world
 
 from rlsdk.testing.models import write_tiny_model
+
+with warnings.catch_warnings():
+    # Megatron warns at import of packages that are not there; pytest makes errors of warnings.
+    warnings.simplefilter("ignore")
+    import rlsdk_megatron.engine  # noqa: F401
 
 Results = Mapping[tuple[int, str], list[Any]]
 

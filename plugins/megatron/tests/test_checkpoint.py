@@ -37,8 +37,7 @@ def test_a_checkpoint_holds_no_pickle_and_each_box_once(results: Any, folder: Pa
 
 
 def test_damaged_checkpoints_are_refused_on_every_rank_and_change_nothing(results: Any) -> None:
-    ranks = [found for found in results[4, "damaged"]]
-    for rank in good(ranks):
+    for rank in good(results[4, "damaged"]):
         assert rank["unchanged"]
         for name, error in rank["errors"].items():
             assert isinstance(error, CheckpointError), name

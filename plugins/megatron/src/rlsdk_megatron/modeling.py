@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -232,6 +233,8 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
             stage.score = nn.Linear(config.hidden_size, 1, dtype=config.params_dtype, device=device)
         _set_frequencies(stage, model)
         _mark_split(stage)
+        if stage.pre_process and getattr(model, "pad_token_id", None) is not None:
+            stage.embedding.word_embeddings.register_forward_hook(_PaddingToken(model.pad_token_id))
         stages.append(stage)
     return stages
 
@@ -251,6 +254,20 @@ def _set_frequencies(stage: Stage, model: Any) -> None:
         if scaling != 1.0:
             raise ConfigError(f"model.path: rope_type {kind!r} scales attention by {scaling}; expected 1")
         stage.rotary_pos_emb.inv_freq = frequencies
+
+
+@dataclass(frozen=True)
+class _PaddingToken:
+    """As in transformers, what is looked up of the padding token's embedding is not trained."""
+
+    token: int
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        is_padding = inputs[0] == self.token
+        if module.reduce_scatter_embeddings:  # `[T / ranks, B, H]`: this rank's positions
+            group = parallel_state.get_tensor_model_parallel_group()
+            is_padding = is_padding.t().chunk(group.size())[group.rank()]
+        return torch.where(is_padding[..., None], found.detach(), found)
 
 
 def _mark_split(stage: Stage) -> None:
