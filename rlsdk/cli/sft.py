@@ -16,6 +16,7 @@ def run(args: Sequence[str]) -> None:
     registry = Registry.discover()
     config = load_config([], list(args), registry)
 
+    from rlsdk.trainer.parts import check_sources
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_sft
     from rlsdk.trainer.session import resolve_device, role_devices
 
@@ -25,6 +26,7 @@ def run(args: Sequence[str]) -> None:
     kind = model.get("model_type")
     if problems := check_run(config, registry, kind, device, devices=devices, train_only=True, model=model):
         raise config_error(problems)
+    check_sources(config, registry)
     run_dir = make_run_dir(config)
     stop = StopFlag()
     with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
