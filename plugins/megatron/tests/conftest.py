@@ -20,8 +20,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import rlsdk_megatron.engine  # noqa: F401
 
-Results = Mapping[tuple[int, str], list[Any]]
-
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -108,11 +106,28 @@ def worlds(models: dict[str, str], folder: Path) -> Mapping[int, list[Case]]:
     return {2: cases.pair(models, folder), 4: cases.four(models, folder), 1: cases.alone(models, folder)}
 
 
+class Results:
+    """`results[world, name]`: what each rank found. A world runs when it is first asked for, after those whose
+    checkpoints it reads."""
+
+    def __init__(self, worlds: Mapping[int, list[Case]], folder: Path) -> None:
+        self.worlds, self.folder = worlds, folder
+        self.found: dict[int, dict[str, list[Any]]] = {}
+
+    def __getitem__(self, key: tuple[int, str]) -> list[Any]:
+        world, name = key
+        return self._world(world)[name]
+
+    def _world(self, world: int) -> dict[str, list[Any]]:
+        if world != 2:
+            self._world(2)
+        if world not in self.found:
+            if world == 4:
+                damage_checkpoints(self.folder)
+            self.found[world] = run_world(world, self.worlds[world], self.folder)
+        return self.found[world]
+
+
 @pytest.fixture(scope="session")
 def results(worlds: Mapping[int, list[Case]], folder: Path) -> Results:
-    found: dict[tuple[int, str], list[Any]] = {}
-    for world, chosen in worlds.items():
-        if world == 4:
-            damage_checkpoints(folder)
-        found |= {(world, name): ranks for name, ranks in run_world(world, chosen, folder).items()}
-    return found
+    return Results(worlds, folder)

@@ -59,7 +59,7 @@ def save(folder: Path, held: Sequence[Held], optimizer: Any, num_steps: int, *, 
         if rank == 0:
             atomic_write_json(
                 folder / STATE,
-                {"format": 1, "num_steps": num_steps, "trained": optimizer is not None, "files": dist.get_world_size()},
+                {"format": 1, "num_steps": num_steps, "files": dist.get_world_size()},
             )
 
 

@@ -133,9 +133,12 @@ def transformer_config(
         "expert_tensor_parallel_size": expert_tensor_size(options),
         # Sums, never means: the batch carries its own normalisers.
         "calculate_per_token_loss": True,
-        "variable_seq_lengths": options.pipeline_parallel > 1,
+        # With two interleaved ranks, next and previous are the same one: only the unbatched form, without an exchange
+        # of shapes, tells their messages apart.
+        "variable_seq_lengths": options.pipeline_parallel > 1 and options.virtual_stages == 1,
+        "overlap_p2p_comm": options.virtual_stages > 1,
+        "batch_p2p_comm": options.virtual_stages == 1,
         "deallocate_pipeline_outputs": True,
-        "batch_p2p_comm": True,
         "moe_token_dispatcher_type": "alltoall",
         # Every parameter is filled from a checkpoint.
         "perform_initialization": False,

@@ -41,7 +41,8 @@ def last_stage_outputs(
 
     Args:
         stage: the last one.
-        hidden: what it ended in: `[T, B, H]`, or this rank's positions of it under sequence parallelism.
+        hidden: what it ended in: `[T, B, H]`, or this rank's positions of it under sequence parallelism. More rows than
+            the batch has are padding.
         batch: the rows, on the same device.
         names: of `OUTPUTS`.
         head: what the model ends in.
@@ -56,7 +57,7 @@ def last_stage_outputs(
     elif head is Head.LM:
         hidden = copy_to_tensor_model_parallel_region(hidden)
     rows, places = batch.row_of_token, batch.position_ids
-    flat = hidden.reshape(-1, hidden.shape[2])
+    flat, width = hidden.reshape(-1, hidden.shape[2]), hidden.shape[1]
     if head is Head.SCORE:
         last = batch.lengths - 1
         return {
@@ -67,7 +68,7 @@ def last_stage_outputs(
         wanted = wanted & batch["response_mask"]
     tokens = wanted.nonzero()[:, 0]
     # What stands at t was predicted from the state at t - 1.
-    states = flat[(places[tokens] - 1) * batch.num_rows + rows[tokens]]
+    states = flat[(places[tokens] - 1) * width + rows[tokens]]
     if head is Head.VALUE:
         return {"values": _at(tokens, _numbers(stage, states), batch)}
     if not batch.temperature > 0:

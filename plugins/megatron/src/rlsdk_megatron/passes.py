@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -29,10 +30,14 @@ def run_passes(modules: Sequence[Any], parts: Sequence[Batch], at_end: AtEnd, *,
         backward: gradients are wanted, and are reduced at the end.
     """
     config = modules[0].config
+    shapes = [_shape(part, config) for part in parts]
+    most = (max(rows for rows, _ in shapes), max(length for _, length in shapes))
+    # Interleaved stages send no shapes along: all micro-batches get that of the largest.
+    uniform = config.pipeline_model_parallel_size > 1 and not config.variable_seq_lengths
 
     def step(rows: Iterator[Batch], module: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
         batch = next(rows)
-        hidden = module(*_inputs(batch, config))
+        hidden = module(*_inputs(batch, most if uniform else _shape(batch, config)))
         stage = getattr(module, "module", module)
 
         def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
@@ -48,26 +53,27 @@ def run_passes(modules: Sequence[Any], parts: Sequence[Batch], at_end: AtEnd, *,
         data_iterator=iterators if len(modules) > 1 else iterators[0],
         model=list(modules),
         num_microbatches=len(parts),
-        seq_length=_length(parts[0], config),
-        micro_batch_size=parts[0].num_rows,
+        seq_length=most[1],
+        micro_batch_size=most[0],
         forward_only=not backward,
         collect_non_loss_data=not backward,
     )
 
 
-def _inputs(batch: Batch, config: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def _inputs(batch: Batch, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor | None]:
     """`[B, T]` tokens and positions, and `[1, 1, T, T]` true where a position may not look; rows end in padding, which
     no earlier position sees."""
-    length = _length(batch, config)
+    rows, length = shape
     ids = batch.padded("input_ids", length=length)
+    ids = F.pad(ids, (0, 0, 0, rows - batch.num_rows))
     positions = torch.arange(length, device=ids.device).expand_as(ids)
     return ids, positions, _future(length, ids.device)
 
 
-def _length(batch: Batch, config: Any) -> int:
-    """Longest row, or a little more, so that it can be split by position."""
+def _shape(batch: Batch, config: Any) -> tuple[int, int]:
+    """Rows, and the longest row or a little more, so that it can be split by position."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
-    return -(-int(batch.lengths.max()) // ranks) * ranks
+    return batch.num_rows, -(-int(batch.lengths.max()) // ranks) * ranks
 
 
 @lru_cache(maxsize=64)
