@@ -127,6 +127,27 @@ def frozen(case: Case, ctx: RankContext) -> dict[str, Any]:
     return found
 
 
+def offloaded(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """What needs a part that is away is refused; everything is there again afterwards."""
+    engine = start(ctx, spec_of(case, case.options))
+    before = weights(engine)
+    engine.offload()
+    found: dict[str, Any] = {
+        "layout": bool(engine.layout().boxes),
+        "refused": [
+            error_of(lambda: list(engine.shards())),
+            error_of(lambda: engine.forward(random_batch(2), ("log_probs",))),
+            error_of(engine.optim_step),
+        ],
+        "unknown": error_of(lambda: engine.offload(("weight",))),
+    }
+    engine.onload()
+    found["same"] = same(weights(engine), before)
+    found["norm"] = step(engine, seed=10).grad_norm
+    engine.close()
+    return found
+
+
 def reset(case: Case, ctx: RankContext) -> dict[str, Any]:
     """A new optimizer in the middle, against an engine that began with it and the same weights."""
     engine = start(ctx, spec_of(case, case.options))

@@ -58,3 +58,20 @@ def test_an_export_is_read_by_transformers_bit_for_bit(case: str, export: str, r
         assert torch.equal(parameters[name], tensor), name
     if case != "mixture ep2":
         assert AutoTokenizer.from_pretrained(folder / export).eos_token == "<eos>"
+
+
+def test_offloaded_parts_are_refused_by_name_and_come_back(results: Any) -> None:
+    for rank in good(results[2, "offloaded"]):
+        assert rank["layout"]
+        assert rank["same"]
+        assert rank["norm"] > 0
+        assert all("are offloaded; call onload(['weights'" in str(error) for error in rank["refused"])
+        assert "did you mean 'weights'" in str(rank["unknown"])
+
+
+@pytest.mark.parametrize("name", ["dp2 parked", "tp2 parked"])
+def test_memory_lent_to_the_host_is_gone_from_the_device_until_it_is_back(name: str, results: Any) -> None:
+    for rank in good(results[2, name]):
+        before, meanwhile = rank["parked_bytes"]
+        assert before > 0
+        assert meanwhile == 0

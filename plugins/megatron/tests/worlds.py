@@ -79,6 +79,8 @@ class Case:
     """`forward_backward` calls before each step."""
     lonely: bool = False
     """Data-parallel rank 0 gets every row, the others none."""
+    parked: bool = False
+    """All memory is lent to the host and taken back before each step."""
     load: str | None = None
     first: bool = False
     """One step comes before those that are compared."""
@@ -93,7 +95,7 @@ class Case:
         return {"lm": "log_probs", "value": "values", "score": "scores"}[self.head]
 
     def as_reference(self) -> Case:
-        return replace(self, save=None, export=None, load=None, first=self.first or self.load is not None)
+        return replace(self, save=None, export=None, load=None, parked=False, first=self.first or self.load is not None)
 
 
 def spec_of(case: Case, options: object | None = None) -> TrainSpec:
@@ -142,6 +144,8 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
             found["sums"].append(dict(result.sums))
             found["maxima"].append(dict(result.maxima))
             found["micro_batches"].append(result.num_micro_batches)
+        if case.parked:
+            found["parked_bytes"] = park(engine)
         report = engine.optim_step()
         found["norms"].append(report.grad_norm)
         found["lrs"].append(report.lr)
@@ -151,6 +155,19 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
     found["layout"] = engine.layout()
     return found
+
+
+def park(engine: Any) -> tuple[int, int]:
+    """Lends every part to the host, as on a GPU; the device bytes behind them before and meanwhile."""
+    tensors = {part: engine._tensors_of(part) for part in ("weights", "optimizer", "gradients")}
+    flat = [tensor for part in tensors.values() for tensor in part]
+    before = sum(tensor.untyped_storage().nbytes() for tensor in flat)
+    for part, held in tensors.items():
+        engine.parking.leave(part, held)
+    meanwhile = sum(tensor.untyped_storage().nbytes() for tensor in flat)
+    for part in tensors:
+        engine.parking.back(part)
+    return before, meanwhile
 
 
 def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str) -> None:

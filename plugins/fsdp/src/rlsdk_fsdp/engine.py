@@ -34,12 +34,12 @@ from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
+from rlsdk.kit.parking import Parking
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import FsdpOptions
 from rlsdk_fsdp.loading import load_weights
-from rlsdk_fsdp.parking import Parking
 from rlsdk_fsdp.shards import local, pieces_of
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, make_mesh, regain, release, set_reduction, shard
 

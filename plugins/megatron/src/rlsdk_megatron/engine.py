@@ -29,10 +29,12 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
     WeightShard,
+    nearest,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import learning_rate
+from rlsdk.kit.parking import Parking
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_megatron import checkpoint, groups
@@ -45,12 +47,14 @@ from rlsdk_megatron.modeling import (
     transformer_config,
     uses_transformer_engine,
 )
-from rlsdk_megatron.optimizer import optimizers, settings_of
+from rlsdk_megatron.optimizer import optimizers, settings_of, slot_of
 from rlsdk_megatron.outputs import check_names, last_stage_outputs
 from rlsdk_megatron.parts import Shapes, all_parts, held_by
 from rlsdk_megatron.passes import STAND_IN, run_passes
 from rlsdk_megatron.shim import device_scope
 from rlsdk_megatron.sizes import split_problems
+
+PARTS = ("weights", "optimizer", "gradients")
 
 
 class MegatronTrainEngine(TrainEngine):
@@ -74,6 +78,8 @@ class MegatronTrainEngine(TrainEngine):
             groups.join(ctx, self.options)
             self.place = groups.here()
             self._build()
+        self.parking = Parking()
+        self.away: set[str] = set()
         self.num_steps = 0
         self.has_gradient = False
         self.optim: OptimSpec | None = None
@@ -109,6 +115,7 @@ class MegatronTrainEngine(TrainEngine):
         return self.place
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self._here("weights")
         check_names(outputs, self.spec.model.head)
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         cut = self._cut(batch)
@@ -129,6 +136,7 @@ class MegatronTrainEngine(TrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
         self._trained()
+        self._here("weights", "gradients")
         check_names(objective.outputs, self.spec.model.head)
         cut, tally, failures = self._cut(batch), Tally(), list[Exception]()
         remaining = iter(cut)
@@ -160,6 +168,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
+        self._here(*PARTS)
         lr = learning_rate(self.num_steps, spec)
         with device_scope(self.device), torch.no_grad():
             optimizer.prepare_grads()
@@ -188,16 +197,19 @@ class MegatronTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
+        self._here("weights")
         for part, parameter in all_parts(self.held):
             yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
+        self._here("weights", "optimizer")
         shared = self.options.distributed_optimizer
         with device_scope(self.device):
             checkpoint.save(path, self.held, self.optimizer, self.num_steps, shared=shared)
 
     def load_checkpoint(self, path: Path) -> None:
+        self._here(*PARTS)
         with device_scope(self.device):
             self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
             if self.optimizer is not None:
@@ -205,6 +217,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
+        self._here("weights")
         whole = checkpoint.gathered(self.held, list(self.shapes), self.shapes)
         with agreed(f"{path} cannot be written"):
             try:
@@ -214,11 +227,27 @@ class MegatronTrainEngine(TrainEngine):
                 for _ in whole:  # ranks that do not write, and rank 0 where the disk refused, take part to the end
                     pass
 
+    def offload(self, parts: Sequence[str] = PARTS) -> None:
+        """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
+        so that a run that works on a CPU works on a GPU."""
+        for part in _known(parts):
+            if part not in self.away and self.device.type == "cuda":
+                self.parking.leave(part, self._tensors_of(part))
+            self.away.add(part)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self, parts: Sequence[str] = PARTS) -> None:
+        for part in _known(parts):
+            self.parking.back(part)
+            self.away.discard(part)
+
     def reset_optimizer(self, optim: object) -> None:
         if not isinstance(optim, OptimSpec):
             raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
         if self.spec.optim is None:
             self._trained()
+        self._here(*PARTS)
         learning_rate(0, optim)
         dtype = getattr(torch, self.spec.model.dtype)
         settings = OptimizerConfig(
@@ -288,6 +317,24 @@ class MegatronTrainEngine(TrainEngine):
         for one in optimizers(self.optimizer) if limit is not None else ():
             clip_grad_by_total_norm_fp32(one.get_parameters(), limit, norm)
 
+    def _here(self, *parts: str) -> None:
+        """Refuses what needs a part that is off the device."""
+        if away := [part for part in parts if part in self.away]:
+            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
+
+    def _tensors_of(self, part: str) -> list[Tensor]:
+        """Device memory of a part. Parameters are views of buffers, and float32 ones are what the optimizer steps."""
+        if part == "weights":
+            return [one.parameter.detach() for one in self.held]
+        if self.optimizer is None:
+            return []
+        if part == "gradients":
+            return list(self._buffers())
+        slots = [(one.parameter, slot) for one in self.held if (slot := slot_of(self.optimizer, one.parameter))]
+        moments = [tensor for _, slot in slots for tensor in slot.moments().values()]
+        copies = [slot.main for parameter, slot in slots if not _share_memory(parameter, slot.main)]
+        return moments + copies
+
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises on every rank what an objective raised on one."""
         told: list[str | None] = [None] * self.ctx.world_size
@@ -301,6 +348,17 @@ class MegatronTrainEngine(TrainEngine):
             raise failures[0]
         rank, text = next((rank, text) for rank, text in enumerate(told) if text)
         raise RlsdkError(f"the objective failed on rank {rank}: {text}")
+
+
+def _known(parts: Sequence[str]) -> Sequence[str]:
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
+    return parts
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def options_of(spec: TrainSpec) -> MegatronOptions:

@@ -19,6 +19,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.VALUE_HEAD,
                     Capability.SCORE_HEAD,
                     Capability.ENTROPY,
+                    Capability.OFFLOAD,
                     Capability.EXPORT,
                     Capability.RESHARD_ON_LOAD,
                     Capability.DATA_PARALLEL,
