@@ -171,7 +171,9 @@ def park(engine: Any) -> tuple[int, int]:
 
 
 def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str) -> None:
+    from rlsdk_megatron import groups
     from rlsdk_megatron.engine import MegatronTrainEngine
+    from rlsdk_megatron.shim import device_scope
 
     torch.set_num_threads(1)
     if rank == 0:
@@ -183,10 +185,17 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
     ctx = RankContext(
         role="actor", rank=rank, world_size=world, local_rank=rank, master_port=port, timeout_s=120.0, seed=5
     )
-    # Another role of the same process: the group outlives the engines of single cases, as it does in a worker.
-    init_process_group(replace(ctx, role="keeper"), "gloo")
+    # Another role of the same process: groups outlive the engines of single cases, as they do in a worker.
+    keeper = replace(ctx, role="keeper")
+    init_process_group(keeper, "gloo")
+    kept: groups.Sizes | None = None
     results: dict[str, Any] = {}
     for case in cases:
+        if groups.sizes_of(case.options) != kept:
+            groups.leave(keeper)
+            with device_scope(torch.device("cpu")):
+                groups.join(keeper, case.options)
+            kept = groups.sizes_of(case.options)
         engine = MegatronTrainEngine()
         try:
             if case.probe is not None:

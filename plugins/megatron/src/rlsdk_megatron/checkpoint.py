@@ -212,12 +212,15 @@ def gathered(held: Sequence[Held], names: Sequence[str], shapes: Mapping[str, tu
         whole = torch.zeros(shapes[name], dtype=dtype) if rank == 0 else None
         for source, keys in enumerate(held_by):
             for key in (key for key in keys if key[0] == name):
-                values = views[key].cpu().contiguous() if source == rank else None
-                if source != 0 and rank == source:
-                    dist.send(values, 0)
+                if rank == source != 0:
+                    dist.send(views[key].cpu().contiguous(), 0)
                 elif whole is not None:
-                    if values is None:
-                        values = torch.empty(key[1].size, dtype=dtype)
-                        dist.recv(values, source)
-                    whole[key[1].slices(Box.whole(shapes[name]))] = values
+                    place = key[1].slices(Box.whole(shapes[name]))
+                    whole[place] = views[key].cpu() if source == 0 else _received(key[1], dtype, source)
         yield name, whole
+
+
+def _received(box: Box, dtype: torch.dtype, source: int) -> Tensor:
+    values = torch.empty(box.size, dtype=dtype)
+    dist.recv(values, source)
+    return values

@@ -142,7 +142,7 @@ class SplitVocabulary(torch.autograd.Function):
         return found[0], found[1]
 
     @staticmethod
-    def backward(ctx: Any, chosen: Tensor, entropy: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, chosen: Tensor, entropy: Tensor) -> tuple[Tensor, None]:
         """d log p(y) / d x_j = [j = y] - p_j and d H / d x_j = -p_j (log p_j + H): no ranks need to speak."""
         logs, value, row, target = ctx.saved_tensors
         slope = (logs + value[:, None]).mul_(entropy[:, None]).add_(chosen[:, None])
