@@ -138,7 +138,8 @@ def transformer_config(
         "variable_seq_lengths": options.pipeline_parallel > 1 and options.virtual_stages == 1,
         "overlap_p2p_comm": options.virtual_stages > 1,
         "batch_p2p_comm": options.virtual_stages == 1,
-        "deallocate_pipeline_outputs": True,
+        # Gloo reads what it sends while the schedule goes on; there is no stream that would keep it until then.
+        "deallocate_pipeline_outputs": not on_cpu,
         "moe_token_dispatcher_type": "alltoall",
         # Every parameter is filled from a checkpoint.
         "perform_initialization": False,
