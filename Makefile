@@ -4,12 +4,12 @@ ENV ?= .venv
 BIN = $(ENV)/bin
 BIN_DEV = $(ENV)-dev/bin
 
-.PHONY: help quickstart test environment-dev environment-vllm compatibility lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-megatron compatibility lint format benchmarks clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
-	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, vllm), in its own environment"
+	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, vllm), in its own environment"
 	@echo "make compatibility   docs/compatibility.md, from the reports of the checks"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
