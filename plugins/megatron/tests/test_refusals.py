@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,22 +65,19 @@ def test_splits_that_fit_pass(options: dict[str, Any], num_ranks: int, device: s
     assert not list(split_problems(MegatronOptions(**options), num_ranks=num_ranks, device=device, model=model))
 
 
-def test_rlsdk_train_refuses_a_wrong_split_before_any_process_starts(models: dict[str, str]) -> None:
-    from rlsdk.cli.train import model_fields
-    from rlsdk.config import check_run, load_config
-    from rlsdk.registry import Registry
-
-    registry = Registry.discover()
-    arguments = [
-        "--model", models["plain"], "--data", "reasoning_gym:chain_sum", "--reward", "exact_match",
-        "--train-backend", "megatron", "--placement.devices_per_node", "8", "--train.megatron.tensor_parallel", "8",
+def test_rlsdk_train_refuses_a_wrong_split_before_any_process_starts(models: dict[str, str], tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "rlsdk.cli", "train", "--model", models["plain"], "--data", "reasoning_gym:chain_sum",
+        "--reward", "exact_match", "--train-backend", "megatron", "--placement.devices_per_node", "8",
+        "--train.megatron.tensor_parallel", "8",
     ]  # fmt: skip
-    config = load_config([], arguments, registry)
-    model = model_fields(config)
-    problems = check_run(config, registry, model["model_type"], "cpu", devices={"actor": 8, "rollout": 8}, model=model)
-    found = {problem.path: problem.message for problem in problems}
-    assert "8 does not split 4 attention heads" in found["train.megatron.tensor_parallel"]
-    assert "expected one of [1, 2, 4]" in found["train.megatron.tensor_parallel"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert "train.megatron.tensor_parallel" in said
+    assert "8 does not split 4 attention heads, 2 key-value heads" in said
+    assert "expected one of [1, 2, 4]" in said
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.trackers import read_metrics
 
 TASK = (
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
@@ -39,6 +38,14 @@ def rlsdk(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+def steps(place: Path) -> list[dict[str, Any]]:
+    """Metrics of the steps taken so far; several lines may speak of one."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in map(json.loads, (place / "runs" / "run" / "metrics.jsonl").read_text().splitlines()):
+        found.setdefault(line["step"], {}).update(line)
+    return [found[step] for step in sorted(found) if "reward/mean" in found[step]]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
@@ -50,10 +57,10 @@ def test_tensor_parallel_megatron_trains_what_transformers_samples(place: Path, 
     options = ("--train.megatron.tensor_parallel", "2", "--train.megatron.sequence_parallel", "true")
     run = ("--model", models["plain"], "--trainer.run_name", "run", "--trainer.save_every_steps", "2")
     rlsdk("train", *run, *TASK, *options, "--trainer.steps", "2", cwd=place)
-    lines = read_metrics(place / "runs" / "run")
-    assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2]
-    assert lines[1]["parity/log_prob_diff_max"] < 2e-5
-    assert CheckpointStore(place / "runs" / "run" / "checkpoints", keep=3).newest() is not None
+    lines = steps(place)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["parity/log_prob_diff_max"] < 2e-5
+    assert (place / "runs" / "run" / "checkpoints" / "step_00000002").is_dir()
 
 
 def test_the_run_goes_on_as_a_pipeline_with_vllm(place: Path, models: dict[str, str]) -> None:
@@ -61,7 +68,7 @@ def test_the_run_goes_on_as_a_pipeline_with_vllm(place: Path, models: dict[str, 
     options = ("--train.megatron.pipeline_parallel", "2", "--rollout-backend", "vllm", "--rollout.tp_size", "2")
     run = ("--model", models["plain"], "--trainer.run_name", "run", "--trainer.save_every_steps", "2")
     rlsdk("train", *run, *TASK, *options, "--trainer.steps", "4", cwd=place)
-    lines = [line for line in read_metrics(place / "runs" / "run") if "reward/mean" in line]
+    lines = steps(place)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["parity/log_prob_diff_max"] < 5e-5 for line in lines)
     assert lines[-1]["policy/version"] == 8

@@ -66,6 +66,13 @@ class MegatronTrainEngine(TrainEngine):
     """
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        try:
+            self._initialize(ctx, spec)
+        except BaseException:
+            self.close()  # what was joined is left, so that another engine of this process can join
+            raise
+
+    def _initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         self.ctx, self.spec = ctx, spec
         self.options = options_of(spec)
         self.device = torch.device(ctx.device)
