@@ -38,14 +38,12 @@ from rlsdk.kit.parking import Parking
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_fsdp import checkpoint
-from rlsdk_fsdp.config import FsdpOptions
+from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
 from rlsdk_fsdp.shards import local, pieces_of
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, make_mesh, regain, release, set_reduction, shard
 
 PARTS = ("weights", "optimizer", "gradients")
-WHOLE_GRADIENT_BYTES = 1 << 30
-"""`accumulate: auto` keeps a whole float32 gradient on every rank up to this size."""
 PACKED = {"auto": None, "always": True, "never": False}
 
 
