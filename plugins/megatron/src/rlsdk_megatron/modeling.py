@@ -16,6 +16,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor, nn
@@ -28,6 +29,10 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROW_ALIGNMENT = 8
 """Embedding rows of one rank are padded to a multiple of this: kernels like it, and vocabularies seldom divide."""
 ROPE_TYPES = ("default", "linear", "llama3")
+
+if not hasattr(moe_utils, "te_general_gemm"):
+    # Megatron-Core 0.16 asks whether it is None, and defines it only where Transformer Engine is installed.
+    moe_utils.te_general_gemm = None
 
 
 class Stage(GPTModel):  # type: ignore[misc]
@@ -271,7 +276,8 @@ class _PaddingToken:
         if module.reduce_scatter_embeddings:  # `[T / ranks, B, H]`: this rank's positions
             group = parallel_state.get_tensor_model_parallel_group()
             is_padding = is_padding.t().chunk(group.size())[group.rank()]
-        return torch.where(is_padding[..., None], found.detach(), found)
+        # Pipelines send contiguous tensors only.
+        return torch.where(is_padding[..., None], found.detach(), found).contiguous()
 
 
 def _mark_split(stage: Stage) -> None:

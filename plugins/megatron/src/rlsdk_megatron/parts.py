@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
@@ -166,7 +167,7 @@ LAYER_RULES: Mapping[str, Rule] = {
 
 
 def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]) -> list[Held]:
-    """Every parameter of this rank's stages.
+    """Every parameter of this rank's stages. Every rank must call.
 
     Raises:
         ConfigError: Megatron's model and the checkpoint do not have the same tensors.
@@ -177,10 +178,9 @@ def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]
         for stage in stages
         for name, parameter in stage.named_parameters()
     ]
-    mine = {part.name for one in held for part in one.parts}
-    layers = {f"model.layers.{layer.layer_number - 1}." for stage in stages for layer in stage.decoder.layers}  # type: ignore[union-attr]
-    wanted = {name for name in shapes.shapes if any(name.startswith(layer) for layer in layers)}
-    if lacking := sorted(wanted - mine):
+    names: list[set[str]] = [set()] * dist.get_world_size()
+    dist.all_gather_object(names, {part.name for one in held for part in one.parts})
+    if lacking := sorted(shapes.shapes.keys() - set().union(*names)):
         raise ConfigError(
             f"model.path: the checkpoint has {len(lacking)} tensors that Megatron's model does not have, first "
             f"{lacking[0]!r}; backend 'megatron' cannot train this model"

@@ -100,7 +100,7 @@ def _layers(options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Prob
 
 
 def _experts(options: MegatronOptions, num_ranks: int, model: Mapping[str, Any]) -> Iterator[Problem]:
-    size, experts = options.expert_parallel, model.get("num_experts")
+    size, experts = options.expert_parallel, model.get("num_experts") or model.get("num_local_experts")
     if experts and options.tensor_parallel > 1 and not options.sequence_parallel:
         yield "sequence_parallel", "False: training experts with tensor_parallel above 1 needs it; expected True"
     if size == 1 or not model:
