@@ -95,7 +95,16 @@ class Case:
         return {"lm": "log_probs", "value": "values", "score": "scores"}[self.head]
 
     def as_reference(self) -> Case:
-        return replace(self, save=None, export=None, load=None, parked=False, first=self.first or self.load is not None)
+        """What one process has to do for the same numbers: nothing of how the work is split remains."""
+        return Case(
+            "reference",
+            self.model,
+            dtype=self.dtype,
+            head=self.head,
+            random=self.random,
+            calls=self.calls,
+            first=self.first or self.load is not None,
+        )
 
 
 def spec_of(case: Case, options: object | None = None) -> TrainSpec:
