@@ -58,7 +58,7 @@ def test_the_gradient_norm_counts_parts_once_each_and_copies_once(
 
 @pytest.mark.parametrize("name", ["bfloat16 tp2", "bfloat16 dp2"])
 def test_bfloat16_stays_near_float32(name: str, results: Any) -> None:
-    low, high = good(results[2, name]), good(results[2, "dp2 micro 3"])
+    low, high = good(results[2, name]), good(results[2, "dp2 whole optimizer"])
     exact = {row: t for rank in high for row, t in by_row(rank, "before", "log_probs").items()}
     found = {row: t for rank in low if rank["collector"] for row, t in by_row(rank, "before", "log_probs").items()}
     assert low[0]["norms"] == pytest.approx(low[1]["norms"], rel=1e-6)
