@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import probes
 from worlds import Case
 
 from rlsdk_megatron.config import MegatronOptions
@@ -15,7 +14,7 @@ SP2 = MegatronOptions(tensor_parallel=2, sequence_parallel=True)
 PP2 = MegatronOptions(pipeline_parallel=2)
 VPP2 = MegatronOptions(pipeline_parallel=2, virtual_stages=2)
 TP2PP2 = MegatronOptions(tensor_parallel=2, pipeline_parallel=2)
-FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "saved_ep2", "export", "export_tied", "export_mixture")
+FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "export")
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -23,15 +22,11 @@ def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
     return [
         Case("all rows", plain),
         Case("micro 3", plain, rows=3),
-        Case("scaled positions", models["llama3"], rows=3),
-        Case("mixture", models["mixture"], rows=3),
-        Case("resumed from tp2", plain, rows=3, load=str(folder / "saved_tp2")),
-        Case("resumed from ep2", models["mixture"], rows=3, load=str(folder / "saved_ep2")),
     ]
 
 
 def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
-    plain, tied, qwen3, mixture = (models[name] for name in ("plain", "tied", "qwen3", "mixture"))
+    plain = models["plain"]
     # In the order of their groups, which are made anew where they change.
     return [
         Case("tp2", plain, TP2, export=str(folder / "export")),
@@ -44,22 +39,10 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("recomputed in part", plain, MegatronOptions(tensor_parallel=2, recompute="selective"), rows=3),
         Case("value tp2", plain, TP2, head="value", rows=3),
         Case("value sp", plain, SP2, head="value", rows=3),
-        Case("tied tp2 sp", tied, SP2, rows=3),
-        Case("odd vocabulary tp2", qwen3, TP2, rows=3),
-        Case("odd vocabulary sp", qwen3, SP2, rows=3),
-        Case("scaled positions", models["llama3"], SP2, rows=3),
-        Case("mixture tp2", mixture, SP2, rows=3),
-        Case("chunked vocabulary", plain, TP2, rows=3, probe=probes.chunked),
-        Case("bfloat16 tp2", plain, TP2, rows=3, dtype="bfloat16"),
-        Case("frozen", plain, TP2, rows=3, probe=probes.frozen),
-        Case("two roles", plain, TP2, probe=probes.two_roles),
         Case("pp2", plain, PP2),
         Case("pp2 micro 3", plain, PP2, rows=3, first=True, save=str(folder / "saved_pp2")),
         Case("two calls pp2", plain, PP2, calls=2, rows=3),
         Case("score pp2", plain, PP2, head="score", rows=3),
-        Case("tied pp2", tied, PP2, rows=3, export=str(folder / "export_tied")),
-        Case("resumed from tp2", plain, PP2, rows=3, load=str(folder / "saved_tp2")),
-        Case("failed", plain, PP2, rows=3, probe=probes.failed_objective),
         Case("vpp2", plain, VPP2),
         Case("vpp2 micro 3", plain, VPP2, rows=3),
         Case("dp2", plain),
@@ -70,17 +53,6 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("dp2 parked", plain, rows=3, parked=True),
         Case("dp2 idle rank", plain, rows=2, lonely=True),
         Case("two calls", plain, calls=2, rows=3),
-        Case("mixture dp2", mixture, rows=3),
-        Case("bfloat16 dp2", plain, rows=3, dtype="bfloat16"),
-        Case("resumed", plain, rows=3, load=str(folder / "saved_dp2")),
-        Case("skipped", plain, probe=probes.skipped_step),
-        Case("offloaded", plain, probe=probes.offloaded),
-        Case("reset", plain, probe=probes.reset),
-        Case("kwargs", plain, probe=probes.kwargs),
-        Case("mixture ep2", mixture, MegatronOptions(expert_parallel=2), rows=3, first=True,
-             save=str(folder / "saved_ep2"), export=str(folder / "export_mixture")),
-        Case("mixture tp2 ep2", mixture,
-             MegatronOptions(tensor_parallel=2, sequence_parallel=True, expert_parallel=2), rows=3),
     ]  # fmt: skip
 
 
@@ -88,14 +60,6 @@ def four(models: Mapping[str, str], folder: Path) -> list[Case]:
     plain = models["plain"]
     return [
         Case("tp2 pp2", plain, TP2PP2, rows=3),
-        Case("tp2 pp2 sp", models["tied"],
-             MegatronOptions(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=True), rows=3),
         Case("tp2 dp2", plain, SP2, rows=3),
         Case("pp2 dp2 idle rank", plain, PP2, rows=2, lonely=True),
-        # More ranks than key-value heads: Megatron splits within a head, and gathers.
-        Case("tp4", models["qwen3"], MegatronOptions(tensor_parallel=4), rows=3),
-        Case("mixture dp4 ep2", models["mixture"], MegatronOptions(expert_parallel=2), rows=3),
-        Case("resumed from dp2", plain, TP2PP2, rows=3, load=str(folder / "saved_dp2")),
-        Case("resumed from pp2", plain, SP2, rows=3, load=str(folder / "saved_pp2")),
-        Case("damaged", plain, TP2, probe=probes.damaged, load=str(folder / "damaged")),
     ]  # fmt: skip
