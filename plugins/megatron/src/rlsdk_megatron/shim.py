@@ -56,7 +56,8 @@ class _CpuMode(TorchFunctionMode):
         if getattr(func, "__name__", "") == "all_to_all_single":
             # Megatron makes lists of these where it copies them from the device; here they were never on one.
             args = (*args[:2], *map(_listed, args[2:]))
-            kwargs = {name: _listed(value) for name, value in (kwargs or {}).items()}
+            splits = {name: _listed(value) for name, value in (kwargs or {}).items() if name.endswith("split_sizes")}
+            kwargs = {**(kwargs or {}), **splits}
         if kwargs:
             if _is_cuda(kwargs.get("device")):
                 kwargs = {**kwargs, "device": _CPU}
