@@ -13,8 +13,7 @@ from rlsdk.interfaces import Box
 
 SPLITS = [
     (2, "tp2"), (2, "tp2 sp"), (2, "pp2"), (2, "vpp2"), (2, "dp2"), (2, "value tp2"), (2, "score pp2"), (2, "tied pp2"),
-    (2, "odd vocabulary tp2"),  (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"),
-    
+    (2, "odd vocabulary tp2"), (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"),
 ]  # fmt: skip
 
 
