@@ -56,6 +56,8 @@ benchmarks:
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
+	$(ENV)-dev/bin/python -m benchmarks.reshard_plan --json benchmarks/results/reshard_plan.json
+	$(ENV)-dev/bin/python -m benchmarks.reshard_move --json benchmarks/results/reshard_move.json
 
 clean:
 	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

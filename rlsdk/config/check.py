@@ -89,7 +89,8 @@ def rollout_requirements(config: RunConfig, model_type: str | None, device: str 
         Capability.TENSOR_PARALLEL: ("rollout.tp_size", rollout.tp_size > 1),
     }
     capabilities = {capability: field for capability, (field, needed) in asked.items() if needed}
-    return _requirements(BackendKind.ROLLOUT, config, model_type, device, rollout.tp_size, capabilities)
+    needed = _requirements(BackendKind.ROLLOUT, config, model_type, device, rollout.tp_size, capabilities)
+    return replace(needed, takes_weights=True)
 
 
 def declared_devices(placement: PlacementConfig) -> dict[str, int]:

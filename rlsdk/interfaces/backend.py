@@ -41,6 +41,9 @@ class BackendSpec:
     """`model_type`s of `config.json` that it runs; None: whatever its engine accepts."""
     max_ranks: int | None = None
     """Most processes it spans (1 for single-process engines); None: no limit."""
+    takes_weights: bool = True
+    """Rollout: serves what `update_weights` brings. False: it serves weights of its own (somebody else's server), so it
+    evaluates and generates, and no run can train with it."""
     log_prob_kind: LogProbKind = LogProbKind.AFTER_TEMPERATURE
     """Rollout: what its log-probs mean."""
     engine_requires: Mapping[str, str] = field(default_factory=dict)
