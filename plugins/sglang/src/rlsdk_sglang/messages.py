@@ -1,0 +1,70 @@
+"""What is said between the engine's process and SGLang's schedulers: commands as JSON, answers in memory without a
+name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.interfaces import Box
+from rlsdk.kit.staging import BlockName, Entry, Staging
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something that a scheduler's process is to do with the model that it serves."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    answer_to: tuple[int, int]
+    """Process and file descriptor in it."""
+
+    def encoded(self) -> bytes:
+        return json.dumps([self.name, self.arguments, self.answer_to]).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Command:
+        name, arguments, (process, descriptor) = json.loads(data)
+        return cls(name, arguments, (process, descriptor))
+
+    def answer(self, value: object = None, error: str | None = None) -> None:
+        """Called by whoever carried it out."""
+        process, descriptor = self.answer_to
+        with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
+            file.write(json.dumps({"value": value, "error": error}).encode())
+
+
+class Answer:
+    """Where one scheduler writes what came of a command. Nothing is left behind, whatever ends either process."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("rlsdk-sglang")
+        self.address = (os.getpid(), self._file)
+
+    def read(self) -> tuple[Any, str | None]:
+        """The value, and what went wrong. Closes it."""
+        with os.fdopen(self._file, "rb") as file:
+            data = file.read()
+        if not data:
+            return None, "it gave no answer"
+        found = json.loads(data)
+        return found["value"], found["error"]
+
+
+def block_as_json(block: Staging) -> dict[str, Any]:
+    """A block of weights, as an argument of a command."""
+    entries = [[e.name, e.box.offset, e.box.size, e.dtype, e.offset] for e in block.entries]
+    return {"block": block.name, "entries": entries}
+
+
+def block_from_json(block: Sequence[int], entries: Sequence[Any]) -> tuple[BlockName, list[Entry]]:
+    process, descriptor, num_bytes = block
+    found = [Entry(name, Box(tuple(o), tuple(s)), dtype, offset) for name, o, s, dtype, offset in entries]
+    return (process, descriptor, num_bytes), found
+
+
+def fingerprints_from_json(found: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Box, int]]]:
+    return {name: [(Box(tuple(o), tuple(s)), value) for o, s, value in boxes] for name, boxes in found.items()}
