@@ -6,7 +6,7 @@ BIN = $(ENV)/bin
 .PHONY: help quickstart test lint format benchmarks clean
 
 help:
-	@echo "make quickstart   install, then watch a model learn (70 seconds on 2 cores, after installing)"
+	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"

@@ -60,12 +60,12 @@ class ConsoleView(RunView):
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:
-        self._phase = self._progress.add_task(name.replace("_", " "), total=total)
+        outer, self._phase = self._phase, self._progress.add_task(name.replace("_", " "), total=total)
         try:
             yield
         finally:
             self._progress.remove_task(self._phase)
-            self._phase = None
+            self._phase = outer
 
     def advance(self, count: int = 1) -> None:
         if self._phase is not None:

@@ -16,6 +16,7 @@ def run(args: Sequence[str]) -> None:
     registry = Registry.discover()
     config = load_config([], list(args), registry)
 
+    from rlsdk.trainer.parts import check_sources
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_sft
     from rlsdk.trainer.session import resolve_device, role_devices
 
@@ -23,6 +24,7 @@ def run(args: Sequence[str]) -> None:
     devices = role_devices(config, device, train_only=True)
     if problems := check_run(config, registry, model_type(config), device, devices=devices, train_only=True):
         raise config_error(problems)
+    check_sources(config, registry)
     run_dir = make_run_dir(config)
     stop = StopFlag()
     with ConsoleView() as view, stop_on_signal(stop.set, view.notice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rlsdk.trainer.run import RunResult
 
 QUICKSTART = "quickstart.yaml"
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def run(args: Sequence[str]) -> None:
@@ -27,6 +29,7 @@ def run(args: Sequence[str]) -> None:
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
 
+    from rlsdk.trainer.parts import check_sources
     from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
     from rlsdk.trainer.session import resolve_device, role_devices
 
@@ -36,6 +39,7 @@ def run(args: Sequence[str]) -> None:
     kind_of_model = "llama" if quickstart else model_type(config)
     if problems := check_run(checked, registry, kind_of_model, device, devices=role_devices(config, device)):
         raise config_error(problems)
+    check_sources(config, registry)
     run_dir = make_run_dir(config)
     if quickstart:
         from rlsdk.trainer.quickstart import make_model
@@ -52,10 +56,17 @@ def model_type(config: RunConfig) -> str | None:
     """`model_type` of a local model's `config.json`; None for a name on the hub, which its engine looks up.
 
     Raises:
-        ConfigError: the folder is there, but holds no model.
+        ConfigError: the folder is there, but holds no model; or there is none, and it is no name on the hub either.
     """
     folder = Path(config.model.path or "")
-    if config.model.path is None or not folder.is_dir():
+    if config.model.path is None:
+        return None
+    if not folder.is_dir():
+        if not HUB_NAME.fullmatch(config.model.path):
+            raise ConfigError(
+                f"model.path {config.model.path!r}: no such folder, and not the name of a model on the hub, which is "
+                "name or org/name"
+            )
         return None
     try:
         return str(json.loads((folder / "config.json").read_text())["model_type"])

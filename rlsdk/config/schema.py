@@ -202,6 +202,8 @@ class SftConfig(Section):
     """Peak learning rate; the rest of the optimizer is as in `train.optim`, with fresh moments afterwards."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
+    save_every_steps: PositiveInt | None = 100
+    """Optimizer steps between checkpoints, from which a run that was killed goes on; null: none at all."""
     answer_template: str = "{answer}"
     """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
-from rlsdk.data.sources import Loader, SourceName, load_rows, parse_source
+from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
 from rlsdk.data.stream import PromptStream, epoch_order
 
@@ -25,6 +25,7 @@ __all__ = [
     "SourceName",
     "Template",
     "Tokenizer",
+    "check_source",
     "distinct",
     "drop_seen",
     "epoch_order",

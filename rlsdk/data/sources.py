@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlsdk.data.files import load_csv, load_json, load_parquet
+from rlsdk.data.files import existing_file, load_csv, load_json, load_parquet
 from rlsdk.data.generated import load_reasoning_gym
 from rlsdk.data.hub import load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
@@ -19,6 +19,7 @@ from rlsdk.interfaces import ConfigError, DataError, nearest
 __all__ = [
     "Loader",
     "SourceName",
+    "check_source",
     "load_csv",
     "load_folder",
     "load_hub",
@@ -73,6 +74,18 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
         f"ends in {', '.join(SUFFIXES)}, nor an existing folder, nor a hub name org/name. "
         f"Registered sources: {', '.join(sorted(kinds))}"
     )
+
+
+def check_source(name: str, *, kinds: Collection[str]) -> None:
+    """What can be told about a source at once, before anything is loaded or started.
+
+    Raises:
+        ConfigError: no such source.
+        DataError: no such file.
+    """
+    source = parse_source(name, kinds)
+    if source.kind in SUFFIXES.values():
+        existing_file(source.rest)
 
 
 def load_rows(

@@ -16,6 +16,7 @@ from rlsdk.data import (
     PromptDataset,
     PromptFormat,
     PromptStream,
+    check_source,
     distinct,
     drop_seen,
     load_rows,
@@ -26,6 +27,7 @@ from rlsdk.interfaces import (
     Batch,
     BatchError,
     ConfigError,
+    DataError,
     RewardSample,
     SamplingParams,
     StepCallback,
@@ -141,6 +143,21 @@ def prompt_format(config: RunConfig) -> PromptFormat:
         system_prompt=data.system_prompt,
         chat_template=data.chat_template,
     )
+
+
+def check_sources(config: RunConfig, registry: Registry) -> None:
+    """Refuses data that are not there before the run has a folder or a process.
+
+    Raises:
+        ConfigError, DataError: a source of `data` cannot be found; the message begins with its field.
+    """
+    kinds = registry.usable(ComponentKind.DATASET)
+    for field, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if name is not None:
+            try:
+                check_source(name, kinds=kinds)
+            except (ConfigError, DataError) as error:
+                raise type(error)(f"{field}: {error}") from error
 
 
 def load_prompts(

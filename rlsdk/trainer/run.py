@@ -29,7 +29,7 @@ from rlsdk.trainer.session import (
     start_cluster,
     train_role,
 )
-from rlsdk.trainer.sft import train_supervised
+from rlsdk.trainer.sft import CHECKPOINTS, train_supervised
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -83,8 +83,8 @@ def make_run_dir(config: RunConfig) -> Path:
     raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
 
 
-def find_checkpoint(config: RunConfig, run_dir: Path) -> Path | None:
-    """What the run resumes from: None to start afresh.
+def find_checkpoint(config: RunConfig, run_dir: Path, folder: str = "checkpoints") -> Path | None:
+    """What the run resumes from: None to start afresh. `folder` is the one in a run that holds its checkpoints.
 
     Raises:
         CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one.
@@ -93,15 +93,15 @@ def find_checkpoint(config: RunConfig, run_dir: Path) -> Path | None:
     if choice == "never":
         return None
     if choice == "auto":
-        return CheckpointStore(run_dir / "checkpoints", config.trainer.keep_checkpoints).newest()
+        return CheckpointStore(run_dir / folder, config.trainer.keep_checkpoints).newest()
     named = Path(choice)
     if not faults(named):
         return named
-    newest = CheckpointStore(named / "checkpoints", config.trainer.keep_checkpoints).newest()
+    newest = CheckpointStore(named / folder, config.trainer.keep_checkpoints).newest()
     if newest is None:
         raise CheckpointError(
             f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(named)[0]}) nor a run with one; "
-            "give runs/NAME, runs/NAME/checkpoints/step_N, 'auto' or 'never'"
+            f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'"
         )
     return newest
 
@@ -176,7 +176,9 @@ def _rl_session(
     actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
     reference = parts.run_dir / "reference"
     if warm_start:
-        train_supervised(Session(config=config, cluster=cluster, actor=actor), parts, view, stop=stop)
+        half_way = find_checkpoint(config, parts.run_dir, CHECKPOINTS)
+        session = Session(config=config, cluster=cluster, actor=actor)
+        train_supervised(session, parts, view, resume=half_way, stop=stop)
         actor.run("reset_optimizer", main)
     ref = None
     if "ref" in roles_of(config):
@@ -204,6 +206,7 @@ def run_sft(
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
+        half_way = find_checkpoint(config, run_dir, CHECKPOINTS)
         with _prepared(
             config,
             lambda: build_parts(config, registry, run_dir, view, rewarded=False),
@@ -211,12 +214,12 @@ def run_sft(
         ) as (parts, cluster):
             actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
             session = Session(config=config, cluster=cluster, actor=actor)
-            metrics = train_supervised(session, parts, view, stop=stop)
+            done = train_supervised(session, parts, view, resume=half_way, stop=stop)
             export_model(actor, parts.tokenizer, run_dir / "model")
     seconds = time.perf_counter() - start
     return RunResult(
-        run_dir=run_dir, steps=config.sft.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",
-        last_eval=metrics,
+        run_dir=run_dir, steps=done.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",
+        last_eval=done.metrics,
     )  # fmt: skip
 
 

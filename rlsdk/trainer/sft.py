@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import DataRow, PromptStream, Template
 from rlsdk.interfaces import DataError
+from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.experience import make_sft_batch, request_seed
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.session import Session
@@ -21,23 +24,68 @@ if TYPE_CHECKING:
     from rlsdk.trainer.parts import RunParts
 
 
+CHECKPOINTS = "sft_checkpoints"
+"""Folder of a run; apart from those of its RL steps, which are numbered anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftResult:
+    """What supervised training came to."""
+
+    steps: int
+    """Optimizer steps done."""
+    metrics: Mapping[str, float]
+    """Of the last one."""
+
+
 def train_supervised(
-    session: Session, parts: RunParts, view: RunView, *, stop: Callable[[], bool] = lambda: False
-) -> Mapping[str, float]:
-    """Runs `sft.steps` optimizer steps, each over `sft.rows_per_step` rows; returns the last one's metrics.
+    session: Session,
+    parts: RunParts,
+    view: RunView,
+    *,
+    resume: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> SftResult:
+    """Runs `sft.steps` optimizer steps, each over `sft.rows_per_step` rows.
 
     Rows come in an order of their own: prompts that were just learned by heart have little left to explore, and the RL
     steps that follow must not begin with them.
 
+    Args:
+        session: with an actor whose optimizer is that of supervised training.
+        parts: of the run.
+        view: is told of every step.
+        resume: a whole checkpoint of this training, to go on from.
+        stop: asked before every step; True saves and returns.
+
     Raises:
         DataError: a row has no answer to learn.
+        CheckpointError: `resume` is of other data.
     """
     config = session.config
     order = request_seed(config.trainer.seed, "sft")
     stream = PromptStream(parts.train_prompts, seed=order, shuffle=config.data.shuffle)
+    every = config.sft.save_every_steps
+    store = CheckpointStore(parts.run_dir / CHECKPOINTS, config.trainer.keep_checkpoints)
     metrics: dict[str, float] = {}
+    done = 0
+    if resume is not None:
+        saved = read_state(resume)
+        session.actor.run("load_checkpoint", str(resume / "actor"))
+        stream.load_state_dict(saved["prompts"])
+        done, metrics = saved["step"], saved["metrics"]
+        view.notice(f"supervised training resumed from {resume} at step {done}")
+
+    def save(step: int) -> None:
+        state = {"step": step, "prompts": stream.state_dict(), "metrics": metrics}
+        with view.phase("save"), store.write(step, state) as draft:
+            (draft / "actor").mkdir()
+            session.actor.run("save_checkpoint", str(draft / "actor"))
+
     with view.phase("sft", total=config.sft.steps):
-        for step in range(1, config.sft.steps + 1):
+        for _ in range(done):
+            view.advance()
+        for step in range(done + 1, config.sft.steps + 1):
             if stop():
                 break
             clock = StepClock()
@@ -55,7 +103,12 @@ def train_supervised(
             view.advance()
             view.sft_step(step, config.sft.steps, metrics)
             parts.track(step, metrics)
-    return metrics
+            done = step
+            if every is not None and step % every == 0 and step < config.sft.steps:
+                save(step)
+    if every is not None and done % every and done < config.sft.steps:
+        save(done)
+    return SftResult(steps=done, metrics=metrics)
 
 
 def answer_ids(prompt: Prompt, parts: RunParts) -> list[int]:
