@@ -25,7 +25,6 @@ from cases import (
     whole_shards,
     worst,
 )
-from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
 from rlsdk.interfaces import Box, RlsdkError, WeightShard, WeightSyncError, fingerprint
 from rlsdk.kit.intake import joined
@@ -77,6 +76,8 @@ def served_fingerprints(engine: Any) -> dict[str, int]:
 
 def test_fingerprints_are_of_the_memory_that_serves(served: Any, other: Any) -> None:
     """Part of a fused parameter is overwritten behind the engine's back, by SGLang's own update."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
     before, name = served_fingerprints(served), "model.layers.0.self_attn.q_proj.weight"
     tensors = pickle.dumps([(name, state_of(other)[name] + 1.0)])
     with served.engine._session():
@@ -153,8 +154,8 @@ def test_sleep_gives_memory_back_and_wake_restores_service(served: Any, other: A
     before = tokens_of(run(served, [ask("x", [5, 6], 3)]))
     weights = sum(tensor.numel() * 4 for tensor in state_of(other).values())
     served.sleep(level)
-    assert served.released_bytes >= 60 << 20
-    assert (served.released_bytes >= (60 << 20) + weights) == (level == 2)
+    assert served.released_bytes >= 64 << 20
+    assert (served.released_bytes >= (64 << 20) + weights) == (level == 2)
     with pytest.raises(RlsdkError, match="asleep: wake"):
         served.update_weights(whole_shards(state_of(other)), 1)
     served.wake(("weights",))

@@ -120,13 +120,13 @@ class ServedModel:
 
         self._run(self._front.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False)))
 
-    def drop_caches(self) -> None:
-        """Forgets all keys and values.
+    def drop_caches(self, *, paused: bool = False) -> None:
+        """Forgets all keys and values, once what was aborted has left; what is paused holds none.
 
         Raises:
             RlsdkError: something still holds on to them.
         """
-        found = self._run(self._front.flush_cache(timeout_s=self._ctx.timeout_s))
+        found = self._run(self._front.flush_cache(timeout_s=None if paused else self._ctx.timeout_s))
         if not found.success:
             raise RlsdkError(f"SGLang did not give its prefix cache up: {getattr(found, 'message', '')}")
 
@@ -286,7 +286,7 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
     if owned:
         raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
     if spec.engine_kwargs:
-        known = _known_arguments()
+        known = _known_arguments(_environment(ctx, spec))
         for name in spec.engine_kwargs:
             if name not in known:
                 raise ConfigError(
@@ -393,8 +393,8 @@ def _start(arguments: dict[str, Any], environment: Mapping[str, str]) -> Any:
         return engine
 
 
-def _known_arguments() -> set[str]:
-    with _undisturbed_process({}):
+def _known_arguments(environment: Mapping[str, str]) -> set[str]:
+    with _undisturbed_process(environment):
         from sglang.srt.server_args import ServerArgs
 
         return set(ServerArgs.__struct_fields__)
@@ -412,8 +412,11 @@ def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        # One by one: other threads read it meanwhile.
+        for name in [name for name, value in os.environ.items() if before.get(name) != value]:
+            del os.environ[name]
+        for name in before.keys() - os.environ.keys():
+            os.environ[name] = before[name]
         asyncio.set_event_loop_policy(policy)
         multiprocessing.set_start_method(method, force=True)
         root.handlers[:] = handlers

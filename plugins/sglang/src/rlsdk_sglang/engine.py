@@ -98,8 +98,8 @@ class SglangRolloutEngine(RolloutEngine):
             samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
             self.engine.call(self._begin, samples)
         try:
-            while call.left:
-                for output in await self._news(call):
+            while outputs := await self._news(call):
+                for output in outputs:
                     yield output
         finally:
             if call.left and hasattr(self, "engine"):
@@ -130,7 +130,7 @@ class SglangRolloutEngine(RolloutEngine):
             self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
-            self.engine.drop_caches()
+            self.engine.drop_caches(paused=self.paused)
             fingerprints = intake.joined(list(map(fingerprints_from_json, self.engine.fingerprints())), version)
             self.engine.name_version(version)
             self.version = version
@@ -214,7 +214,7 @@ class SglangRolloutEngine(RolloutEngine):
         ]
 
     async def _news(self, call: Call) -> list[GenerationOutput]:
-        """What finished; waits for something."""
+        """What finished; waits for something. Empty once nothing is left."""
         while True:
             try:
                 return await asyncio.wait_for(call.take(), LOOK_S)

@@ -31,9 +31,10 @@ class StandIn(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
-        if name.partition(".")[0] not in LACKING or not _asked_by_sglang():
+        top = name.partition(".")[0]
+        if top not in LACKING or name == f"sgl_kernel.{name[11:]}" or not _asked_by_sglang():
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return importlib.machinery.ModuleSpec(name, self, is_package=top == "torchvision")
 
     def create_module(self, spec: Any) -> types.ModuleType:
         return StandIn(spec.name)
@@ -48,7 +49,7 @@ def _asked_by_sglang() -> bool:
     frame = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and "/sglang/" in frame.f_code.co_filename
+    return frame is not None and "/site-packages/sglang/" in frame.f_code.co_filename
 
 
 def assign_req_to_token_pool_cpu(
