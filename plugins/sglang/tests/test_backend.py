@@ -22,9 +22,9 @@ from rlsdk.interfaces import (
     RolloutEngine,
     RolloutSpec,
 )
-from rlsdk_sglang.adapter import engine_arguments
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.engine import SglangRolloutEngine, check_spec
+from rlsdk_sglang.launch import engine_arguments
 
 METHODS = {
     Capability.ABORT: ("abort",),

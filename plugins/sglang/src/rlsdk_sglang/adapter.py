@@ -1,50 +1,34 @@
-"""SGLang on this process's side: how it is configured, started, asked, and ended.
+"""What is asked of SGLang, and what it answers.
 
-Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `inside` and `sampler`, which run in
-its schedulers' processes.
+Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `launch` and `server`, and for
+`inside` and `sampler`, which run in its schedulers' processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import gc
-import logging
-import multiprocessing
-import os
 import pickle
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard, nearest
+from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
 from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk.kit.staging import batches
 from rlsdk_sglang import inside
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.launch import OwnEngine
 from rlsdk_sglang.messages import Answer, Command, block_as_json
+from rlsdk_sglang.remote import RemoteServer
 from rlsdk_sglang.samples import Sample
 
-OWNED = {"model_path", "load_format", "tp_size", "custom_weight_loader", "sampling_backend", "skip_tokenizer_init"}
-"""Arguments without which nothing here works."""
 STAGING_BYTES = 64 << 20
 """Most weights on their way to the schedulers."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-RESERVED_TOKENS = 16
-"""More than what SGLang keeps back from a context for itself."""
-MAX_SHARE = 0.25
-"""Of a machine's free memory that keys and values take unasked, on a CPU."""
-START_S = 600.0
-"""Deadline of a start."""
-END_S = 20.0
-"""Deadline of processes that were told to end."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +43,19 @@ class Progress:
 
 
 class ServedModel:
-    """SGLang's engine: its front in this process, on a thread of its own, its schedulers in others."""
+    """What can be asked of SGLang: of an engine of this process's own, or of a server."""
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
-        self._ctx, self._num_ranks = ctx, spec.tp_size
-        arguments = engine_arguments(ctx, spec, options)
+        self._ctx = ctx
         self._client = ClientThread()
+        home = OwnEngine if options.url is None else RemoteServer
         try:
-            self._engine = self._client.call(_start, arguments, _environment(ctx, spec))
+            self._home: OwnEngine | RemoteServer = home(self._client, ctx, spec, options)
         except BaseException:
             self._client.stop()
             raise
-        self._front = self._engine.tokenizer_manager
-        self._processes = [psutil.Process(pid) for pid in self._engine.get_all_child_pids()]
-        self.vocabulary: int = self._front.model_config.vocab_size
+        self._front = self._home.front
+        self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
 
     def call(self, function: Any, *args: Any) -> Any:
         """Runs a function on the engine's thread, where samples are followed."""
@@ -178,26 +161,13 @@ class ServedModel:
         self._run(self._front.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(parts))))
 
     def close(self) -> None:
-        """Ends the engine and its processes, and no others: SGLang's own end kills every child of this process."""
-        engine, front = self._engine, self._front
-        atexit.unregister(engine.shutdown)
-        for process in self._processes:
-            _kill(process)
-        self._client.call(_close_sockets, engine, front)
+        """Ends the engine; a server goes on."""
+        self._home.close()
         self._client.stop()
-        for name in vars(engine.port_args).values():
-            if isinstance(name, str) and name.startswith("ipc://"):
-                Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
-        del self._engine, self._front
 
     def check_alive(self) -> None:
         """Raises: RlsdkError: a scheduler ended."""
-        for process in self._processes:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise RlsdkError(
-                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in this worker's log. "
-                    "Start the run again, or give rollout.sglang.log_level 'info' to see more"
-                )
+        self._home.check_alive()
 
     def _run(self, coroutine: Any) -> Any:
         self.check_alive()
@@ -222,7 +192,7 @@ class ServedModel:
         """What each scheduler answered."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        answers = [Answer() for _ in range(self._num_ranks)]
+        answers = [Answer() for _ in range(self._home.num_ranks)]
         asked = UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[_payload(Command(name, arguments, answer.address)) for answer in answers],
             load_format=inside.LOADER,
@@ -243,68 +213,6 @@ class ServedModel:
         success, message = self._run(coroutine)
         if not success:
             raise RlsdkError(f"SGLang refused: {message}")
-
-
-def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> dict[str, Any]:
-    """What `sglang.Engine` is made from; `spec.engine_kwargs` has the last word.
-
-    Raises:
-        ConfigError: SGLang knows no such argument, or it is not the caller's.
-    """
-    on_cpu = ctx.device == "cpu"
-    arguments: dict[str, Any] = {
-        "model_path": spec.model.path,
-        "revision": spec.model.revision,
-        "trust_remote_code": spec.model.trust_remote_code,
-        "dtype": spec.model.dtype,
-        "device": "cpu" if on_cpu else "cuda",
-        "skip_tokenizer_init": True,
-        "sampling_defaults": "openai",
-        "load_format": "auto" if spec.load_weights else "dummy",
-        "weight_version": "0",
-        "custom_weight_loader": [inside.LOADER],
-        "sampling_backend": "pytorch",
-        "context_length": spec.max_model_tokens + RESERVED_TOKENS,
-        "max_running_requests": spec.max_running,
-        "tp_size": spec.tp_size,
-        "random_seed": ctx.seed + ctx.rank,
-        "disable_radix_cache": not options.enable_prefix_caching,
-        "disable_overlap_schedule": True,
-        "disable_cuda_graph": on_cpu or not options.cuda_graphs,
-        "grammar_backend": "none",
-        "attention_backend": options.attention_backend or ("torch_native" if on_cpu else None),
-        "mem_fraction_static": options.memory_share,
-        "max_total_tokens": num_cached_tokens(ctx, spec, options),
-        "enable_memory_saver": not on_cpu,
-        "enable_weights_cpu_backup": not on_cpu,
-        "stream_interval": options.stream_interval,
-        "log_level": options.log_level,
-    }
-    if not on_cpu:
-        arguments["base_gpu_id"] = int(ctx.device.partition(":")[2] or 0)
-    owned = sorted(OWNED & set(spec.engine_kwargs))
-    if owned:
-        raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
-    if spec.engine_kwargs:
-        known = _known_arguments(_environment(ctx, spec))
-        for name in spec.engine_kwargs:
-            if name not in known:
-                raise ConfigError(
-                    f"rollout.engine_kwargs.{name}: SGLang's ServerArgs has no such field{nearest(name, known)}"
-                )
-    return {**arguments, **spec.engine_kwargs}
-
-
-def num_cached_tokens(ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> int | None:
-    """Tokens whose keys and values are kept; None leaves it to SGLang."""
-    if options.kv_cache_mb is None and ctx.device != "cpu":
-        return None
-    one = bytes_per_token(load_model_config(spec.model), spec.model.dtype)
-    if options.kv_cache_mb is not None:
-        return (options.kv_cache_mb << 20) // one
-    longest = spec.max_model_tokens + RESERVED_TOKENS
-    free = int(psutil.virtual_memory().available * MAX_SHARE)
-    return max(min(longest * spec.max_running, free // one), longest)
 
 
 def sampling_params(sample: Sample) -> dict[str, Any]:
@@ -342,104 +250,3 @@ def _payload(command: Command) -> bytes:
     """As SGLang's schedulers unpack it: a list of named tensors, values and all."""
     data = torch.frombuffer(bytearray(command.encoded()), dtype=torch.uint8)
     return pickle.dumps([("command", data)])
-
-
-def _environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
-    """Settings that SGLang's processes read. What the user set stays."""
-    settings = {
-        # Positions beyond the model's own are never reached: this lets the context be longer by what SGLang reserves.
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-        "OMP_NUM_THREADS": str(ctx.num_threads),
-    }
-    if ctx.device == "cpu":
-        settings["SGLANG_USE_CPU_ENGINE"] = "1"
-        # SGLang asks for a set of cores for each scheduler, where there are more of them than memory nodes.
-        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(spec.tp_size))
-    return {name: value for name, value in settings.items() if name not in os.environ}
-
-
-def _cores(num_ranks: int) -> list[str]:
-    """The cores of this process, dealt out; all of them to everybody where there are too few."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = len(cores) // num_ranks
-    shares = [cores[rank * each : (rank + 1) * each] or cores for rank in range(num_ranks)]
-    return [",".join(map(str, share)) for share in shares]
-
-
-def _start(arguments: dict[str, Any], environment: Mapping[str, str]) -> Any:
-    """Runs on the client's thread, which must live as long as the schedulers: they end with it."""
-    with _undisturbed_process(environment):
-        from sglang.srt.entrypoints.engine import Engine
-
-        class QuietEngine(Engine):  # type: ignore[misc]
-            """SGLang's own, with this plugin's schedulers, and without a process that would have nothing to do."""
-
-            run_scheduler_process_func = staticmethod(inside.run_scheduler)
-
-            @classmethod
-            def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:
-                return [], []
-
-        try:
-            engine = QuietEngine(**arguments)
-        except (ValueError, NotImplementedError, AssertionError, RuntimeError, EOFError, OSError) as error:
-            raise ConfigError(
-                f"model.path {arguments['model_path']!r}: SGLang could not start: {error or type(error).__name__}. "
-                "Give a model and rollout.engine_kwargs that it takes (what it said is in this worker's log), or "
-                "another rollout backend"
-            ) from error
-        # It would end this process where a scheduler fails; `check_alive` tells the caller.
-        engine.tokenizer_manager._subprocess_watchdog.stop()
-        return engine
-
-
-def _known_arguments(environment: Mapping[str, str]) -> set[str]:
-    with _undisturbed_process(environment):
-        from sglang.srt.server_args import ServerArgs
-
-        return set(ServerArgs.__struct_fields__)
-
-
-@contextmanager
-def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
-    """Gives back what SGLang's import and start change for the whole process."""
-    before = dict(os.environ)
-    policy = asyncio.get_event_loop_policy()
-    method = multiprocessing.get_start_method(allow_none=True)
-    root = logging.getLogger()
-    handlers, level, thresholds = list(root.handlers), root.level, gc.get_threshold()
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        # One by one: other threads read it meanwhile.
-        for name in [name for name, value in os.environ.items() if before.get(name) != value]:
-            del os.environ[name]
-        for name in before.keys() - os.environ.keys():
-            os.environ[name] = before[name]
-        asyncio.set_event_loop_policy(policy)
-        multiprocessing.set_start_method(method, force=True)
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        gc.set_threshold(*thresholds)
-
-
-def _kill(process: psutil.Process) -> None:
-    """A process and all below it."""
-    try:
-        family = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=END_S)
-
-
-def _close_sockets(engine: Any, front: Any) -> None:
-    for socket in (engine.send_to_rpc, front.recv_from_detokenizer, front.send_to_scheduler):
-        close = getattr(socket, "close", None)
-        if close is not None:
-            close(linger=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -82,12 +83,14 @@ def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Carries a command out. SGLang lets an error in here end the process: it is answered instead."""
     for _, tensor in named_tensors:
         command = Command.decoded(tensor.cpu().numpy().tobytes())
+        value, error = None, None
         try:
             value = getattr(Hand(model), command.name)(**command.arguments)
-        except Exception as error:
-            command.answer(error=f"{type(error).__name__}: {error}")
-        else:
-            command.answer(value)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
+        with suppress(OSError):
+            command.answer(value, error)
 
 
 class Hand:

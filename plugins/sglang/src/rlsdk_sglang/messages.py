@@ -49,7 +49,7 @@ class Answer:
         with os.fdopen(self._file, "rb") as file:
             data = file.read()
         if not data:
-            return None, "it gave no answer"
+            return None, "it gave no answer (it must run on this machine, as the same user)"
         found = json.loads(data)
         return found["value"], found["error"]
 
