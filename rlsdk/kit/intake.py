@@ -9,6 +9,10 @@ import torch
 from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, nearest
 from rlsdk.kit.tracing import Piece
 
+Fingerprints = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], int]]]
+"""By tensor, of each box that a worker serves: where it starts, its size, its fingerprint. Plain values, as in
+`staging.Entry`."""
+
 
 class Intake:
     """One update under way: checks every shard, and knows what is still lacking."""
@@ -79,7 +83,7 @@ def checked(
     intake.finish()
 
 
-def joined(workers: Sequence[Mapping[str, Sequence[tuple[Box, int]]]], version: int) -> dict[str, int]:
+def joined(workers: Sequence[Fingerprints], version: int) -> dict[str, int]:
     """Fingerprint of each tensor, out of those of the boxes that the workers serve. What several hold counts once.
 
     Raises:
@@ -88,7 +92,8 @@ def joined(workers: Sequence[Mapping[str, Sequence[tuple[Box, int]]]], version: 
     found: dict[str, dict[Box, int]] = {}
     for rank, worker in enumerate(workers):
         for name, boxes in worker.items():
-            for box, value in boxes:
+            for start, size, value in boxes:
+                box = Box(tuple(start), tuple(size))
                 if found.setdefault(name, {}).setdefault(box, value) != value:
                     raise WeightSyncError(
                         f"version {version}: worker {rank} serves other values of {name!r} at {list(box.offset)} than "

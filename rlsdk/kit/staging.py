@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,15 @@ BlockName = tuple[int, int, int]
 
 
 class Entry(NamedTuple):
-    """A shard in a block."""
+    """A shard in a block. Plain values: some ways to a worker leave nothing but lists of them."""
 
     name: str
-    box: Box
+    start: Sequence[int]
+    size: Sequence[int]
+    """With `start`: the box."""
     dtype: str
     offset: int
+    """Bytes from the start of the block."""
 
 
 class Staging:
@@ -47,7 +50,7 @@ class Staging:
         place = self._bytes[self._used : self._used + size].view(shard.tensor.dtype).view(shard.box.size)
         place.copy_(shard.tensor)
         dtype = str(shard.tensor.dtype).removeprefix("torch.")
-        self.entries.append(Entry(shard.name, shard.box, dtype, self._used))
+        self.entries.append(Entry(shard.name, shard.box.offset, shard.box.size, dtype, self._used))
         self._used = -(-(self._used + size) // ALIGNMENT) * ALIGNMENT
         return True
 
@@ -61,21 +64,22 @@ class Staging:
 
 
 @contextmanager
-def attached(block: BlockName, entries: Sequence[Entry]) -> Iterator[Iterator[WeightShard]]:
-    """The shards of a block of another process, as views of it."""
+def attached(block: BlockName, entries: Sequence[Sequence[Any]]) -> Iterator[Iterator[WeightShard]]:
+    """The shards of a block of another process, as views of it. `entries` are the values of its `Entry`s."""
     process, descriptor, num_bytes = block
     with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         try:
-            yield (WeightShard(name=e.name, box=e.box, tensor=_view(whole, e)) for e in entries)
+            yield (_shard(whole, Entry(*values)) for values in entries)
         finally:
             del whole
 
 
-def _view(whole: Tensor, entry: Entry) -> Tensor:
+def _shard(whole: Tensor, entry: Entry) -> WeightShard:
     dtype: torch.dtype = getattr(torch, entry.dtype)
-    size = entry.box.numel * dtype.itemsize
-    return whole[entry.offset : entry.offset + size].view(dtype).view(entry.box.size)
+    box = Box(tuple(entry.start), tuple(entry.size))
+    place = whole[entry.offset : entry.offset + box.numel * dtype.itemsize]
+    return WeightShard(name=entry.name, box=box, tensor=place.view(dtype).view(box.size))
 
 
 def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,32 +34,31 @@ class Decoder:
         self.version: int | None = None
         """Of the weights behind all keys and values."""
         self._num_jobs = 0
-        self._abort = False
+        self._aborts: deque[tuple[frozenset[str] | None, int]] = deque()
+        """Calls of `abort`: which requests (None: all), and how many jobs there were."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes on jobs; every `step` works on all of them."""
-        for job in jobs:
-            job.name, job.left = self._num_jobs, job.request.n
+        first = self._num_jobs
+        # Counted before they come in, all at once: an abort means all of them or none.
+        self._num_jobs += len(jobs)
+        for name, job in enumerate(jobs, first):
+            job.name, job.left = name, job.request.n
             job.call.left += job.left
-            self.jobs[job.name] = job
-            self._num_jobs += 1
+            self.jobs[name] = job
         # Older calls first; of one call prompts of like length together.
         self.waiting = sorted(jobs, key=lambda job: -job.prompt_length) + self.waiting
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
-        """Marks requests (None: all), to be ended before the next pass."""
-        named = None if request_ids is None else set(request_ids)
-        for job in list(self.jobs.values()):
-            job.aborted |= named is None or job.request.request_id in named
-        self._abort = True
+        """Ends requests (None: all) before the next pass. Waits for nobody: what is meant is found out there."""
+        self._aborts.append((None if request_ids is None else frozenset(request_ids), self._num_jobs))
 
     def withdraw(self, call: Call) -> None:
         """Drops what is left of a call."""
         if call.left:
             for job in self.jobs.values():
                 job.aborted |= job.call is call
-            self._abort = True
-            self.leave_aborted(0)
+            self._end_aborted(0)
 
     def fail(self, error: BaseException) -> None:
         """Ends every call with this error."""
@@ -79,10 +79,17 @@ class Decoder:
         self._tidy()
 
     def leave_aborted(self, version: int) -> None:
-        """Ends the samples of marked jobs, with the tokens that they have."""
-        if not self._abort:
+        """Ends the samples that `abort` meant, with the tokens that they have."""
+        if not self._aborts:
             return
-        self._abort = False
+        while self._aborts:
+            named, num_jobs = self._aborts.popleft()
+            for job in self.jobs.values():
+                job.aborted |= job.name < num_jobs and (named is None or job.request.request_id in named)
+        self._end_aborted(version)
+
+    def _end_aborted(self, version: int) -> None:
+        """Ends the samples of marked jobs."""
         self.running.abort()
         nothing = np.empty(0, np.int64), np.empty(0, np.float32)
         for job in [job for job in self.jobs.values() if job.aborted]:

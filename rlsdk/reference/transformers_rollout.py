@@ -73,10 +73,10 @@ class TransformersRolloutEngine(RolloutEngine):
         """Held by whoever reads or writes the weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self._served()
-        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
         call = Call()
         with self.lock:
+            self._served()
+            check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
             self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
             self.num_calls += 1
         try:
@@ -88,7 +88,9 @@ class TransformersRolloutEngine(RolloutEngine):
                 await asyncio.sleep(PAUSED_S if self.paused else 0)
         finally:
             with self.lock:
-                self.decoder.withdraw(call)
+                # An error has ended every call already.
+                if call.error is None:
+                    self.decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
         return [
@@ -123,6 +125,7 @@ class TransformersRolloutEngine(RolloutEngine):
         )
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """Takes effect before the next pass, also of a paused engine. May be called from any thread."""
         self.decoder.abort(request_ids)
 
     def pause(self) -> None:
@@ -161,6 +164,7 @@ class TransformersRolloutEngine(RolloutEngine):
         self.version, self.refusal = None, "the engine was closed"
         if hasattr(self, "model"):
             with self.lock:
+                self.paused = False
                 self.decoder.fail(RlsdkError(self.refusal))
                 self.parameters = {}
                 del self.model, self.decoder

@@ -1,1 +1,36 @@
-"""What tests of engines need: tiny models, and engines that hold plain tensors."""
+"""For authors of engines: conformance suites, tiny models, and engines that hold plain tensors.
+
+    from rlsdk.testing import RolloutConformance
+
+    class TestMine(RolloutConformance):
+        backend = "mine"
+
+Importing this loads the standard library only; the suites load torch when they are named.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsdk.testing.requirement import Measured, requirement
+    from rlsdk.testing.rollout_suite import RolloutConformance
+    from rlsdk.testing.sharding_suite import ShardingConformance
+    from rlsdk.testing.train_suite import TrainConformance
+
+__all__ = ["Measured", "RolloutConformance", "ShardingConformance", "TrainConformance", "requirement"]
+
+_HOMES = {
+    "Measured": "rlsdk.testing.requirement",
+    "requirement": "rlsdk.testing.requirement",
+    "RolloutConformance": "rlsdk.testing.rollout_suite",
+    "ShardingConformance": "rlsdk.testing.sharding_suite",
+    "TrainConformance": "rlsdk.testing.train_suite",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

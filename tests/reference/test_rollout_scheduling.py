@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,19 +174,75 @@ def test_abort_of_one_request_leaves_the_others(served: Any, plain: Any) -> None
     assert max(begun) < 30
 
 
-def test_abort_from_another_thread_ends_everything(served: Any) -> None:
-    requests = [ask(str(at), [5, 6, at + 4], 5, max_tokens=55, stop_token_ids=()) for at in range(8)]
-    outputs: list[Any] = []
-    thread = threading.Thread(target=lambda: outputs.extend(run(served, requests)))
+def from_another_thread(work: Callable[[], object]) -> None:
+    """Runs `work` there and waits until it has returned."""
+    thread = threading.Thread(target=work)
     thread.start()
-    while not served.decoder.jobs:
-        time.sleep(0)
-    served.abort()
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("at", [1, 2, 7])
+def test_abort_from_another_thread_ends_everything_and_waits_for_no_step(
+    served: Any, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    requests = [ask(str(name), [5, 6, name + 4], 5, max_tokens=55, stop_token_ids=()) for name in range(8)]
+    step, steps = served.decoder.step, itertools.count(1)
+
+    def stepping(*args: Any) -> Any:
+        if next(steps) == at:
+            from_another_thread(served.abort)
+        return step(*args)
+
+    monkeypatch.setattr(served.decoder, "step", stepping)
+    outputs = run(served, requests)
     assert len(outputs) == 40
-    assert all(o.finish_reason is FinishReason.ABORT for o in outputs)
+    assert {o.finish_reason for o in outputs} == {FinishReason.ABORT}
     assert all(len(o.token_ids) == len(o.log_probs) < 55 for o in outputs)
+    assert len(run(served, [ask("0", [5], 3)])) == 3
+
+
+def test_an_abort_that_comes_while_a_call_is_taken_in_ends_all_of_the_call(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = served.decoder.submit
+
+    def submitting(jobs: Sequence[Any]) -> None:
+        class Watched(list[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                for at, job in enumerate(list.__iter__(self)):
+                    if at == 3:
+                        from_another_thread(served.abort)
+                    yield job
+
+        submit(Watched(jobs))
+
+    monkeypatch.setattr(served.decoder, "submit", submitting)
+    outputs = run(served, [ask(str(name), [5, name], 4) for name in range(5)])
+    assert [(o.finish_reason, len(o.token_ids)) for o in outputs] == [(FinishReason.ABORT, 0)] * 20
+    assert all(o.finish_reason is not FinishReason.ABORT for o in run(served, [ask("0", [5], 3)]))
+
+
+def test_aborts_from_another_thread_lose_no_sample(served: Any) -> None:
+    """Calls and aborts as they come: every sample is given out once, and the engine goes on."""
+    done = threading.Event()
+
+    def abort_again_and_again() -> None:
+        while not done.wait(0.0003):
+            served.abort()
+            served.abort(["1"])
+
+    thread = threading.Thread(target=abort_again_and_again)
+    thread.start()
+    try:
+        for _ in range(60):
+            outputs = run(served, [ask(str(name), [5, name], 3, max_tokens=4) for name in range(4)])
+            assert len(tokens_of(outputs)) == 12
+    finally:
+        done.set()
+        thread.join(60)
+    assert not served.decoder.jobs
+    assert all(o.finish_reason is not FinishReason.ABORT for o in run(served, [ask("0", [5], 3)]))
 
 
 def test_an_abort_that_hits_nobody_does_not_hit_those_who_come_later(served: Any) -> None:

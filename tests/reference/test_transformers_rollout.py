@@ -323,6 +323,23 @@ def test_an_engine_that_was_closed_says_so(qwen2: Path) -> None:
         run(engine, [ask("x", [5])])
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_closing_ends_what_runs_with_an_error(qwen2: Path, paused: bool) -> None:
+    engine = make_engine(qwen2)
+
+    async def close_midway() -> None:
+        task = asyncio.create_task(collect(engine, [ask("x", [5], max_tokens=30, stop_token_ids=())]))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if paused:
+            engine.pause()
+        engine.close()
+        with pytest.raises(RlsdkError, match="the engine was closed"):
+            await task
+
+    asyncio.run(close_midway())
+
+
 def test_samples_come_as_they_finish_and_not_all_at_the_end(served: Any) -> None:
     async def watch() -> list[str]:
         seen = []

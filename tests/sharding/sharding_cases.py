@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, SyncReceipt, TensorMeta, Transfer, WeightLayout
-from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.interfaces import Box, TensorMeta, WeightLayout
+from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 
 
@@ -117,92 +116,6 @@ def targets(draw: st.DrawFn, tensors: Mapping[str, tuple[int, ...]]) -> list[Wei
         layouts.append(layout)
     whole = tensor_layout(metas_of(tensors, dtype), whole_boxes(tensors), rank=len(layouts), node="a", process="last")
     return [*layouts, whole]
-
-
-class TrainHost:
-    """What a train host serves, as the trainer's does."""
-
-    def __init__(self, engine: TensorTrainEngine) -> None:
-        self.engine = engine
-        self.source = WeightSource(engine)
-        self.calls: list[str] = []
-
-    def weight_layout(self) -> WeightLayout:
-        return self.source.layout()
-
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        return self.source.export(bucket)
-
-    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
-        return self.source.fingerprints(transfers)
-
-    def optim_step(self) -> None:
-        self.engine.optim_step()
-
-    def offload(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"offload {' '.join(parts)}")
-
-    def onload(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"onload {' '.join(parts)}")
-
-
-class RolloutHost:
-    """What a rollout host serves, as the trainer's does."""
-
-    def __init__(self, engine: TensorRolloutEngine) -> None:
-        self.engine = engine
-        self.target = WeightTarget(engine)
-        self.calls: list[str] = []
-
-    def target_layouts(self) -> Sequence[WeightLayout]:
-        return self.target.layouts()
-
-    def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Any], version: int, timeout_s: float
-    ) -> SyncReceipt:
-        self.calls.append("sync")
-        return self.target.pull(buckets, peers, version, timeout_s)
-
-    def sleep(self, level: int) -> None:
-        self.calls.append(f"sleep {level}")
-
-    def wake(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"wake {' '.join(parts)}")
-
-
-@dataclass
-class LocalPeer:
-    """A rank in this process; `call` goes straight to it, as if from outside."""
-
-    host: Any
-    is_local: bool = True
-
-    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return getattr(self.host, method)(*args)
-
-    def local(self) -> Any | None:
-        return self.host if self.is_local else None
-
-
-@dataclass
-class LocalGroup:
-    """Hosts of one role, all in this process."""
-
-    hosts: Sequence[Any]
-    backend: str = "tensors"
-    capabilities: frozenset[str] = field(default_factory=frozenset)
-
-    def layouts(self) -> Sequence[WeightLayout]:
-        return [host.weight_layout() for host in self.hosts]
-
-    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        return [getattr(host, method)(*args, **kwargs) for host in self.hosts]
-
-    def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        return [getattr(host, method)(*args) for host, args in zip(self.hosts, arguments, strict=True)]
-
-    def peers(self) -> Sequence[Any]:
-        return [LocalPeer(host) for host in self.hosts]
 
 
 def train_group(tensors: Mapping[str, Tensor], layouts: Sequence[WeightLayout], **more: Any) -> LocalGroup:

@@ -10,10 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharding_cases import (
-    LocalGroup,
-    LocalPeer,
-    RolloutHost,
-    TrainHost,
     dim0_sharded,
     random_tensors,
     rollout_group,
@@ -29,6 +25,7 @@ from torch import Tensor
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
 from rlsdk.sharding import GenericShardingManager, WeightTarget
 from rlsdk.sharding.transports import SharedMemoryTransport
+from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"embed": (40, 8), "layer.w": (16, 24), "layer.b": (24,), "norm": (8,)}

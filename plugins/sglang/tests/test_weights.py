@@ -28,7 +28,6 @@ from cases import (
 
 from rlsdk.interfaces import Box, RlsdkError, WeightShard, WeightSyncError, fingerprint
 from rlsdk.kit.intake import joined
-from rlsdk_sglang.messages import fingerprints_from_json
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_the_layout_names_every_tensor_once_and_whole(served: Any, other: Any) -
 
 
 def served_fingerprints(engine: Any) -> dict[str, int]:
-    return joined(list(map(fingerprints_from_json, engine.engine.fingerprints())), 0)
+    return joined(engine.engine.fingerprints(), 0)
 
 
 def test_fingerprints_are_of_the_memory_that_serves(served: Any, other: Any) -> None:

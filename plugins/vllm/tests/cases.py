@@ -29,9 +29,12 @@ EXACT = 2e-5
 """Largest difference between log-probs of vLLM and of transformers, both float32."""
 
 
-def make_engine(folder: Path, *, seed: int = 0, dtype: str = "float32", **spec: Any) -> VllmRolloutEngine:
+def make_engine(
+    folder: Path, *, seed: int = 0, dtype: str = "float32", asynchronous: bool = False, **spec: Any
+) -> VllmRolloutEngine:
     engine = VllmRolloutEngine()
-    fields = {"max_model_tokens": 128, "max_running": 16, "options": VllmOptions(kv_cache_mb=64), **spec}
+    options = VllmOptions(kv_cache_mb=64, asynchronous=asynchronous)
+    fields = {"max_model_tokens": 128, "max_running": 16, "options": options, **spec}
     engine.initialize(
         RankContext(role="rollout", seed=seed), RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields)
     )
@@ -57,6 +60,22 @@ def run(engine: Any, requests: Sequence[GenerationRequest]) -> list[GenerationOu
 
 def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list[int]]:
     return {(o.request_id, o.sample_index): o.token_ids.tolist() for o in outputs}
+
+
+async def paused_midway(engine: Any, requests: Sequence[GenerationRequest]) -> asyncio.Task[list[GenerationOutput]]:
+    """A call that was paused when some of its tokens were made, and not all. An engine that runs by itself may be done
+    before it hears of the pause: then once more."""
+    for _ in range(100):
+        task = asyncio.create_task(collect(engine, requests))
+        while not task.done() and not any(sample.token_ids for sample in engine.samples.values()):
+            await asyncio.sleep(0)
+        engine.pause()
+        # What was made before the pause may still be on its way.
+        await asyncio.sleep(0.1)
+        if not task.done():
+            return task
+        engine.resume()
+    raise AssertionError("every pause came too late")
 
 
 def log_probs_of(plain: Any, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> Tensor:

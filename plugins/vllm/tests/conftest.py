@@ -1,9 +1,10 @@
-"""One engine for all tests that need nothing special: it starts once, and has its first weights back before each."""
+"""One engine of each mode for all tests that need nothing special: it starts once, and gets its first weights back
+before each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cases import make_engine, plain_model, state_of, whole_shards
 
 from rlsdk.testing.models import write_tiny_model
+from rlsdk_vllm.engine import VllmRolloutEngine
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -34,17 +36,35 @@ def plain(qwen2: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def started(qwen2: Path) -> Iterator[Any]:
-    engine = make_engine(qwen2)
+def engines(qwen2: Path) -> Iterator[Callable[[bool], VllmRolloutEngine]]:
+    """The engine of a mode (True: asynchronous), started when it is first asked for."""
+    started: dict[bool, VllmRolloutEngine] = {}
+
+    def engine(asynchronous: bool) -> VllmRolloutEngine:
+        if asynchronous not in started:
+            started[asynchronous] = make_engine(qwen2, asynchronous=asynchronous)
+        return started[asynchronous]
+
     yield engine
-    engine.close()
+    for one in started.values():
+        one.close()
+
+
+@pytest.fixture(params=[False, True], ids=["in process", "asynchronous"])
+def served(request: pytest.FixtureRequest, engines: Any, plain: Any) -> Any:
+    """An engine that serves the first weights as version 0, awake and without work."""
+    return renewed(engines(request.param), plain)
 
 
 @pytest.fixture
-def served(started: Any, plain: Any) -> Any:
-    """An engine that serves the first weights as version 0, awake and without work."""
-    started.resume()
-    started.wake()
-    started.update_weights(whole_shards(state_of(plain)), 0)
-    assert not started.samples
-    return started
+def in_process(engines: Any, plain: Any) -> Any:
+    """As `served`, of the mode in which a test can look inside, and step by step."""
+    return renewed(engines(False), plain)
+
+
+def renewed(engine: Any, plain: Any) -> Any:
+    engine.resume()
+    engine.wake()
+    engine.update_weights(whole_shards(state_of(plain)), 0)
+    assert not engine.samples
+    return engine

@@ -150,6 +150,7 @@ def test_calls_under_way_together_share_the_engine(served: Any) -> None:
         (ask("x", [128]), "the model knows 0 to 127"),
         (ask("x", [5], 0), "n 0; expected 1 or more"),
         (ask("x", [5], top_p=0.0), "top_p 0.0"),
+        (ask("x", [5], temperature=0.005), "'x': vLLM refuses it: temperature 0.005: expected 0, or 0.01 or more"),
         (ask("x", [5], temperature=3.0), r"'x': vLLM refuses it: temperature must be in \[0, 2\]"),
     ],
 )

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cases import EXACT, adopt, ask, changed, collect, halves, log_probs_of, plain_model, run, state_of, tokens_of
+from cases import (
+    EXACT,
+    adopt,
+    ask,
+    changed,
+    collect,
+    halves,
+    log_probs_of,
+    paused_midway,
+    plain_model,
+    run,
+    state_of,
+    tokens_of,
+)
 
 from rlsdk.interfaces import FinishReason, WeightSyncError
 
 
-async def paused_midway(engine: Any, requests: list[Any], steps: int = 9) -> asyncio.Task[list[Any]]:
-    """A call that was paused after a few tokens."""
-    task = asyncio.create_task(collect(engine, requests))
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    engine.pause()
-    await asyncio.sleep(0.03)
-    return task
-
-
 def test_abort_of_one_request_leaves_the_others(served: Any, plain: Any) -> None:
-    requests = [ask(name, [5, 6, at + 9], 4, max_tokens=30, stop_token_ids=()) for at, name in enumerate("abc")]
+    requests = [ask(name, [5, 6, at + 9], 4, max_tokens=110, stop_token_ids=()) for at, name in enumerate("abc")]
     whole = tokens_of(run(served, requests))
 
     async def abort_on_the_way() -> list[Any]:
-        task = asyncio.create_task(collect(served, requests))
-        for _ in range(8):
-            await asyncio.sleep(0)
+        task = await paused_midway(served, requests)
         served.abort(["b", "nobody"])
+        served.resume()
         return await task
 
     outputs = asyncio.run(abort_on_the_way())
@@ -42,25 +45,76 @@ def test_abort_of_one_request_leaves_the_others(served: Any, plain: Any) -> None
         aborted = output.finish_reason is FinishReason.ABORT
         assert aborted == (output.request_id == "b")
         assert whole[output.request_id, output.sample_index][: len(tokens)] == tokens
-        assert 0 < len(tokens) < 30 if aborted else len(tokens) == 30
+        assert len(tokens) < 110 if aborted else len(tokens) == 110
         prompt = requests["abc".index(output.request_id)].prompt_ids
         expected = log_probs_of(plain, prompt, tokens)
         assert torch.allclose(torch.from_numpy(output.log_probs), expected, atol=EXACT, rtol=0)
 
 
-def test_abort_from_another_thread_ends_everything(served: Any) -> None:
-    requests = [ask(str(at), [5, 6, at + 4], 5, max_tokens=110, stop_token_ids=()) for at in range(8)]
-    outputs: list[Any] = []
-    thread = threading.Thread(target=lambda: outputs.extend(run(served, requests)))
+def from_another_thread(work: Callable[[], object]) -> None:
+    """Runs `work` there and waits until it has returned."""
+    thread = threading.Thread(target=work)
     thread.start()
-    while not served.samples:
-        time.sleep(0)
-    served.abort()
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("at", [1, 2, 7])
+def test_abort_from_another_thread_ends_everything_and_waits_for_no_step(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    requests = [ask(str(name), [5, 6, name + 4], 5, max_tokens=110, stop_token_ids=()) for name in range(8)]
+    step, steps = in_process.engine.step, itertools.count(1)
+
+    def stepping(*args: Any) -> Any:
+        if next(steps) == at:
+            from_another_thread(in_process.abort)
+        return step(*args)
+
+    monkeypatch.setattr(in_process.engine, "step", stepping)
+    outputs = run(in_process, requests)
     assert len(outputs) == 40
-    assert all(o.finish_reason is FinishReason.ABORT and len(o.token_ids) == len(o.log_probs) < 110 for o in outputs)
-    assert len(run(served, [ask("0", [5], 3)])) == 3
+    assert {o.finish_reason for o in outputs} == {FinishReason.ABORT}
+    assert all(len(o.token_ids) == len(o.log_probs) <= at for o in outputs)
+    assert len(run(in_process, [ask("0", [5], 3)])) == 3
+
+
+def test_an_abort_that_comes_while_a_call_is_taken_in_ends_all_of_the_call(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, added = served.engine.add, itertools.count(1)
+
+    def adding(sample: Any) -> None:
+        if next(added) == 7:
+            from_another_thread(served.abort)
+        add(sample)
+
+    monkeypatch.setattr(served.engine, "add", adding)
+    outputs = run(served, [ask(str(name), [5, name], 4) for name in range(5)])
+    assert [(o.finish_reason, len(o.token_ids)) for o in outputs] == [(FinishReason.ABORT, 0)] * 20
+    assert all(o.finish_reason is not FinishReason.ABORT for o in run(served, [ask("0", [5], 3)]))
+
+
+def test_aborts_from_another_thread_lose_no_sample(served: Any) -> None:
+    """Calls and aborts as they come: every sample is given out once, and the engine goes on."""
+    done = threading.Event()
+
+    def abort_again_and_again() -> None:
+        while not done.wait(0.0003):
+            served.abort()
+            served.abort(["1"])
+
+    thread = threading.Thread(target=abort_again_and_again)
+    thread.start()
+    try:
+        for _ in range(20):
+            outputs = run(served, [ask(str(name), [5, name], 3, max_tokens=4) for name in range(4)])
+            assert len(tokens_of(outputs)) == 12
+    finally:
+        done.set()
+        thread.join(60)
+    assert not served.samples
+    assert all(o.finish_reason is not FinishReason.ABORT for o in run(served, [ask("0", [5], 3)]))
 
 
 def test_an_abort_that_hits_nobody_does_not_hit_those_who_come_later(served: Any) -> None:
@@ -82,25 +136,48 @@ def test_a_caller_who_leaves_takes_his_samples_along(served: Any) -> None:
 
 
 def test_a_pause_loses_nothing(served: Any) -> None:
-    requests = [ask(str(at), [5, at + 9], 4, max_tokens=20, stop_token_ids=()) for at in range(3)]
+    requests = [ask(str(at), [5, at + 9], 4, max_tokens=110, stop_token_ids=()) for at in range(3)]
 
     async def with_pause() -> list[Any]:
         task = await paused_midway(served, requests)
-        made = [len(sample.token_ids) for sample in served.samples.values()]
-        await asyncio.sleep(0.03)
-        assert [len(sample.token_ids) for sample in served.samples.values()] == made
-        assert max(made) > 0
+        assert not task.done()
         served.resume()
         return await task
 
     assert tokens_of(asyncio.run(with_pause())) == tokens_of(run(served, requests))
 
 
+def test_what_is_paused_stands_still(in_process: Any) -> None:
+    async def with_pause() -> None:
+        task = await paused_midway(in_process, [ask("x", [5, 9], 4, max_tokens=20, stop_token_ids=())])
+        made = [len(sample.token_ids) for sample in in_process.samples.values()]
+        await asyncio.sleep(0.03)
+        assert [len(sample.token_ids) for sample in in_process.samples.values()] == made
+        in_process.resume()
+        await task
+
+    asyncio.run(with_pause())
+
+
+def test_a_call_that_comes_in_a_pause_waits_for_its_end(served: Any) -> None:
+    request = ask("x", [5, 6], 3, max_tokens=4, stop_token_ids=())
+
+    async def while_paused() -> list[Any]:
+        served.pause()
+        task = asyncio.create_task(collect(served, [request]))
+        await asyncio.sleep(0.1)
+        assert [sample.token_ids for sample in served.samples.values()] == [[], [], []]
+        served.resume()
+        return await task
+
+    assert tokens_of(asyncio.run(while_paused())) == tokens_of(run(served, [request]))
+
+
 def test_after_a_pause_tokens_are_those_of_the_new_weights_and_nothing_old_is_read(
     served: Any, plain: Any, qwen2: Any
 ) -> None:
     # More samples than run at once, of different lengths: some have run, some wait.
-    requests = [ask(str(at), range(5, 8 + 5 * at), 6, max_tokens=20, stop_token_ids=()) for at in range(4)]
+    requests = [ask(str(at), range(5, 8 + 5 * at), 6, max_tokens=80, stop_token_ids=()) for at in range(4)]
     state = changed(state_of(plain), 5)
 
     async def with_update() -> list[Any]:
@@ -124,12 +201,12 @@ def test_after_a_pause_tokens_are_those_of_the_new_weights_and_nothing_old_is_re
         assert torch.allclose(found, torch.where(is_new.bool(), new_logs, old_logs), atol=EXACT, rtol=0)
         assert (output.policy_version, output.last_policy_version) == (0 if not is_new[0] else 3, 3)
         spans.add(int(is_new.sum()))
-    assert 20 in spans
-    assert min(spans) < 20
+    assert 80 in spans
+    assert min(spans) < 80
 
 
 def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(served: Any, plain: Any) -> None:
-    requests = [ask("x", [5, 6], 3, max_tokens=20, stop_token_ids=())]
+    requests = [ask("x", [5, 6], 3, max_tokens=80, stop_token_ids=())]
     pieces = halves(changed(state_of(plain), 1))
 
     async def with_updates(whole: bool) -> list[Any]:
@@ -149,7 +226,7 @@ def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(served: Any
 
 def test_what_is_paused_can_be_aborted(served: Any) -> None:
     async def with_abort() -> list[Any]:
-        task = await paused_midway(served, [ask("x", [5, 6], 20, max_tokens=50, stop_token_ids=())])
+        task = await paused_midway(served, [ask("x", [5, 6], 20, max_tokens=110, stop_token_ids=())])
         served.abort()
         return await asyncio.wait_for(task, 20)
 

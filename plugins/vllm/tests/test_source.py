@@ -22,4 +22,4 @@ def test_everything_that_is_used_is_there(tmp_path: Path) -> None:
     (tmp_path / "logprobs.py").write_text("class FlatLogprobs:\n    rank: int\n")
     faults = check.faults(tmp_path)
     assert len(faults) == len(check.USED)
-    assert "logprobs.py: FlatLogprobs: lacks ['logprobs']" in faults
+    assert "logprobs.py: FlatLogprobs: lacks ['logprobs', 'ranks']" in faults

@@ -14,10 +14,10 @@ from cases import (
     adopt,
     ask,
     changed,
-    collect,
     halves,
     log_probs_of,
     make_engine,
+    paused_midway,
     plain_model,
     run,
     state_of,
@@ -70,10 +70,7 @@ def test_tokens_after_a_pause_are_those_of_the_new_weights(pair: Any, qwen2: Any
     request = ask("x", [5, 6, 7], 4, max_tokens=20, stop_token_ids=())
 
     async def with_update() -> list[Any]:
-        task = asyncio.create_task(collect(pair, [request]))
-        for _ in range(9):
-            await asyncio.sleep(0)
-        pair.pause()
+        task = await paused_midway(pair, [request])
         pair.update_weights(iter(halves(state_of(new))), 21)
         pair.resume()
         return await task

@@ -1,4 +1,5 @@
-"""Whole runs through the command line: vLLM in the process of the train engine, and on a device of its own."""
+"""Whole runs through the command line: vLLM in the processes of the train engine or on devices of its own, whole or
+split over workers, in the worker's process or in one beside it."""
 
 from __future__ import annotations
 
@@ -23,14 +24,22 @@ SEPARATE = [
     "--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node: [1]}}",
     "--placement.roles", "{actor: a, rollout: b}",
 ]  # fmt: skip
+SPLIT = ["--rollout.tp_size", "2"]
+ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
+RUNS = {
+    "two replicas, colocated with fsdp": COLOCATED,
+    "one replica of two workers, colocated with fsdp": [*COLOCATED, *SPLIT],
+    "separate from torch": SEPARATE,
+    "asynchronous, separate from torch": [*SEPARATE, *ASYNCHRONOUS],
+}
 
 
-@pytest.mark.parametrize("extra", [COLOCATED, SEPARATE], ids=["colocated with fsdp", "separate from torch"])
-def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tmp_path: Path, extra: list[str]) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", "rlsdk.cli", "train", "--model", str(qwen2), "--rollout-backend", "vllm"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*command, *TASK, "--trainer.run_name", "run", *extra],
+        [*command, *TASK, "--trainer.run_name", "run", *RUNS[name]],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

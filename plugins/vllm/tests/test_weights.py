@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from cases import (
@@ -17,6 +18,7 @@ from cases import (
     collect,
     halves,
     make_engine,
+    paused_midway,
     plain_model,
     run,
     state_of,
@@ -73,14 +75,14 @@ def test_the_layout_names_every_tensor_once_and_whole(served: Any, other: Any) -
     assert layout.tied == {}
 
 
-def test_fingerprints_are_of_the_memory_that_serves(served: Any, other: Any) -> None:
+def test_fingerprints_are_of_the_memory_that_serves(in_process: Any, other: Any) -> None:
     """Half of a fused parameter is overwritten behind the engine's back: its tensors alone look different."""
-    before = joined(served.engine.fingerprints(), 0)
-    parameter = dict(worker_of(served).model_runner.get_model().named_parameters())[
+    before = joined(in_process.engine.fingerprints(), 0)
+    parameter = dict(worker_of(in_process).model_runner.get_model().named_parameters())[
         "model.layers.0.self_attn.qkv_proj.weight"
     ]
     parameter.data[:128].add_(1.0)
-    after = joined(served.engine.fingerprints(), 0)
+    after = joined(in_process.engine.fingerprints(), 0)
     assert {name for name in before if before[name] != after[name]} == {"model.layers.0.self_attn.q_proj.weight"}
 
 
@@ -129,12 +131,15 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(served: Any,
     pieces = halves(changed(state_of(other), 3))
 
     async def update_midway() -> list[Any]:
+        # Samples of a call that has come in, and that cannot be finished before the update is tried.
+        served.engine.pause()
         task = asyncio.create_task(collect(served, [request]))
         await asyncio.sleep(0)
         with pytest.raises(WeightSyncError, match="version 7 came while 3 samples run; end, abort or pause them"):
             served.update_weights(iter(pieces), 7)
         with pytest.raises(RlsdkError, match="sleep was asked for while 3 samples run"):
             served.sleep()
+        served.engine.resume()
         return await task
 
     outputs = asyncio.run(update_midway())
@@ -143,22 +148,22 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(served: Any,
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep_gives_memory_back_and_wake_restores_service(served: Any, other: Any, level: int) -> None:
-    before = tokens_of(run(served, [ask("x", [5, 6], 3)]))
-    keys_and_values = [tensor.untyped_storage() for tensor in worker_of(served)._rlsdk_tensors("kv_cache")]
-    weights = [tensor.untyped_storage() for tensor in worker_of(served)._rlsdk_tensors("weights")]
-    served.sleep(level)
+def test_sleep_gives_memory_back_and_wake_restores_service(in_process: Any, other: Any, level: int) -> None:
+    before = tokens_of(run(in_process, [ask("x", [5, 6], 3)]))
+    keys_and_values = [tensor.untyped_storage() for tensor in worker_of(in_process)._rlsdk_tensors("kv_cache")]
+    weights = [tensor.untyped_storage() for tensor in worker_of(in_process)._rlsdk_tensors("weights")]
+    in_process.sleep(level)
     assert sum(storage.nbytes() for storage in keys_and_values) == 0
     assert (sum(storage.nbytes() for storage in weights) == 0) == (level == 2)
     with pytest.raises(RlsdkError, match="asleep: wake"):
-        served.update_weights(whole_shards(state_of(other)), 1)
-    served.wake(("weights",))
+        in_process.update_weights(whole_shards(state_of(other)), 1)
+    in_process.wake(("weights",))
     if level == 2:
-        served.update_weights(whole_shards(state_of(other)), 1)
+        in_process.update_weights(whole_shards(state_of(other)), 1)
     with pytest.raises(RlsdkError, match=r"asleep: wake \['kv_cache'\]"):
-        run(served, [ask("x", [5])])
-    served.wake(("kv_cache",))
-    assert tokens_of(run(served, [ask("x", [5, 6], 3)])) == before
+        run(in_process, [ask("x", [5])])
+    in_process.wake(("kv_cache",))
+    assert tokens_of(run(in_process, [ask("x", [5, 6], 3)])) == before
 
 
 def test_weights_that_sleep_dropped_are_not_served(served: Any) -> None:
@@ -168,8 +173,22 @@ def test_weights_that_sleep_dropped_are_not_served(served: Any) -> None:
         run(served, [ask("x", [5])])
 
 
-def test_an_engine_without_weights_serves_the_first_that_come(qwen2: Any, other: Any) -> None:
-    engine = make_engine(qwen2, load_weights=False)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["in process", "asynchronous"])
+def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed(
+    qwen2: Any, other: Any, asynchronous: bool
+) -> None:
+    children = set(psutil.Process().children(recursive=True))
+    engine = make_engine(qwen2, load_weights=False, asynchronous=asynchronous)
+    started = set(psutil.Process().children(recursive=True)) - children
+    # Python's own keeper of shared resources stays until this process ends.
+    processes = [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+
+    async def closed_midway() -> None:
+        task = await paused_midway(engine, [ask("x", [5, 6], 3, max_tokens=110, stop_token_ids=())])
+        engine.close()
+        with pytest.raises(RlsdkError, match="the engine was closed"):
+            await task
+
     try:
         with pytest.raises(WeightSyncError, match="no weights have come yet"):
             run(engine, [ask("x", [5])])
@@ -178,9 +197,10 @@ def test_an_engine_without_weights_serves_the_first_that_come(qwen2: Any, other:
         outputs = run(engine, requests)
         assert worst(other, requests, outputs) < EXACT
         assert {o.policy_version for o in outputs} == {4}
+        asyncio.run(closed_midway())
     finally:
         engine.close()
-        engine.close()
+    assert not psutil.wait_procs(processes, timeout=60)[1]
     with pytest.raises(WeightSyncError, match="the engine was closed"):
         run(engine, [ask("x", [5])])
 

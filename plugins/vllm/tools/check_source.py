@@ -19,13 +19,14 @@ class Use(NamedTuple):
     name: str
     """Dotted: `Class.method`."""
     needs: tuple[str, ...] = ()
-    """Parameters of a function; fields or methods of a class."""
+    """Parameters of a function; fields, attributes or methods of a class."""
 
 
 USED = (
     Use("engine/arg_utils.py", "EngineArgs", (
         "model", "revision", "trust_remote_code", "dtype", "skip_tokenizer_init", "generation_config", "load_format",
         "model_loader_extra_config", "logprobs_mode", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
+        "worker_extension_cls", "distributed_executor_backend", "block_size",
         "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
         "enable_sleep_mode", "async_scheduling", "disable_log_stats", "max_num_batched_tokens",
     )),
@@ -36,14 +37,30 @@ USED = (
     Use("sampling_params.py", "RequestOutputKind", ("DELTA",)),
     Use("outputs.py", "CompletionOutput", ("token_ids", "logprobs", "finish_reason")),
     Use("outputs.py", "RequestOutput.__init__", ("request_id", "outputs")),
-    Use("logprobs.py", "FlatLogprobs", ("logprobs",)),
+    Use("logprobs.py", "FlatLogprobs", ("logprobs", "ranks")),
     Use("v1/engine/llm_engine.py", "LLMEngine.from_engine_args", ("engine_args",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.add_request", ("request_id", "prompt", "params")),
+    Use("v1/engine/llm_engine.py", "LLMEngine", ("model_config", "engine_core")),
     Use("v1/engine/llm_engine.py", "LLMEngine.step"),
+    Use("v1/engine/llm_engine.py", "LLMEngine.collective_rpc", ("method", "args")),
     Use("v1/engine/llm_engine.py", "LLMEngine.abort_request", ("request_ids",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.reset_prefix_cache", ("reset_running_requests",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.sleep", ("level",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.wake_up", ("tags",)),
+    Use("engine/arg_utils.py", "AsyncEngineArgs"),
+    Use("v1/engine/async_llm.py", "AsyncLLM", ("model_config",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.from_engine_args", ("engine_args",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.add_request", ("request_id", "prompt", "params")),
+    Use("v1/engine/async_llm.py", "AsyncLLM.abort", ("request_id",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.pause_generation", ("mode", "clear_cache")),
+    Use("v1/engine/async_llm.py", "AsyncLLM.resume_generation"),
+    Use("v1/engine/async_llm.py", "AsyncLLM.reset_prefix_cache", ("reset_running_requests",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.collective_rpc", ("method", "args")),
+    Use("v1/engine/async_llm.py", "AsyncLLM.sleep", ("level",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.wake_up", ("tags",)),
+    Use("v1/engine/async_llm.py", "AsyncLLM.shutdown"),
+    Use("v1/engine/output_processor.py", "RequestOutputCollector.get"),
+    Use("v1/executor/multiproc_executor.py", "MultiprocExecutor.collective_rpc", ("method", "args")),
     Use("v1/engine/core_client.py", "InprocClient.shutdown"),
     Use("v1/engine/core.py", "EngineCore.shutdown"),
     Use("distributed/parallel_state.py", "GroupCoordinator.destroy"),
@@ -54,7 +71,10 @@ USED = (
     Use("model_executor/model_loader/base_loader.py", "BaseModelLoader.load_model", ("vllm_config", "model_config")),
     Use("model_executor/model_loader/default_loader.py", "DefaultModelLoader.load_weights", ("model", "model_config")),
     Use("model_executor/layers/utils.py", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
+    Use("v1/worker/worker_base.py", "WorkerBase", ("model_runner",)),
+    Use("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("input_batch", "requests", "sampler", "kv_caches")),
     Use("v1/worker/gpu_model_runner.py", "GPUModelRunner.get_model"),
+    Use("v1/worker/gpu_input_batch.py", "InputBatch", ("req_ids",)),
     Use("v1/worker/gpu_input_batch.py", "CachedRequestState", ("sampling_params", "output_token_ids")),
     Use("v1/sample/sampler.py", "Sampler.forward", ("logits", "sampling_metadata")),
     Use("v1/sample/sampler.py", "Sampler.compute_logprobs", ("logits",)),
@@ -92,7 +112,7 @@ def _fault(file: Path, use: Use) -> str | None:
 
 
 def _has(node: ast.AST) -> set[str]:
-    """Parameters of a function; annotated fields, constants and methods of a class."""
+    """Parameters of a function; fields, constants and methods of a class, and attributes that its methods set."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         given = node.args
         return {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
@@ -102,9 +122,14 @@ def _has(node: ast.AST) -> set[str]:
             names.add(item.target.id)
         elif isinstance(item, ast.Assign):
             names |= {target.id for target in item.targets if isinstance(target, ast.Name)}
-        elif isinstance(item, ast.FunctionDef):
-            names.add(item.name)
+        elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {item.name, *_set_on_self(item)}
     return names
+
+
+def _set_on_self(method: ast.AST) -> set[str]:
+    targets = [node for node in ast.walk(method) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return {node.attr for node in targets if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
 if __name__ == "__main__":

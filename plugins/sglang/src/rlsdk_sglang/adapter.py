@@ -17,12 +17,13 @@ import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
 from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.staging import batches
 from rlsdk_sglang import inside
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import OwnEngine
-from rlsdk_sglang.messages import Answer, Command, block_as_json
+from rlsdk_sglang.messages import Answer, Command
 from rlsdk_sglang.remote import RemoteServer
 from rlsdk_sglang.samples import Sample
 
@@ -122,9 +123,9 @@ class ServedModel:
         """Brings weights to where the schedulers compute from."""
         with self._session():
             for block in batches(shards, STAGING_BYTES):
-                self._command("write", **block_as_json(block))
+                self._command("write", block=block.name, entries=block.entries)
 
-    def fingerprints(self) -> list[dict[str, Any]]:
+    def fingerprints(self) -> list[Fingerprints]:
         """By scheduler: `inside.Hand.fingerprints`."""
         with self._session():
             return self._command("fingerprints")

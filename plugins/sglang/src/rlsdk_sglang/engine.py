@@ -36,7 +36,6 @@ from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.stop_text import StopText
 from rlsdk_sglang.adapter import Progress, ServedModel
 from rlsdk_sglang.config import SglangOptions
-from rlsdk_sglang.messages import fingerprints_from_json
 from rlsdk_sglang.samples import Call, Sample
 
 PARTS = ("weights", "kv_cache")
@@ -131,7 +130,7 @@ class SglangRolloutEngine(RolloutEngine):
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             self.engine.drop_caches(paused=self.paused)
-            fingerprints = intake.joined(list(map(fingerprints_from_json, self.engine.fingerprints())), version)
+            fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.name_version(version)
             self.version = version
         num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]

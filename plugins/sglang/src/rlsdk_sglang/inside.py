@@ -14,11 +14,11 @@ import psutil
 from torch import Tensor, nn
 
 from rlsdk.interfaces import fingerprint
-from rlsdk.kit.intake import write_shard
+from rlsdk.kit.intake import Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import attached
 from rlsdk.kit.tracing import Piece, trace_loaders
-from rlsdk_sglang.messages import Command, block_from_json
+from rlsdk_sglang.messages import Command
 
 LOADER = "rlsdk_sglang.inside.obey"
 """Name under which SGLang calls `obey`: what it offers as a custom weight loader."""
@@ -108,14 +108,15 @@ class Hand:
 
     def write(self, block: list[int], entries: list[Any]) -> None:
         """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
-        with attached(*block_from_json(block, entries)) as shards:
+        process, descriptor, num_bytes = block
+        with attached((process, descriptor, num_bytes), entries) as shards:
             for shard in shards:
                 write_shard(PIECES[shard.name], shard)
 
-    def fingerprints(self) -> dict[str, list[Any]]:
+    def fingerprints(self) -> Fingerprints:
         """Of each box that this process serves, over the memory that serves it."""
         return {
-            name: [[piece.box.offset, piece.box.size, fingerprint(piece.memory, piece.box)] for piece in parts]
+            name: [(piece.box.offset, piece.box.size, fingerprint(piece.memory, piece.box)) for piece in parts]
             for name, parts in PIECES.items()
         }
 

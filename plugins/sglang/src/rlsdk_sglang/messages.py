@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from rlsdk.interfaces import Box
-from rlsdk.kit.staging import BlockName, Entry, Staging
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,3 @@ class Answer:
             return None, "it gave no answer (it must run on this machine, as the same user)"
         found = json.loads(data)
         return found["value"], found["error"]
-
-
-def block_as_json(block: Staging) -> dict[str, Any]:
-    """A block of weights, as an argument of a command."""
-    entries = [[e.name, e.box.offset, e.box.size, e.dtype, e.offset] for e in block.entries]
-    return {"block": block.name, "entries": entries}
-
-
-def block_from_json(block: Sequence[int], entries: Sequence[Any]) -> tuple[BlockName, list[Entry]]:
-    process, descriptor, num_bytes = block
-    found = [Entry(name, Box(tuple(o), tuple(s)), dtype, offset) for name, o, s, dtype, offset in entries]
-    return (process, descriptor, num_bytes), found
-
-
-def fingerprints_from_json(found: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Box, int]]]:
-    return {name: [(Box(tuple(o), tuple(s)), value) for o, s, value in boxes] for name, boxes in found.items()}

@@ -1,13 +1,14 @@
 """All that depends on vLLM's version: how it is configured, started, asked, stepped and ended.
 
 Tested window: 0.31 and 0.32 (their CPU builds). Nothing else in this package names a function of vLLM, except for
-`loader` (model loaders) and `sampler` (log-probs).
+`asynchronous` (the engine in a process of its own), `loader` (model loaders) and `sampler` (log-probs).
 """
 
 from __future__ import annotations
 
 import os
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, WeightShard, nearest
 from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.kv_cache import head_size
 from rlsdk.kit.staging import batches
 from rlsdk_vllm.config import VllmOptions
@@ -27,21 +29,29 @@ from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
 
 OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
 """Arguments without which nothing here works."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens whose keys and values are kept and shared together, on a CPU."""
+RAY_WORKER_GPUS = "0.5"
+"""Share of its GPU that a worker of tensor parallelism asks Ray for."""
 STAGING_BYTES = 64 << 20
 """Most weights on their way to workers in other processes."""
+LEAST_TEMPERATURE = 0.01
+"""Above 0, that vLLM samples at."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class Progress(NamedTuple):
-    """What one step added to a sample."""
+    """What was added to a sample."""
 
     key: str
     token_ids: Sequence[int]
     log_probs: Sequence[float]
+    versions: Sequence[int]
+    """Of the weights that each token was sampled from."""
     finished: FinishReason | None
 
 
-def prepare_environment(options: VllmOptions) -> None:
+def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
     """Settings that vLLM reads from the environment, before it is imported. What the user set stays."""
     settings = {
         "VLLM_LOGGING_LEVEL": options.log_level,
@@ -51,96 +61,139 @@ def prepare_environment(options: VllmOptions) -> None:
         # The runner whose sampler and weights this plugin knows.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
+    if ctx.device != "cpu" and spec.tp_size > 1:
+        # Its Ray workers go onto this replica's devices, beside the trainer's workers there. Not run: takes GPUs.
+        settings["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, ctx.bundles))
+        settings["VLLM_RAY_PER_WORKER_GPUS"] = RAY_WORKER_GPUS
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     # Not the user's to choose: with it, the engine would be in a process that this one cannot see into.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
-class InProcessEngine:
-    """vLLM's synchronous engine in this process; the model as well, unless it is split over several workers."""
+class VllmEngine(ABC):
+    """What `VllmRolloutEngine` asks of an engine of vLLM's, in whichever process that computes. It samples whatever it
+    was given until it is paused; `paused` says what was asked for last."""
 
-    def __init__(
-        self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        prepare_environment(options)
-        from vllm.v1.engine.llm_engine import LLMEngine
+    vocabulary: int
+    turn_s: float
+    """How long callers leave between two steps."""
+    is_spread: bool
+    """Its workers are processes of their own."""
 
-        if ctx.device == "cpu":
-            check_cpu_attention(spec)
-        arguments = engine_args(ctx, spec, options, shapes)
-        with WORLD.entered(), undisturbed_process():
-            try:
-                self._engine = LLMEngine.from_engine_args(arguments)
-            except (ValueError, NotImplementedError, AssertionError) as error:
-                raise ConfigError(
-                    f"model.path {spec.model.path!r}: vLLM could not start: {error}. Give a model and "
-                    "rollout.engine_kwargs that it takes, or another rollout backend"
-                ) from error
-        WORLD.users += 1
-        self.is_spread = spec.tp_size > 1
-        """Its workers are processes of their own."""
-        self.vocabulary: int = self._engine.model_config.get_vocab_size()
+    def __init__(self) -> None:
+        self.paused = False
 
+    @abstractmethod
     def add(self, sample: Sample) -> None:
         """Takes a sample in; it runs with the next steps.
 
         Raises:
             ConfigError: vLLM refuses it.
         """
-        prompt = {"type": "token", "prompt_token_ids": list(sample.request.prompt_ids)}
-        try:
-            self._engine.add_request(sample.key, prompt, sampling_params(sample))
-        except Exception as error:
-            # The class of a refusal is another in each version.
-            raise ConfigError(f"request {sample.request.request_id!r}: vLLM refuses it: {error}") from error
 
+    @abstractmethod
     def step(self) -> list[Progress]:
-        """One pass of the model: what it added to each sample."""
-        found = []
-        for output in self._engine.step():
-            made = output.outputs[0]
-            finished = None if made.finish_reason is None else REASONS.get(made.finish_reason)
-            if made.finish_reason is not None and finished is None:
-                raise RuntimeError(f"vLLM ended request {output.request_id!r} with {made.finish_reason!r}")
-            log_probs = () if made.logprobs is None else made.logprobs.logprobs
-            found.append(Progress(output.request_id, made.token_ids, log_probs, finished))
-        return found
+        """What there is now that was not there the last time. Paused, no sample gets any more tokens."""
 
+    @abstractmethod
     def abort(self, keys: Sequence[str]) -> None:
         """Forgets samples."""
-        self._engine.abort_request(list(keys))
 
+    def pause(self) -> None:
+        """Samples no more from the next pass on."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    @abstractmethod
     def drop_caches(self) -> None:
         """Forgets all keys and values; samples that run are computed anew from their tokens.
 
         Raises:
             RuntimeError: something still holds on to them.
         """
-        if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not give its prefix cache up")
+
+    @abstractmethod
+    def sleep(self, level: int) -> None: ...
+
+    @abstractmethod
+    def wake(self, parts: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def call_workers(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of `WorkerExtension` in every worker."""
 
     def prepare(self) -> list[str]:
         """Readies the workers; returns what speaks against serving this model."""
-        return sorted({fault for faults in self._engine.collective_rpc("rlsdk_prepare") for fault in faults})
+        return sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
 
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the workers compute from."""
         if not self.is_spread:
-            self._engine.collective_rpc("rlsdk_write", args=(shards,))
+            self.call_workers("rlsdk_write", shards)
             return
         for block in batches(shards, STAGING_BYTES):
-            self._engine.collective_rpc("rlsdk_take", args=(block.name, block.entries))
+            self.call_workers("rlsdk_take", block.name, block.entries)
 
-    def fingerprints(self) -> list[Any]:
-        """By worker: `WorkerExtension.rlsdk_fingerprints`."""
-        return list(self._engine.collective_rpc("rlsdk_fingerprints"))
+    def fingerprints(self) -> list[Fingerprints]:
+        """By worker."""
+        return list(self.call_workers("rlsdk_fingerprints"))
+
+    def serve(self, version: int) -> None:
+        """Tokens that are sampled from now on are of this version."""
+        self.call_workers("rlsdk_serve", version)
 
     def park(self, parts: Sequence[str]) -> None:
-        self._engine.collective_rpc("rlsdk_park", args=(tuple(parts),))
+        self.call_workers("rlsdk_park", list(parts))
 
     def restore(self, parts: Sequence[str]) -> None:
-        self._engine.collective_rpc("rlsdk_restore", args=(tuple(parts),))
+        self.call_workers("rlsdk_restore", list(parts))
+
+
+class InProcessEngine(VllmEngine):
+    """vLLM's synchronous engine in this process; the model as well, unless it is split over several workers."""
+
+    turn_s = 0.0
+
+    def __init__(
+        self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        super().__init__()
+        prepare_environment(ctx, spec, options)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments = engine_args(EngineArgs, ctx, spec, options, shapes)
+        with WORLD.entered(), undisturbed_process(), explained_start(spec):
+            self._engine = LLMEngine.from_engine_args(arguments)
+        WORLD.users += 1
+        self.is_spread = spec.tp_size > 1
+        self.vocabulary = self._engine.model_config.get_vocab_size()
+
+    def add(self, sample: Sample) -> None:
+        with explained_refusal(sample):
+            self._engine.add_request(sample.key, prompt_of(sample), sampling_params(sample))
+
+    def step(self) -> list[Progress]:
+        """One pass of the model."""
+        if self.paused:
+            return []
+        return [progress_of(output.request_id, output) for output in self._engine.step()]
+
+    def abort(self, keys: Sequence[str]) -> None:
+        self._engine.abort_request(list(keys))
+
+    def drop_caches(self) -> None:
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not give its prefix cache up")
+
+    def call_workers(self, method: str, *args: Any) -> list[Any]:
+        return list(self._engine.collective_rpc(method, args=args))
 
     def sleep(self, level: int) -> None:
         self._engine.sleep(level)
@@ -185,18 +238,18 @@ def check_cpu_attention(spec: RolloutSpec) -> None:
 
 
 def engine_args(
-    ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
+    kind: Any, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
 ) -> Any:
-    """`vllm.EngineArgs` of a run; `spec.engine_kwargs` has the last word.
+    """Arguments of a run, of vLLM's class `kind`; `spec.engine_kwargs` has the last word.
 
     Raises:
-        ConfigError: vLLM knows no such argument, or refuses its value.
+        ConfigError: vLLM knows no such argument, or could not serve the model.
     """
-    from vllm.engine.arg_utils import EngineArgs
-
     from rlsdk_vllm.loader import LOAD_FORMAT
 
     on_cpu = ctx.device == "cpu"
+    if on_cpu:
+        check_cpu_attention(spec)
     arguments: dict[str, Any] = {
         "model": spec.model.path,
         "revision": spec.model.revision,
@@ -221,18 +274,23 @@ def engine_args(
         "async_scheduling": False,
         "disable_log_stats": True,
     }
+    if on_cpu:
+        # In a Ray actor vLLM would take Ray's workers, which it does not have on CPUs.
+        arguments["distributed_executor_backend"] = "mp" if spec.tp_size > 1 else None
+        # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
+        arguments["block_size"] = CPU_BLOCK_TOKENS
     if options.max_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
         raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
-    known = EngineArgs.__dataclass_fields__
+    known = kind.__dataclass_fields__
     for name in spec.engine_kwargs:
         if name not in known:
             raise ConfigError(
                 f"rollout.engine_kwargs.{name}: vLLM's EngineArgs has no such field{nearest(name, known)}"
             )
-    return EngineArgs(**{**arguments, **spec.engine_kwargs})
+    return kind(**{**arguments, **spec.engine_kwargs})
 
 
 def sampling_params(sample: Sample) -> Any:
@@ -241,6 +299,9 @@ def sampling_params(sample: Sample) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     asked = sample.request.sampling
+    if 0 < asked.temperature < LEAST_TEMPERATURE:
+        # vLLM would take the least in its place, and say so in a log.
+        raise ValueError(f"temperature {asked.temperature}: expected 0, or {LEAST_TEMPERATURE} or more")
     return SamplingParams(
         n=1,
         max_tokens=sample.limit,
@@ -256,6 +317,45 @@ def sampling_params(sample: Sample) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def prompt_of(sample: Sample) -> dict[str, Any]:
+    """A prompt as vLLM takes it."""
+    return {"type": "token", "prompt_token_ids": list(sample.request.prompt_ids)}
+
+
+def progress_of(key: str, output: Any) -> Progress:
+    """What a `vllm.RequestOutput` adds to a sample."""
+    made = output.outputs[0]
+    finished = None if made.finish_reason is None else REASONS.get(made.finish_reason)
+    if made.finish_reason is not None and finished is None:
+        raise RuntimeError(f"vLLM ended request {key!r} with {made.finish_reason!r}")
+    if made.logprobs is None:
+        return Progress(key, made.token_ids, (), (), finished)
+    # The sampler puts versions where vLLM has ranks.
+    return Progress(key, made.token_ids, made.logprobs.logprobs, made.logprobs.ranks, finished)
+
+
+@contextmanager
+def explained_start(spec: RolloutSpec) -> Iterator[None]:
+    """Raises: ConfigError: vLLM refused the model or its arguments."""
+    try:
+        yield
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(
+            f"model.path {spec.model.path!r}: vLLM could not start: {error}. Give a model and rollout.engine_kwargs "
+            "that it takes, or another rollout backend"
+        ) from error
+
+
+@contextmanager
+def explained_refusal(sample: Sample) -> Iterator[None]:
+    """Raises: ConfigError: vLLM refused a request."""
+    try:
+        yield
+    except Exception as error:
+        # The class of a refusal is another in each version.
+        raise ConfigError(f"request {sample.request.request_id!r}: vLLM refuses it: {error}") from error
 
 
 @contextmanager

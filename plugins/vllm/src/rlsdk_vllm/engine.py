@@ -1,4 +1,4 @@
-"""`vllm`: a RolloutEngine around vLLM's own engine, in this process."""
+"""`vllm`: a RolloutEngine around vLLM's own engine, in this process or in one beside it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
 from rlsdk.kit.stop_text import StopText
-from rlsdk_vllm.adapter import InProcessEngine, Progress
+from rlsdk_vllm.adapter import InProcessEngine, Progress, VllmEngine
+from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.samples import Call, Sample, mixed_seed
+from rlsdk_vllm.samples import Abort, Call, Sample, mixed_seed
 
 PAUSED_S = 0.005
 """Between two looks whether a paused engine goes on."""
 
 
 class VllmRolloutEngine(RolloutEngine):
-    """vLLM, stepped by whoever waits for samples; all calls of `generate` share its batches.
+    """All calls of `generate` share vLLM's batches. In this process vLLM is stepped by whoever waits for samples; in a
+    process of its own (`VllmOptions.asynchronous`) it runs by itself, and whoever waits collects what it made.
 
     Weights are written straight into the parameters that the model computes with, wherever vLLM's own loaders would
     have put them, and fingerprints are read back from there. A failed update leaves the engine without weights: it
@@ -55,7 +57,8 @@ class VllmRolloutEngine(RolloutEngine):
         skeleton = build_model(spec.model, empty=True)
         parameters, self.tied = canonical_parameters(skeleton)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        self.engine = InProcessEngine(ctx, spec, options, self.shapes)
+        kind = AsyncEngine if options.asynchronous else InProcessEngine
+        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes)
         if found := self.engine.prepare():
             self.engine.close()
             raise ConfigError(
@@ -64,8 +67,8 @@ class VllmRolloutEngine(RolloutEngine):
             )
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
-        self.aborting: deque[str] = deque()
-        """Keys of samples to end before the next step."""
+        self.aborts: deque[Abort] = deque()
+        """What to end before the next step."""
         self.version: int | None = 0 if spec.load_weights else None
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
@@ -73,27 +76,18 @@ class VllmRolloutEngine(RolloutEngine):
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
-        """Held by whoever steps the engine or touches the weights."""
+        """Held by whoever steps the engine, adds to its work or touches the weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self._served()
-        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
-        for request in requests:
-            if request.sampling.stop_strings:
-                self.stop_text.window(request.sampling.stop_strings)
-                _ = self.stop_text.tokenizer
         call = Call()
         try:
-            with self.lock:
-                self.num_calls += 1
-                for at, request in enumerate(requests):
-                    self._add(call, at, request)
+            self._admit(call, requests)
             while call.left or call.finished:
                 self._step()
                 for output in call.take():
                     yield output
                 # Lets other calls have their turn, and `abort`.
-                await asyncio.sleep(PAUSED_S if self.paused else 0)
+                await asyncio.sleep(PAUSED_S if self.paused else self.engine.turn_s)
         finally:
             with self.lock:
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
@@ -126,24 +120,35 @@ class VllmRolloutEngine(RolloutEngine):
             if "kv_cache" not in self.asleep:
                 self.engine.drop_caches()
             fingerprints = intake.joined(self.engine.fingerprints(), version)
+            self.engine.serve(version)
             self.version = version
+            if not self.paused:
+                self.engine.resume()
         num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Takes effect before the next step, also of a paused engine. May be called from any thread."""
-        wanted = None if request_ids is None else set(request_ids)
-        running = list(self.samples.values())
-        self.aborting.extend(s.key for s in running if wanted is None or s.request.request_id in wanted)
+        """Takes effect before the next step, also of a paused engine. May be called from any thread.
+
+        It waits for nobody: which samples are meant is found out by whoever steps next. Calls are counted before their
+        samples come in, so a call is meant with all of its samples or with none.
+        """
+        names = None if request_ids is None else frozenset(request_ids)
+        self.aborts.append(Abort(names, self.num_calls))
 
     def pause(self) -> None:
         """Takes effect before the next step; unfinished samples keep what they have."""
         self.paused = True
+        self.engine.pause()
 
     def resume(self) -> None:
-        self.paused = False
+        with self.lock:
+            self.paused = False
+            # Else the next whole update does it: nothing is to be sampled from half of one.
+            if self.version is not None:
+                self.engine.resume()
 
     def sleep(self, level: int = 1) -> None:
         """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
@@ -177,14 +182,28 @@ class VllmRolloutEngine(RolloutEngine):
                 self.engine.close()
                 del self.engine
 
+    def _admit(self, call: Call, requests: Sequence[GenerationRequest]) -> None:
+        """Gives all samples of a call to the engine, if it serves and they can be served."""
+        with self.lock:
+            self._served()
+            check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
+            for request in requests:
+                if request.sampling.stop_strings:
+                    self.stop_text.window(request.sampling.stop_strings)
+                    _ = self.stop_text.tokenizer
+            self.num_calls += 1
+            call.number = self.num_calls
+            for at, request in enumerate(requests):
+                self._add(call, at, request)
+
     def _add(self, call: Call, at: int, request: GenerationRequest) -> None:
         """Gives all samples of a request to the engine."""
         asked = request.sampling
-        base = (asked.seed,) if asked.seed is not None else (self.ctx.seed, self.ctx.rank, self.num_calls, at)
+        base = (asked.seed,) if asked.seed is not None else (self.ctx.seed, self.ctx.rank, call.number, at)
         limit = min(asked.max_tokens, self.spec.max_model_tokens - len(request.prompt_ids))
         for index in range(request.n):
             sample = Sample(
-                key=f"{self.num_calls}-{at}-{index}",
+                key=f"{call.number}-{at}-{index}",
                 call=call,
                 request=request,
                 index=index,
@@ -196,37 +215,41 @@ class VllmRolloutEngine(RolloutEngine):
             call.left += 1
 
     def _step(self) -> None:
-        """One pass for all calls; an error in it is every call's."""
+        """Takes what there is for all calls, in this process by one pass of the model; an error in it is every
+        call's."""
         with self.lock:
             self._leave_aborted()
-            if self.paused or not self.samples:
+            if not self.samples:
                 return
-            version = self._served()
+            if not self.paused:
+                self._served()
             try:
                 for progress in self.engine.step():
-                    self._take(progress, version)
+                    self._take(progress)
             except BaseException as error:
                 self._fail(error)
                 raise
 
-    def _take(self, progress: Progress, version: int) -> None:
+    def _take(self, progress: Progress) -> None:
         sample = self.samples.get(progress.key)
         if sample is None:
             return
-        sample.extend(progress.token_ids, progress.log_probs, version)
         finished = progress.finished
-        if self._ends_in_text(sample):
-            if finished is None:
-                self.engine.abort([sample.key])
-            finished = FinishReason.STOP
+        for token in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
+            sample.add(*token)
+            if self._ends_in_text(sample):
+                if finished is None:
+                    self.engine.abort([sample.key])
+                finished = FinishReason.STOP
+                break
         if finished is not None:
             if not all(map(math.isfinite, sample.log_probs)):
                 raise RlsdkError(
-                    f"the model gives logits that are not finite, with the weights of version {version}: training has "
-                    "diverged, or the weights are damaged"
+                    f"the model gives logits that are not finite, with the weights of version {sample.last_version}: "
+                    "training has diverged, or the weights are damaged"
                 )
             del self.samples[sample.key]
-            sample.finish(finished, version)
+            sample.finish(finished, self.version or 0)
 
     def _ends_in_text(self, sample: Sample) -> bool:
         strings = sample.request.sampling.stop_strings
@@ -236,10 +259,11 @@ class VllmRolloutEngine(RolloutEngine):
 
     def _leave_aborted(self) -> None:
         """Gives out what aborted samples have."""
-        while self.aborting:
-            sample = self.samples.get(self.aborting.popleft())
-            if sample is not None:
-                self._withdraw([sample.key])
+        while self.aborts:
+            abort = self.aborts.popleft()
+            hit = [sample for sample in self.samples.values() if abort.means(sample)]
+            self._withdraw([sample.key for sample in hit])
+            for sample in hit:
                 sample.finish(FinishReason.ABORT, self.version or 0)
 
     def _withdraw(self, keys: Sequence[str]) -> None:

@@ -35,6 +35,8 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         super().__init__(logprobs_mode="raw_logprobs")
         self.topk_topp_sampler = SeededDraw(runner)
         self._temperature: Tensor | None = None
+        self.version = 0
+        """Of the weights."""
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
@@ -49,9 +51,11 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         return logits.log_softmax(dim=-1)
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """Of the sampled tokens alone: `[R, 1]`."""
+        """Of the sampled tokens alone: `[R, 1]`. In place of their ranks, the version that they are of: whoever reads
+        them later, and in another process, could not know it otherwise."""
         ids = token_ids.unsqueeze(-1)
-        return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), torch.ones_like(token_ids))
+        versions = torch.full_like(token_ids, self.version)
+        return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), versions)
 
 
 class SeededDraw(nn.Module):

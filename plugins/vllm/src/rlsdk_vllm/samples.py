@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +17,8 @@ SEED_ARGUMENT = "rlsdk_seed"
 class Call:
     """One call of `generate`."""
 
+    number: int = 0
+    """How many calls there were, with this one."""
     left: int = 0
     """Samples that still run."""
     finished: list[GenerationOutput] = field(default_factory=list)
@@ -52,12 +53,10 @@ class Sample:
     first_version: int | None = None
     last_version: int | None = None
 
-    def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
-        """Adds tokens that were sampled under `version`."""
-        if not token_ids:
-            return
-        self.token_ids.extend(token_ids)
-        self.log_probs.extend(log_probs)
+    def add(self, token_id: int, log_prob: float, version: int) -> None:
+        """One more token, and the version of the weights that it was sampled from."""
+        self.token_ids.append(token_id)
+        self.log_probs.append(log_prob)
         self.first_version = version if self.first_version is None else self.first_version
         self.last_version = version
 
@@ -75,6 +74,21 @@ class Sample:
                 last_policy_version=version if self.last_version is None else self.last_version,
             )
         )
+
+
+@dataclass(frozen=True)
+class Abort:
+    """One call of `abort`."""
+
+    request_ids: frozenset[str] | None
+    """None: all."""
+    last_call: int
+    """Number of the newest call of `generate` at that time; later ones are not meant."""
+
+    def means(self, sample: Sample) -> bool:
+        """Whether it ends this sample."""
+        named = self.request_ids is None or sample.request.request_id in self.request_ids
+        return named and sample.call.number <= self.last_call
 
 
 def mixed_seed(*parts: int) -> int:

@@ -7,14 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rlsdk.interfaces import Box, WeightShard, fingerprint
-from rlsdk.kit.intake import write_shard
+from rlsdk.interfaces import WeightShard, fingerprint
+from rlsdk.kit.intake import Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
-from rlsdk.kit.staging import BlockName, Entry, attached
+from rlsdk.kit.staging import BlockName, attached
 from rlsdk_vllm import loader
 from rlsdk_vllm.sampler import ContractSampler
-
-Fingerprints = dict[str, list[tuple[Box, int]]]
 
 
 class WorkerExtension:
@@ -34,7 +32,7 @@ class WorkerExtension:
         for shard in shards:
             write_shard(self._rlsdk_pieces[shard.name], shard)
 
-    def rlsdk_take(self, block: BlockName, entries: Sequence[Entry]) -> None:
+    def rlsdk_take(self, block: BlockName, entries: Sequence[Sequence[Any]]) -> None:
         """As `rlsdk_write`, out of memory that another process filled."""
         with attached(block, entries) as shards:
             self.rlsdk_write(shards)
@@ -42,9 +40,13 @@ class WorkerExtension:
     def rlsdk_fingerprints(self) -> Fingerprints:
         """Of each box that this worker serves, over the memory that serves it."""
         return {
-            name: [(piece.box, fingerprint(piece.memory, piece.box)) for piece in parts]
+            name: [(p.box.offset, p.box.size, fingerprint(p.memory, p.box)) for p in parts]
             for name, parts in self._rlsdk_pieces.items()
         }
+
+    def rlsdk_serve(self, version: int) -> None:
+        """Tokens that are sampled from now on are of this version."""
+        self.model_runner.sampler.version = version
 
     def rlsdk_park(self, parts: Sequence[str]) -> None:
         """Gives memory back; for CPUs."""

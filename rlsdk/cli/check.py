@@ -1,0 +1,42 @@
+"""`rlsdk plugins check`: the conformance suite of a backend."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlsdk.interfaces import BackendKind, ConfigError
+
+
+def run(name: str, *, kind: str | None, options: Sequence[str], only: str, report: Path | None, verbose: bool) -> None:
+    """Prints the table of each suite; leaves with 1 when something that is claimed does not hold."""
+    from rlsdk.testing.check import check_backend
+    from rlsdk.testing.report import print_report, to_json
+
+    suites = check_backend(
+        name, kind=_kind(kind), settings={"options": _options(options)} if options else {}, only=only, verbose=verbose
+    )
+    if report is not None:
+        report.write_text(to_json(suites), encoding="utf-8")
+    print_report(suites)
+    if not all(suite.passed for suite in suites):
+        sys.exit(1)
+
+
+def _kind(kind: str | None) -> BackendKind | None:
+    if kind is not None and kind not in set(BackendKind):
+        raise ConfigError(f"--kind {kind!r}: expected one of {[known.value for known in BackendKind]}")
+    return BackendKind(kind) if kind is not None else None
+
+
+def _options(pairs: Sequence[str]) -> dict[str, object]:
+    import yaml
+
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--option {pair!r}: expected NAME=VALUE, as in --option enforce_eager=true")
+        found[name] = yaml.safe_load(value)
+    return found

@@ -1,0 +1,66 @@
+"""`rlsdk doctor`: looks at this machine, its environment and its plugins, and ends in a verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+
+from rlsdk.doctor import Finding, Health, examine, verdict
+
+MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}
+NAME_WIDTH = 20
+EXIT_FAULTS = 1
+
+
+def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
+    """Prints every finding as it is made, then the verdict; leaves with code 1 where there are faults."""
+    findings = []
+    for finding in examine(run_dir, ray_address):
+        findings.append(finding)
+        if not as_json:
+            show(finding)
+    if as_json:
+        print(json.dumps({"verdict": verdict(findings), "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        conclude(findings)
+    if verdict(findings) is Health.FAULT:
+        sys.exit(EXIT_FAULTS)
+
+
+def show(finding: Finding) -> None:
+    """One line."""
+    from rich.markup import escape
+
+    name = escape(f"{finding.check:<{NAME_WIDTH}}")
+    _print(f"{MARKS[finding.state]}  {name} {escape(finding.found)}")
+
+
+def conclude(findings: list[Finding]) -> None:
+    """The verdict, and what mends each thing, worst first."""
+    from rich.markup import escape
+
+    bad = sorted((f for f in findings if f.state is not Health.OK), key=lambda f: f.state is not Health.FAULT)
+    faults = sum(finding.state is Health.FAULT for finding in bad)
+    said = {
+        Health.OK: "[green]well[/]: nothing to mend",
+        Health.WARNING: f"[yellow]usable[/]: {_counted(len(bad), 'warning')}",
+        Health.FAULT: f"[bold red]{_counted(faults, 'fault')}[/] and {_counted(len(bad) - faults, 'warning')}",
+    }
+    _print(f"\nverdict: {said[verdict(findings)]}")
+    for finding in bad:
+        if finding.mend:
+            _print(f"\n{MARKS[finding.state].replace(' ', '')} {escape(finding.check)}")
+            _print(escape(textwrap.indent(finding.mend, "  ")))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _print(text: str) -> None:
+    from rich.console import Console
+
+    Console(file=sys.stdout, highlight=False, soft_wrap=True).print(text)

@@ -1,0 +1,12 @@
+"""What is wrong with this machine, its environment and its plugins, and the command that mends each fault.
+
+Imports neither torch nor Ray, nor any engine: those are asked in processes of their own, so that one which crashes on
+import costs its finding and nothing else.
+"""
+
+from __future__ import annotations
+
+from rlsdk.doctor.examine import examine
+from rlsdk.doctor.finding import Finding, Health, verdict
+
+__all__ = ["Finding", "Health", "examine", "verdict"]

@@ -1,0 +1,39 @@
+"""A Ray cluster that is to be joined: does it answer, is it of this Ray and Python, and what is free on it?"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from rlsdk.doctor.finding import Finding, Health
+from rlsdk.doctor.probe import Answer, ask
+
+TIMEOUT_S = 60.0
+NODES = """
+import logging, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+free = ray.available_resources()
+nodes = [node for node in ray.nodes() if node["Alive"]]
+total = ray.cluster_resources()
+answer(nodes=len(nodes), gpus=total.get("GPU", 0), free_gpus=free.get("GPU", 0), cpus=total.get("CPU", 0),
+       free_cpus=free.get("CPU", 0))
+"""
+
+
+def cluster(address: str, answer: Answer | None = None) -> Finding:
+    """One finding on the cluster at `address`."""
+    answer = ask(NODES, address, timeout_s=TIMEOUT_S) if answer is None else answer
+    if answer.facts is None:
+        ray = shlex.quote(f"{sys.prefix}/bin/ray")
+        return Finding(
+            check="cluster",
+            state=Health.FAULT,
+            found=f"no Ray cluster that this process can join answers at {address!r}: {answer.error}",
+            mend=f"{ray} start --head",
+        )
+    facts = answer.facts
+    said = (
+        f"{facts['nodes']:g} {'node' if facts['nodes'] == 1 else 'nodes'} at {address}; free: "
+        f"{facts['free_gpus']:g} of {facts['gpus']:g} GPUs, {facts['free_cpus']:g} of {facts['cpus']:g} processors"
+    )
+    return Finding(check="cluster", state=Health.OK, found=said)

@@ -1,0 +1,53 @@
+"""All checks, in the order in which a person would mend things."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rlsdk.doctor import machine, packages
+from rlsdk.doctor.cluster import cluster
+from rlsdk.doctor.finding import Finding, Health
+from rlsdk.doctor.plugins import plugins
+
+
+def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
+    """Yields each finding as soon as it is made. A check that fails by itself becomes a finding."""
+    checks: list[tuple[str, Callable[[], Finding | Iterable[Finding]]]] = [
+        ("interpreter", packages.interpreter),
+        ("packages", packages.requirements),
+        ("ray", packages.ray),
+        ("torch", lambda: packages.torch(count_gpus())),
+        ("processors", machine.processors),
+        ("memory", machine.memory),
+        ("shared memory", machine.shared_memory),
+        ("run folder", lambda: machine.run_folder(run_dir)),
+        ("temporary files", machine.temporary_folder),
+        ("open files", machine.open_files),
+        ("ports", machine.ports),
+    ]
+    if ray_address is not None:
+        checks.append(("cluster", lambda: cluster(ray_address)))
+    checks.append(("plugins", plugins))
+    for name, check in checks:
+        yield from guarded(name, check)
+
+
+def guarded(name: str, check: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of one check, and what ended it early."""
+    try:
+        found = check()
+        yield from (found,) if isinstance(found, Finding) else found
+    except Exception as error:
+        said = f"could not be checked: {type(error).__name__}: {error}"
+        yield Finding(check=name, state=Health.WARNING, found=said)
+
+
+def count_gpus(folder: Path = Path("/dev"), visible: str | None = None) -> int:
+    """NVIDIA GPUs that this process may use, without touching a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return len([entry for entry in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])

@@ -1,0 +1,219 @@
+"""This machine: shared memory, memory, disks, ports, limits. Each check takes the facts, so that any can be tried."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlsdk.doctor.finding import Finding, Health
+
+GIB = 1 << 30
+LEAST_SHARED_BYTES = 256 << 20
+"""Below it Ray keeps its objects in files."""
+LITTLE_MEMORY_BYTES, LEAST_MEMORY_BYTES = 8 * GIB, 2 * GIB
+LITTLE_DISK_BYTES, LEAST_DISK_BYTES = 10 * GIB, 1 * GIB
+LITTLE_FILES, LEAST_FILES = 4096, 512
+"""Open files: Ray keeps several for each worker."""
+LITTLE_PORTS = 1000
+"""A worker of Ray takes some twenty."""
+LONGEST_SOCKET_FOLDER = 24
+"""Characters: paths of sockets below it must stay under 108."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Of a file system or of memory."""
+
+    total_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        return f"{size(self.free_bytes)} free of {size(self.total_bytes)}"
+
+
+def size(num_bytes: int) -> str:
+    """For reading."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def disk_space(folder: Path) -> Space | None:
+    """Of the file system that a folder is on; None where it is not there."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return Space(total_bytes=usage.total, free_bytes=usage.free)
+
+
+def shared_memory(
+    folder: Path = Path("/dev/shm"), space: Space | None = None, contained: bool | None = None
+) -> Finding:
+    """Room for Ray's object store and for what moves between processes.
+
+    Args:
+        folder: where it is mounted.
+        space: in it; None: asked.
+        contained: inside a container, where it is set from outside; None: looked up.
+    """
+    space = disk_space(folder) if space is None else space
+    contained = Path("/.dockerenv").exists() if contained is None else contained
+    remount = f"mount -o remount,size=8G {folder}"
+    mend = f"docker run --shm-size=8g ...  # when starting the container; from inside, as root: {remount}"
+    mend = mend if contained else f"sudo {remount}"
+    if space is None or not os.access(folder, os.W_OK):
+        said = f"{folder} is not there" if space is None else f"{folder} cannot be written"
+        mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {folder}"
+        return Finding(check="shared memory", state=Health.FAULT, found=said, mend=mount)
+    if space.free_bytes >= LEAST_SHARED_BYTES:
+        return Finding(check="shared memory", state=Health.OK, found=f"{space} in {folder}")
+    said = f"{space} in {folder}: Ray keeps its objects in files, which is slower (below {size(LEAST_SHARED_BYTES)})"
+    return Finding(check="shared memory", state=Health.WARNING, found=said, mend=mend)
+
+
+def memory(space: Space | None = None) -> Finding:
+    """Main memory, of the machine or of the control group that this process is in."""
+    space = memory_space() if space is None else space
+    mend = "ps -eo rss,pid,user,args --sort=-rss | head  # who takes it"
+    if space.free_bytes >= LITTLE_MEMORY_BYTES:
+        return Finding(check="memory", state=Health.OK, found=str(space))
+    state = Health.WARNING if space.free_bytes >= LEAST_MEMORY_BYTES else Health.FAULT
+    least = LITTLE_MEMORY_BYTES if state is Health.WARNING else LEAST_MEMORY_BYTES
+    why = "small models only" if state is Health.WARNING else "too little for the controller and a worker"
+    return Finding(check="memory", state=state, found=f"{space}, below {size(least)}: {why}", mend=mend)
+
+
+def memory_space() -> Space:
+    """What this process may use."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = total
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) << 10
+    group = Path("/sys/fs/cgroup")
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit, used = (next(iter(_lines(group / name)), "") for name in (limit_file, used_file))
+        if limit.isdigit() and used.isdigit() and int(limit) < total:
+            total = int(limit)
+            free = min(free, max(total - int(used), 0))
+    return Space(total_bytes=total, free_bytes=free)
+
+
+def run_folder(folder: Path, space: Space | None = None) -> Finding:
+    """Where checkpoints go: the folder, or where it will be made."""
+    there = folder.resolve()
+    while not there.exists():
+        there = there.parent
+    space = disk_space(there) if space is None else space
+    name = "run folder"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or space is None:
+        said = f"{there} is not a folder that can be written"
+        elsewhere = shlex.quote(str(Path.home() / "runs"))
+        mend = f"mkdir -p {elsewhere} && rlsdk train --trainer.run_dir {elsewhere} ..."
+        return Finding(check=name, state=Health.FAULT, found=said, mend=mend)
+    if space.free_bytes >= LITTLE_DISK_BYTES:
+        return Finding(check=name, state=Health.OK, found=f"{space} at {there}")
+    state = Health.WARNING if space.free_bytes >= LEAST_DISK_BYTES else Health.FAULT
+    said = f"{space} at {there}: a checkpoint takes 12 bytes or more for each parameter"
+    return Finding(check=name, state=state, found=said, mend=f"du -xh {shlex.quote(str(there))} | sort -h | tail")
+
+
+def temporary_folder(folder: Path | None = None, space: Space | None = None) -> Finding:
+    """Where Ray keeps sockets, logs, and objects that no longer fit into memory."""
+    name = "temporary files"
+    try:
+        folder = Path(tempfile.gettempdir()) if folder is None else folder
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding(check=name, state=Health.FAULT, found=str(error), mend="export TMPDIR=$(mktemp -d -p /var/tmp)")
+    space = (space or disk_space(folder)) or Space(total_bytes=0, free_bytes=0)
+    if space.free_bytes < LEAST_DISK_BYTES:
+        where = shlex.quote(str(folder))
+        said = f"{space} at {folder}, below {size(LEAST_DISK_BYTES)}"
+        return Finding(check=name, state=Health.WARNING, found=said, mend=f"du -xh {where} | sort -h | tail")
+    if len(str(folder)) > LONGEST_SOCKET_FOLDER and not os.access("/tmp", os.W_OK):
+        said = f"{folder} has {len(str(folder))} characters: Ray's sockets below it would be over the system's limit"
+        return Finding(check=name, state=Health.FAULT, found=said, mend="export TMPDIR=/var/tmp")
+    return Finding(check=name, state=Health.OK, found=f"{space} at {folder}")
+
+
+def open_files(limit: tuple[int, int] | None = None) -> Finding:
+    """How many files a process may have open: (now, at most without being root)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limit is None else limit
+    name = "open files"
+    if soft == resource.RLIM_INFINITY or soft >= LITTLE_FILES:
+        many = "no limit" if soft == resource.RLIM_INFINITY else f"{soft}"
+        return Finding(check=name, state=Health.OK, found=f"{many} a process")
+    more = hard == resource.RLIM_INFINITY or hard >= LITTLE_FILES
+    mend = "ulimit -n 65536" if hard == resource.RLIM_INFINITY or hard >= 65536 else f"ulimit -n {hard}"
+    mend = mend if more else "sudo prlimit --pid $$ --nofile=65536:65536"
+    state = Health.WARNING if soft >= LEAST_FILES else Health.FAULT
+    said = f"{soft} a process: Ray wants {LITTLE_FILES} or more where many workers run"
+    return Finding(check=name, state=state, found=said, mend=mend)
+
+
+def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
+    """Whether processes of this machine can reach each other, and have ports enough.
+
+    Args:
+        num_free: of the range that the system deals out; None: looked up.
+        fault: what kept a connection from being made, empty for nothing; None: tried.
+    """
+    num_free = _num_ports() if num_free is None else num_free
+    fault = connection_fault() if fault is None else fault
+    if fault:
+        mend = "sudo ip link set lo up"
+        return Finding(check="ports", state=Health.FAULT, found=fault, mend=mend)
+    if num_free < LITTLE_PORTS:
+        said = f"the system deals out {num_free} ports only"
+        mend = "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
+        return Finding(check="ports", state=Health.WARNING, found=said, mend=mend)
+    return Finding(
+        check="ports", state=Health.OK, found=f"processes reach each other here; {num_free} ports to deal out"
+    )
+
+
+def connection_fault() -> str:
+    """Makes a connection within this machine, as Ray and process groups do; says what went wrong."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(5)
+            with socket.create_connection(server.getsockname(), timeout=5) as client:
+                there, _ = server.accept()
+                with there:
+                    client.sendall(b"?")
+                    if there.recv(1) != b"?":
+                        return "a connection to 127.0.0.1 carries nothing"
+    except OSError as error:
+        return f"no connection to 127.0.0.1: {error}"
+    return ""
+
+
+def processors() -> Finding:
+    """How many this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (next(iter(_lines("/sys/fs/cgroup/cpu.max")), "")).split()
+    if len(quota) == 2 and quota[0].isdigit():
+        usable = min(usable, max(int(quota[0]) // int(quota[1]), 1))
+    return Finding(check="processors", state=Health.OK, found=f"{usable} to use of {os.cpu_count()}")
+
+
+def _num_ports() -> int:
+    numbers = (next(iter(_lines("/proc/sys/net/ipv4/ip_local_port_range")), "49152 65535")).split()
+    return int(numbers[1]) - int(numbers[0]) + 1
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

@@ -1,0 +1,131 @@
+"""Every plugin that is installed: does it load, is its engine there, of a tested version, and does that import?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from rlsdk.doctor.finding import Finding, Health
+from rlsdk.doctor.packages import IMPORT_TIMEOUT_S, install
+from rlsdk.doctor.probe import Answer, ask
+from rlsdk.interfaces import BackendSpec
+from rlsdk.registry import Registry, Row, State
+
+MAX_PROCESSES = 2
+"""That import at the same time: an import of a large engine keeps a processor busy for many seconds."""
+IMPORTS = """
+import importlib, importlib.metadata
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+module, _, attribute = sys.argv[1].partition(":")
+found = importlib.import_module(module)
+for part in attribute.split("."):
+    found = getattr(found, part)
+answer()
+"""
+Probe = Callable[[BackendSpec], Answer]
+
+
+def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> Iterator[Finding]:
+    """A finding for each backend, and for each component or plugin that cannot be used.
+
+    Args:
+        rows: what is installed; None: discovered now.
+        probe: imports a backend's engine; None: in a process of its own.
+    """
+    rows = list(Registry.discover().rows() if rows is None else rows)
+    probe = import_engine if probe is None else probe
+    backends = [row for row in rows if isinstance(row.spec, BackendSpec)]
+    importable = [row for row in backends if row.state.usable]
+    with ThreadPoolExecutor(MAX_PROCESSES) as pool:
+        answers = dict(zip(map(id, importable), pool.map(lambda row: probe(_spec(row)), importable), strict=True))
+    for row in rows:
+        if id(row) in answers:
+            yield _engine(row, answers[id(row)])
+        elif not row.state.usable and not _only_lacks_an_extra(row):
+            yield _unusable(row)
+
+
+def import_engine(spec: BackendSpec) -> Answer:
+    """Imports the engine's own packages, then the plugin's class."""
+    names = [name for names in spec.engine_requires for name in import_names(names)]
+    return ask(IMPORTS, spec.engine, *names, timeout_s=IMPORT_TIMEOUT_S)
+
+
+def import_names(names: str) -> list[str]:
+    """Modules that the first installed distribution of `names` (split by `|`) is there for."""
+    for name in names.split("|"):
+        try:
+            listed = (importlib.metadata.distribution(name.strip()).read_text("top_level.txt") or "").split()
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return [module for module in listed if _plain(name).startswith(_plain(module))]
+    return []
+
+
+def _engine(row: Row, answer: Answer) -> Finding:
+    spec = _spec(row)
+    check = f"{row.kind} {row.name}"
+    if answer.facts is None:
+        said = f"{row.source}: its engine cannot be imported: {answer.error}"
+        return Finding(check=check, state=Health.FAULT, found=said, mend=_reinstall(row))
+    if row.state is State.UNTESTED:
+        within = [f"{_installed(names)}{specifier}" for names, specifier in spec.engine_requires.items()]
+        said = f"{row.source}: {row.reason}"
+        return Finding(check=check, state=Health.WARNING, found=said, mend=install(*within))
+    tested = ", ".join(
+        f"{_installed(names)} {importlib.metadata.version(_installed(names))} (tested {specifier})"
+        for names, specifier in spec.engine_requires.items()
+    )
+    return Finding(check=check, state=Health.OK, found=f"{row.source}" + (f": {tested}" if tested else ""))
+
+
+def _unusable(row: Row) -> Finding:
+    check = f"{row.kind} {row.name}"
+    if row.state is State.DISABLED:
+        return Finding(check=check, state=Health.OK, found=f"{row.source}: {row.reason}")
+    if row.state is State.ENGINE_MISSING and isinstance(row.spec, BackendSpec):
+        mend = row.spec.install_hint or install(*(n.split("|")[0] + s for n, s in row.spec.engine_requires.items()))
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
+    if row.state is State.CLASH:
+        mend = install(row.source.distribution).replace(" install ", " uninstall ")
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
+    if row.state is State.WRONG_INTERFACE:
+        mend = install("--upgrade", row.source.distribution, "rlsdk")
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
+    return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=_reinstall(row))
+
+
+def _only_lacks_an_extra(row: Row) -> bool:
+    """Components that need what nobody has to install, such as a tracker's own package."""
+    return row.state is State.ENGINE_MISSING and not isinstance(row.spec, BackendSpec)
+
+
+def _reinstall(row: Row) -> str:
+    """Of a broken plugin, with what it needs of its engine."""
+    requires = row.spec.engine_requires if isinstance(row.spec, BackendSpec) else {}
+    engines = [f"{_installed(names)}{specifier}" for names, specifier in requires.items()]
+    return install("--force-reinstall", row.source.distribution, *engines)
+
+
+def _installed(names: str) -> str:
+    """The distribution that is there, else the first that would do."""
+    for name in names.split("|"):
+        try:
+            importlib.metadata.version(name.strip())
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return name.strip()
+    return names.split("|")[0].strip()
+
+
+def _spec(row: Row) -> BackendSpec:
+    if not isinstance(row.spec, BackendSpec):
+        raise TypeError(f"{row.name!r} is not a backend")
+    return row.spec
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "", name).lower()

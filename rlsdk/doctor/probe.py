@@ -1,0 +1,51 @@
+"""Asks a question in a process of its own: an import that hangs, crashes or aborts ends there."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MARK = "rlsdk-doctor:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back."""
+
+    facts: Mapping[str, Any] | None = None
+    """None: it did not get to say anything."""
+    error: str = ""
+    """Why, in one line."""
+
+
+def ask(code: str, *arguments: str, timeout_s: float, python: str = sys.executable) -> Answer:
+    """Runs `code`, which must call `answer(**facts)`, under this interpreter and environment."""
+    prelude = f"import json, sys\ndef answer(**facts):\n    print({MARK!r} + json.dumps(facts), flush=True)\n"
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", prelude + code, *arguments], capture_output=True, text=True, timeout=timeout_s,
+            errors="replace", stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Answer(error=f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return Answer(error=f"{type(error).__name__}: {error}")
+    said = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if said:
+        return Answer(facts=json.loads(said[-1]))
+    if done.returncode < 0:
+        return Answer(error=f"its process died of {_signal_name(-done.returncode)}")
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return Answer(error=lines[-1] if lines else f"its process ended with code {done.returncode} and said nothing")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,96 @@
+"""Runs the conformance suite of a backend that has no test file of its own: the same pytest, on the file an author
+would write, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlsdk.interfaces import BackendKind, PluginNotFoundError, RlsdkError, nearest
+from rlsdk.registry import Registry
+from rlsdk.testing.report import SuiteReport, read_reports
+
+SUITES: Mapping[BackendKind, str] = {
+    BackendKind.TRAIN: "TrainConformance",
+    BackendKind.ROLLOUT: "RolloutConformance",
+}
+FILE = '''"""The conformance suite of {backend!r}."""
+
+from rlsdk.testing import {suite}
+
+
+class TestConformance({suite}):
+    backend = {backend!r}
+{settings}'''
+
+
+def check_backend(
+    name: str,
+    *,
+    kind: BackendKind | None = None,
+    settings: Mapping[str, object] | None = None,
+    only: str = "",
+    verbose: bool = False,
+) -> list[SuiteReport]:
+    """Runs every suite that fits the backends of this name.
+
+    Args:
+        name: of a backend; where a train and a rollout backend share it, both are run.
+        kind: of the one that is meant.
+        settings: attributes of the suite class: `options`, `model`, `device`, ...
+        only: as pytest's `-k`.
+        verbose: shows pytest's own output too.
+
+    Raises:
+        PluginError: no usable backend has this name.
+        RlsdkError: pytest is not installed, or the run ended without a report.
+    """
+    if find_spec("pytest") is None:
+        raise RlsdkError(
+            "the conformance suites run with pytest, which is not installed; run `pip install 'rlsdk[check]'`"
+        )
+    kinds = _kinds(name, kind)
+    with tempfile.TemporaryDirectory(prefix="rlsdk-check-") as folder:
+        reports = []
+        for found in kinds:
+            file = Path(folder) / f"test_{found.value}.py"
+            body = "".join(f"    {key} = {value!r}\n" for key, value in (settings or {}).items())
+            file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
+            reports.append(_run(file, only, verbose))
+        return read_reports(reports)
+
+
+def _kinds(name: str, kind: BackendKind | None) -> list[BackendKind]:
+    registry = Registry.discover()
+    rows = [row for row in registry.rows() if isinstance(row.kind, BackendKind)]
+    kinds = [kind] if kind is not None else sorted({BackendKind(row.kind) for row in rows if row.name == name})
+    if not kinds:
+        names = sorted({row.name for row in rows})
+        raise PluginNotFoundError(
+            f"no backend is named {name!r}{nearest(name, names)}; installed: {', '.join(names)}. Other plugins have no "
+            "conformance suite"
+        )
+    for found in kinds:
+        registry.row(found, name)
+    return kinds
+
+
+def _run(file: Path, only: str, verbose: bool) -> Path:
+    """The report of one file."""
+    report = file.with_suffix(".json")
+    # A folder of its own, so that no configuration of the caller's reaches the run.
+    (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    command: Sequence[str] = [
+        sys.executable, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
+        "--rlsdk-report", str(report), *(["-v"] if verbose else ["-qq", "--no-summary"]),
+        *(["-k", only] if only else []),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=file.parent, capture_output=not verbose, text=True, check=False)
+    if not report.exists():
+        said = "" if verbose else f":\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        raise RlsdkError(f"the conformance run of {file.stem} ended with {done.returncode} and no report{said}")
+    return report

@@ -1,0 +1,120 @@
+"""The pytest plugin (entry point `rlsdk`): collects what requirements found. Light: pytest and the standard library.
+
+`pytest --rlsdk-report FILE` writes the report as JSON; a run with conformance suites in it ends with their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARK = "rlsdk_requirement"
+"""As in `rlsdk.testing.requirement`, which is not imported where no suite is."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rlsdk")
+    group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}(name, needs): a requirement of a conformance suite.")
+    config.pluginmanager.register(Collector(config), "rlsdk-collector")
+
+
+class Collector:
+    """Hears of every test and keeps those that are requirements."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.items: dict[str, pytest.Item] = {}
+        """Node id -> requirement, in the order in which they run."""
+        self.phases: dict[str, list[Any]] = {}
+        """Node id -> reports of its setup, call and teardown."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.items = {item.nodeid: item for item in items if item.get_closest_marker(MARK) is not None}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        report: Any = yield
+        if item.nodeid in self.items:
+            self.phases.setdefault(item.nodeid, []).append(report)
+            if report.failed:
+                item.stash[FAILED] = True
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        path: Path | None = self.config.getoption("--rlsdk-report")
+        if path is not None and self.phases:
+            from rlsdk.testing.report import to_json
+
+            path.write_text(to_json(self.suites()), encoding="utf-8")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self) -> None:
+        if self.phases:
+            from rlsdk.testing.report import print_report
+
+            print_report(self.suites())
+
+    def suites(self) -> list[Any]:
+        """What was found, suite by suite."""
+        from rlsdk.testing.suite import suite_report
+
+        found: dict[Any, list[Any]] = {}
+        for name, phases in self.phases.items():
+            item: Any = self.items[name]
+            found.setdefault(item.cls, []).append(_finding(item, phases))
+        return [suite_report(suite, findings) for suite, findings in found.items()]
+
+
+@pytest.fixture(scope="class")
+def rlsdk_lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """What the requirements of one suite share, for as long as the suite runs."""
+    lab = request.cls.make_lab(tmp_path_factory.mktemp("rlsdk"))
+    yield lab
+    lab.close()
+
+
+FAILED = pytest.StashKey[bool]()
+"""Set on a requirement that failed, before its fixtures are torn down."""
+
+
+def _finding(item: Any, phases: list[Any]) -> Any:
+    from rlsdk.testing.report import Finding
+    from rlsdk.testing.requirement import NUMBERS
+
+    name, needs = item.get_closest_marker(MARK).args
+    callspec = getattr(item, "callspec", None)
+    properties: Mapping[str, Any] = dict(item.user_properties)
+    outcome, message = _outcome(phases)
+    return Finding(
+        name=f"{name}[{callspec.id}]" if callspec is not None else name,
+        doc=" ".join((item.function.__doc__ or "").partition("\n\n")[0].split()),
+        outcome=outcome,
+        capability=needs.value if needs is not None else "",
+        numbers=tuple(properties.get(NUMBERS, ())),
+        message=message,
+        seconds=round(sum(phase.duration for phase in phases), 3),
+    )
+
+
+def _outcome(phases: list[Any]) -> tuple[Any, str]:
+    from rlsdk.testing.report import Outcome
+    from rlsdk.testing.requirement import NOT_CLAIMED
+
+    for phase in phases:
+        if phase.failed:
+            crash = getattr(phase.longrepr, "reprcrash", None)
+            said = crash.message if crash is not None else str(phase.longrepr)
+            said = said.removeprefix("AssertionError: ")
+            return Outcome.FAILED, said if phase.when == "call" else f"in {phase.when}: {said}"
+        if phase.skipped:
+            reason = phase.longrepr[2] if isinstance(phase.longrepr, tuple) else str(phase.longrepr)
+            reason = reason.removeprefix("Skipped: ")
+            return (Outcome.NOT_CLAIMED if reason.startswith(NOT_CLAIMED) else Outcome.NOT_RUN), reason
+    return Outcome.PASSED, ""

@@ -1,0 +1,167 @@
+"""What a conformance run found: by suite and requirement, as a table, as JSON, and as one line. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rlsdk.testing.requirement import Number
+
+SHOWN = 3
+"""Numbers of one requirement in a table; all are in the JSON document."""
+FORMAT = 1
+"""Of the JSON document."""
+
+
+class Outcome(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CLAIMED = "not claimed"
+    """It belongs to a capability that the backend does not claim."""
+    NOT_RUN = "not run"
+    """Something else kept it from running; the message says what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What became of one requirement."""
+
+    name: str
+    doc: str
+    """What is required: the first line of the requirement's docstring."""
+    outcome: Outcome
+    capability: str = ""
+    """That it belongs to; empty where every backend must meet it."""
+    numbers: Sequence[Number] = ()
+    message: str = ""
+    """Why it failed or did not run."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteReport:
+    """One suite, run on one backend."""
+
+    suite: str
+    """Name of the class."""
+    backend: str
+    kind: str
+    plugin: str = ""
+    """Distribution and its version."""
+    interface: str = ""
+    """Interface version that the plugin was written against."""
+    rlsdk: str = ""
+    engine: dict[str, str] = field(default_factory=dict)
+    """Distributions that the plugin names as its engine -> installed version."""
+    python: str = ""
+    device: str = ""
+    findings: Sequence[Finding] = ()
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(finding.outcome is outcome for finding in self.findings)
+
+    @property
+    def passed(self) -> bool:
+        """All that is claimed was run and holds."""
+        return bool(self.findings) and not self.count(Outcome.FAILED) + self.count(Outcome.NOT_RUN)
+
+    @property
+    def badge(self) -> str:
+        """One line that a README can carry."""
+        claimed = len(self.findings) - self.count(Outcome.NOT_CLAIMED)
+        engine = "".join(f" · {name} {version}" for name, version in self.engine.items())
+        return (
+            f"rlsdk {self.rlsdk} conformance · {self.kind} {self.backend} · {self.count(Outcome.PASSED)}/{claimed} of "
+            f"what is claimed · {self.plugin}{engine} · interface {self.interface}"
+        )
+
+
+def to_json(suites: Sequence[SuiteReport]) -> str:
+    """The document that tables of compatibility are made from."""
+    return json.dumps(
+        {"format": FORMAT, "suites": [{**asdict(s), "passed": s.passed, "badge": s.badge} for s in suites]},
+        indent=1,
+        ensure_ascii=False,
+    )
+
+
+def from_json(text: str) -> list[SuiteReport]:
+    """What `to_json` wrote.
+
+    Raises:
+        ValueError: it is of another format.
+    """
+    document = json.loads(text)
+    if document.get("format") != FORMAT:
+        raise ValueError(f"a report of format {document.get('format')!r}; this rlsdk reads format {FORMAT}")
+    return [_suite(fields) for fields in document["suites"]]
+
+
+def _suite(fields: dict[str, Any]) -> SuiteReport:
+    findings = [
+        Finding(
+            **{
+                **found,
+                "outcome": Outcome(found["outcome"]),
+                "numbers": [Number(**number) for number in found["numbers"]],
+            }
+        )
+        for found in fields["findings"]
+    ]
+    plain = {name: value for name, value in fields.items() if name not in ("findings", "passed", "badge")}
+    return SuiteReport(**plain, findings=findings)
+
+
+def read_reports(paths: Sequence[Path]) -> list[SuiteReport]:
+    """The suites of several documents."""
+    return [suite for path in paths for suite in from_json(path.read_text(encoding="utf-8"))]
+
+
+def print_report(suites: Sequence[SuiteReport]) -> None:
+    """A table for each suite, what failed with its numbers, and the line for a badge."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    colours = {
+        Outcome.PASSED: "green",
+        Outcome.FAILED: "bold red",
+        Outcome.NOT_CLAIMED: "dim",
+        Outcome.NOT_RUN: "yellow",
+    }
+    for suite in suites:
+        table = Table(title=f"{suite.kind} {suite.backend}: {suite.plugin}", title_justify="left", box=None)
+        for heading in ("requirement", "", "measured", "s"):
+            table.add_column(heading, justify="right" if heading == "s" else "left")
+        for found in suite.findings:
+            colour = colours[found.outcome]
+            table.add_row(
+                found.name,
+                f"[{colour}]{found.outcome}[/]",
+                escape("\n".join(_lines(found))),
+                f"{found.seconds:.1f}",
+            )
+        console.print(table)
+        for found in suite.findings:
+            if found.outcome in (Outcome.FAILED, Outcome.NOT_RUN):
+                console.print(f"[bold red]{found.name}[/]: {escape(found.doc)}")
+                console.print(f"  {escape(found.message)}")
+        console.print(escape(suite.badge), soft_wrap=True)
+
+
+def _shown(number: Number) -> str:
+    return f"{number.name}: {number.value:.4g}{f' ({number.bound})' if number.bound else ''}"
+
+
+def _lines(found: Finding) -> list[str]:
+    """The last numbers: those of a failure, and beside what was right a few."""
+    if found.outcome is Outcome.NOT_CLAIMED:
+        return [found.capability]
+    shown = [_shown(number) for number in found.numbers[-SHOWN:]]
+    more = len(found.numbers) - len(shown)
+    return [*shown, f"and {more} more"] if more > 0 else shown

@@ -1,0 +1,79 @@
+"""A requirement: one named function of a suite, and the numbers that it measures. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+
+from rlsdk.interfaces import Capability
+
+MARK = "rlsdk_requirement"
+NUMBERS = "rlsdk_numbers"
+"""Key of the numbers among a test's user properties."""
+NOT_CLAIMED = "not claimed: "
+"""How the reason of a skip begins where a capability is not claimed."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def requirement(name: str, *, needs: Capability | None = None) -> Callable[[Function], Function]:
+    """Makes a test of a suite a requirement.
+
+    Args:
+        name: what it is called in reports; one per suite, and stable: tables are keyed by it.
+        needs: asked of backends that claim this capability only.
+    """
+
+    def mark(function: Function) -> Function:
+        if not function.__doc__:
+            raise ValueError(f"requirement {name!r} needs a docstring: it is what a report says when it fails")
+        return pytest.mark.rlsdk_requirement(name, needs)(function)  # type: ignore[no-any-return]
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Number:
+    """One thing that was measured."""
+
+    name: str
+    value: float
+    bound: str = ""
+    """What it had to be: `<= 0.0001`, `== 3`, or nothing where it is only told."""
+
+
+class Measured:
+    """Takes the numbers of a requirement down, and fails it with them when one is out of bounds."""
+
+    def __init__(self, properties: list[tuple[str, object]]) -> None:
+        self.numbers: list[Number] = []
+        properties.append((NUMBERS, self.numbers))
+
+    def told(self, name: str, value: float) -> None:
+        """A number without a bound."""
+        self.numbers.append(Number(name, float(value)))
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        self._bounded(name, value, f"<= {limit:.6g}", fits=value <= limit)
+
+    def at_least(self, name: str, value: float, limit: float) -> None:
+        self._bounded(name, value, f">= {limit:.6g}", fits=value >= limit)
+
+    def equal(self, name: str, value: float, expected: float) -> None:
+        self._bounded(name, value, f"== {expected:.6g}", fits=value == expected)
+
+    def none(self, name: str, faults: list[Any]) -> None:
+        """`faults` lists what should not be; the first few are shown."""
+        self.numbers.append(Number(name, len(faults), "== 0"))
+        if faults:
+            shown = "; ".join(map(str, faults[:3]))
+            raise AssertionError(f"{name}: {len(faults)}, expected none: {shown}")
+
+    def _bounded(self, name: str, value: float, bound: str, *, fits: bool) -> None:
+        self.numbers.append(Number(name, float(value), bound))
+        # A number that is not one fits nothing.
+        if not fits:
+            raise AssertionError(f"{name}: {float(value):.6g}, expected {bound}")

@@ -1,0 +1,78 @@
+"""What this process and its children hold: memory, processes, ports, files, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+KEEPER = "resource_tracker"
+"""Python's own process that frees shared resources; one for the life of the interpreter."""
+SHARED = Path("/dev/shm")
+SHARED_MEMORY = "shared memory "
+GRACE_S = 5.0
+"""For processes to end and files to go after `close` returned."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process and all its children."""
+    gc.collect()
+    processes = [psutil.Process(), *children()]
+    return sum(process.memory_info().rss for process in processes if process.is_running())
+
+
+def children() -> Sequence[psutil.Process]:
+    """Processes that were started by this one or by its children, zombies left out."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and KEEPER not in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def held(scratch: Path) -> frozenset[str]:
+    """Everything that an engine could leave behind, each thing with a name of its own; what is garbage is collected."""
+    gc.collect()
+    here = {f"process {process.pid}" for process in children()}
+    for process in (psutil.Process(), *children()):
+        try:
+            connections = process.net_connections(kind="tcp")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        here |= {f"port {c.laddr.port}" for c in connections if c.status == psutil.CONN_LISTEN}
+    here |= {f"file {path}" for path in scratch.rglob("*")}
+    return frozenset(here | {f"{SHARED_MEMORY}{path.name}" for path in SHARED.glob("*")})
+
+
+def left_behind(before: frozenset[str], scratch: Path) -> list[str]:
+    """What is held now and was not before, after everything that is on its way out had the time to go."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        found = sorted(name for name in held(scratch) - before if not _belongs_to_others(name))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _belongs_to_others(name: str) -> bool:
+    """True for shared memory that another program on this machine has mapped: it came while we looked elsewhere."""
+    if not name.startswith(SHARED_MEMORY):
+        return False
+    ours = {os.getpid(), *(process.pid for process in children())}
+    wanted = str(SHARED / name.removeprefix(SHARED_MEMORY))
+    if not Path(wanted).exists():
+        return True
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if int(maps.parent.name) not in ours and wanted in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,77 @@
+"""RolloutConformance: what a RolloutEngine has to hold, by requirement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rlsdk.interfaces import BackendKind, RolloutEngine
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_lifetime import LifetimeRequirements
+from rlsdk.testing.rollout_sampling import SamplingRequirements
+from rlsdk.testing.rollout_scheduling import SchedulingRequirements
+from rlsdk.testing.rollout_weights import WeightRequirements
+from rlsdk.testing.suite import Suite
+
+
+class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite):
+    """Subclass it with the name of a backend; a run of pytest does the rest.
+
+    One engine serves all requirements that need nothing special; one that fails takes its engine along. Weights are
+    exchanged by `update_weights`, as in a run.
+    """
+
+    kind = BackendKind.ROLLOUT
+    model: ClassVar[str | None] = None
+    """Folder of a small causal LM whose vocabulary has 64 tokens at least; None: a random Qwen2 of 0.3 million
+    parameters, 128 tokens and heads of 32. Only float32 is compared."""
+    tolerance: ClassVar[float] = 1e-4
+    """Largest difference of a log-prob from plain transformers on a CPU, float32."""
+    max_model_tokens: ClassVar[int] = 128
+    max_running: ClassVar[int] = 16
+    tensor_parallel: ClassVar[int] = 2
+    """Workers of one replica, for backends that claim tensor parallelism."""
+    timeout_s: ClassVar[float] = 120.0
+    """Of one call of `generate`."""
+    leak_calls: ClassVar[int] = 30
+    """Calls whose memory is counted, after a third as many that are not."""
+    leak_mib: ClassVar[float] = 24.0
+    """Most memory that those calls may add."""
+
+    @classmethod
+    def make_lab(cls, folder: Path) -> RolloutLab:
+        (folder / "scratch").mkdir()
+        model = Path(cls.model) if cls.model is not None else write_tiny_model(folder / "model", seed=1)
+        return RolloutLab(cls, model, folder / "scratch")
+
+    @pytest.fixture
+    def lab(self, rlsdk_lab: RolloutLab) -> RolloutLab:
+        return rlsdk_lab
+
+    @pytest.fixture
+    def engine(self, lab: RolloutLab, request: pytest.FixtureRequest) -> Iterator[RolloutEngine]:
+        """The shared engine, serving the first weights as version 0."""
+        from rlsdk.testing.plugin import FAILED
+
+        yield lab.engine
+        if request.node.stash.get(FAILED, False):
+            lab.drop()
+
+    @pytest.fixture
+    def changing(
+        self, engine: RolloutEngine, lab: RolloutLab, request: pytest.FixtureRequest
+    ) -> Iterator[RolloutEngine]:
+        """The shared engine for requirements that change its weights: it has the first ones back afterwards."""
+        from rlsdk.testing.plugin import FAILED
+
+        yield engine
+        if not request.node.stash.get(FAILED, False):
+            try:
+                lab.restore()
+            except Exception:
+                lab.drop()
+                raise

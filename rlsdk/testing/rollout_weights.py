@@ -1,0 +1,231 @@
+"""Requirements: weights that arrive are served, all of them, at once, and nothing older is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from rlsdk.interfaces import (
+    Box,
+    Capability,
+    GenerationOutput,
+    RolloutEngine,
+    WeightShard,
+    WeightSyncError,
+    fingerprint,
+)
+from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_scheduling import told_apart
+
+
+class WeightRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("layout")
+    def test_layout(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """`layout` names every tensor of the checkpoint with its shape, and its boxes cover each exactly once."""
+        layouts = engine.layout()
+        held = {meta.name: meta.shape for layout in layouts for meta in layout.tensors}
+        expected = {name: tuple(tensor.shape) for name, tensor in lab.base.items()}
+        wrong = [name for name in sorted(held.keys() | expected.keys()) if held.get(name) != expected.get(name)]
+        measured.none("tensors of another name or shape", wrong)
+        sharded = Capability.SHARDED_UPDATE in lab.spec.capabilities
+        faults = []
+        for layout in layouts:
+            boxes: dict[str, list[Box]] = {}
+            for name, box in layout.boxes:
+                boxes.setdefault(name, []).append(box)
+            faults += [f"{name}: boxes overlap" for name, found in boxes.items() if _overlap(found)]
+            if not sharded:
+                faults += [f"{n}: not one whole box" for n in expected if boxes.get(n) != [Box.whole(expected[n])]]
+        elements = sum(box.numel for layout in layouts for _, box in layout.boxes)
+        measured.told("elements", elements)
+        measured.at_least("share of the model that is asked for", elements / sum(map(math.prod, expected.values())), 1)
+        measured.none("boxes that do not tile", faults)
+        assert [list(layout.boxes) for layout in layouts] == [list(again.boxes) for again in engine.layout()]
+
+    @requirement("versions")
+    def test_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Every sample carries the version of the weights that made it: 0 at first, then that of the last update."""
+        request = lab.ask("r", lab.prompt(5, 80), 2)
+        for version in (0, 1, 7):
+            if version:
+                changing.update_weights(whole_shards(lab.changed(version)), version)
+            said = {v for o in lab.run([request]) for v in (o.policy_version, o.last_policy_version)}
+            measured.none(f"other versions than {version}", sorted(said - {version}))
+
+    @requirement("update.served")
+    def test_update_served(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An update is served whole: every tensor of it is seen in log-probs, and the receipt is of what is served."""
+        requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 81), 3, max_tokens=20) for at in range(2)]
+        state = lab.changed(1)
+        receipt = changing.update_weights(whole_shards(state), 1)
+        wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in state.items()}
+        measured.none("fingerprints that differ", [n for n in wanted if receipt.fingerprints.get(n) != wanted[n]])
+        measured.equal("version", receipt.version, 1)
+        measured.equal("tensors", receipt.num_tensors, len(state))
+        measured.equal("bytes", receipt.num_bytes, sum(t.numel() * t.element_size() for t in state.values()))
+        worst = lab.worst(requests, lab.run(requests), lab.plain.with_state(state))
+        measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
+
+    @requirement("update.each_tensor")
+    def test_update_each_tensor(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Updates that change one tensor alone are seen, tensor by tensor: none is left as it was."""
+        stale = []
+        state = dict(lab.base)
+        for at, name in enumerate(state):
+            generator = torch.Generator().manual_seed(at)
+            state[name] = state[name] + 0.2 * torch.randn(state[name].shape, generator=generator)
+            request = lab.ask("r", lab.prompt(12, 90 + at), 1, max_tokens=3)
+            receipt = changing.update_weights(whole_shards(state), at + 1)
+            right = lab.plain.with_state(state)
+            worst = lab.worst([request], lab.run([request]), right)
+            proven = receipt.fingerprints.get(name) == fingerprint(state[name], Box.whole(tuple(state[name].shape)))
+            if worst > lab.suite.tolerance or not proven:
+                stale.append(f"{name}: log-probs differ by {worst:.2g}, fingerprint {'equal' if proven else 'differs'}")
+        measured.told("tensors", len(state))
+        measured.none("tensors that were not updated", stale)
+
+    @requirement("update.no_stale_cache")
+    def test_no_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Nothing that was computed with old weights is read after an update: not for a prompt that was seen before."""
+        prompt = lab.prompt(64, 82)
+        requests = [lab.ask("whole", prompt, 2, max_tokens=8), lab.ask("longer", (*prompt, 9, 10), 2, max_tokens=8)]
+        measured.at_most("largest difference before", lab.worst(requests, lab.run(requests)), lab.suite.tolerance)
+        state = lab.changed(2)
+        changing.update_weights(whole_shards(state), 1)
+        worst = lab.worst(requests, lab.run(requests), lab.plain.with_state(state))
+        measured.at_most("largest difference after", worst, lab.suite.tolerance)
+
+    @requirement("update.pieces")
+    def test_update_pieces(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Weights may come in pieces, names in any order, and in another float dtype than they are served in."""
+        request = lab.ask("r", lab.prompt(8, 83), 3, max_tokens=20)
+        state = {name: tensor.bfloat16() for name, tensor in lab.changed(3).items()}
+        receipt = changing.update_weights(iter(pieces(state)), 1)
+        served = {name: tensor.float() for name, tensor in state.items()}
+        wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in served.items()}
+        measured.none("fingerprints that differ", [n for n in wanted if receipt.fingerprints.get(n) != wanted[n]])
+        worst = lab.worst([request], lab.run([request]), lab.plain.with_state(served))
+        measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
+
+    @requirement("update.failed")
+    def test_update_failed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An update that is not whole is a WeightSyncError; then the old version is served whole, or nothing is."""
+        state = lab.changed(4)
+        shards = pieces(state)
+        request = lab.ask("r", lab.prompt(8, 84), 2, max_tokens=12)
+        accepted, mixtures = [], []
+        for version, (name, damage) in enumerate(DAMAGES.items(), start=1):
+            try:
+                changing.update_weights(damage(list(shards)), version)
+                accepted.append(name)
+            except WeightSyncError:
+                pass
+            with suppress(WeightSyncError):
+                outputs = lab.run([request])
+                if lab.worst([request], outputs) > lab.suite.tolerance or {o.policy_version for o in outputs} != {0}:
+                    mixtures.append(f"after {name}")
+            if mixtures:
+                break
+            lab.restore()
+        measured.none("accepted", accepted)
+        measured.none("served something that is neither", mixtures)
+        changing.update_weights(iter(shards), 9)
+        outputs = lab.run([request])
+        worst = lab.worst([request], outputs, lab.plain.with_state(state))
+        measured.at_most("largest difference after a whole update", worst, lab.suite.tolerance)
+
+    @requirement("update.busy")
+    def test_update_busy(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An update while samples run is refused with a WeightSyncError, or no sample is wrong about its weights."""
+        state = lab.changed(6)
+        requests = [lab.ask(f"r{at}", lab.prompt(6, 85 + at), 3, max_tokens=30) for at in range(2)]
+
+        async def midway() -> tuple[list[GenerationOutput], bool]:
+            task = asyncio.create_task(collect(changing, requests))
+            for _ in range(6):
+                await asyncio.sleep(0)
+            try:
+                changing.update_weights(whole_shards(state), 4)
+                refused = False
+            except WeightSyncError:
+                refused = True
+            return await task, refused
+
+        outputs, refused = lab.wait(midway())
+        measured.told("refused", refused)
+        new = lab.plain if refused else lab.plain.with_state(state)
+        faults, _ = told_apart(lab, requests, outputs, new, -1 if refused else 4)
+        measured.none("samples whose versions or log-probs are of neither", faults)
+
+    @requirement("update.first")
+    def test_update_first(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """With `load_weights` off nothing is served before the first update, and that is served then."""
+        fresh = lab.start(load_weights=False)
+        try:
+            request = lab.ask("r", lab.prompt(8, 87), 2, max_tokens=12)
+            early: list[GenerationOutput] = []
+            with suppress(WeightSyncError):
+                early = lab.run([request], fresh)
+            measured.none("samples of no weights", early)
+            state = lab.changed(7)
+            fresh.update_weights(whole_shards(state), 5)
+            outputs = lab.run([request], fresh)
+            worst = lab.worst([request], outputs, lab.plain.with_state(state))
+            measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
+            measured.none("other versions than 5", sorted({o.policy_version for o in outputs} - {5}))
+        finally:
+            fresh.close()
+
+    @requirement("tensor_parallel", needs=Capability.TENSOR_PARALLEL)
+    def test_tensor_parallel(self, lab: RolloutLab, measured: Measured) -> None:
+        """Split over several workers the engine gives the same log-probs, before an update and after it."""
+        lab.drop()
+        engine = lab.start(tp_size=lab.suite.tensor_parallel)
+        try:
+            requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
+            worst = lab.worst(requests, lab.run(requests, engine))
+            measured.at_most("largest difference before an update", worst, lab.suite.tolerance)
+            state = lab.changed(8)
+            receipt = engine.update_weights(iter(pieces(state)), 2)
+            wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in state.items()}
+            measured.none("fingerprints that differ", [n for n in wanted if receipt.fingerprints.get(n) != wanted[n]])
+            worst = lab.worst(requests, lab.run(requests, engine), lab.plain.with_state(state))
+            measured.at_most("largest difference after it", worst, lab.suite.tolerance)
+        finally:
+            engine.close()
+
+
+Damage = Callable[[list[WeightShard]], Iterator[WeightShard]]
+
+
+def _missing(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    yield from shards[:-1]
+
+
+def _unknown(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    yield from shards
+    yield replace(shards[0], name=f"{shards[0].name}.unknown")
+
+
+def _misshapen(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    yield from shards[:-1]
+    yield replace(shards[-1], tensor=shards[-1].tensor[:1])
+
+
+DAMAGES: dict[str, Damage] = {
+    "a piece is missing": _missing,
+    "a name is unknown": _unknown,
+    "a piece has another shape than its box": _misshapen,
+}
+
+
+def _overlap(boxes: list[Box]) -> bool:
+    return any(a.intersect(b) is not None for at, a in enumerate(boxes) for b in boxes[:at])

@@ -1,0 +1,212 @@
+"""What every conformance suite has: a backend, looked up as a run would, and what its registration must hold."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+import rlsdk
+from rlsdk.interfaces import (
+    INTERFACE_VERSION,
+    BackendKind,
+    BackendSpec,
+    Capability,
+    PluginError,
+    RolloutEngine,
+    TrainEngine,
+)
+from rlsdk.registry import Registry, Row, installed_version
+from rlsdk.testing.report import Finding, SuiteReport
+from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, requirement
+
+METHODS: Mapping[Capability, Sequence[str]] = {
+    Capability.ABORT: ("abort",),
+    Capability.SLEEP: ("sleep", "wake"),
+    Capability.PARTIAL_ROLLOUT: ("pause", "resume"),
+    Capability.OFFLOAD: ("offload", "onload"),
+    Capability.EXPORT: ("save_pretrained",),
+}
+"""Capability -> the methods whose defaults do nothing but refuse."""
+HEAVY = ("torch", "transformers", "ray", "numpy", "datasets")
+"""What no entry module may import, besides its engine."""
+QUESTION = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+IMPORT_TIMEOUT_S = 120.0
+
+
+class Suite:
+    """Subclass a kind of suite, not this. What a subclass may set stands at the top; the rest is the suite's own."""
+
+    backend: ClassVar[str] = ""
+    """Name of the backend, as in `--train-backend NAME`."""
+    options: ClassVar[Any] = None
+    """The backend's own options: a mapping of fields, or an instance of its options class; None: its defaults."""
+    engine_kwargs: ClassVar[Mapping[str, object]] = {}
+    """Raw arguments of the engine's constructor."""
+    device: ClassVar[str] = "cpu"
+    """`cpu` or `cuda:0`; a world of several ranks takes `cuda:0`, `cuda:1`, ..."""
+    modules: ClassVar[Sequence[ModuleType]] = ()
+    """Entry modules to register in this process: for a plugin that is not installed."""
+    kind: ClassVar[BackendKind]
+
+    @classmethod
+    @functools.cache
+    def registry(cls) -> Registry:
+        """What is installed, read once, and `modules`."""
+        registry = Registry.discover()
+        for module in cls.modules:
+            registry.register_module(module)
+        return registry
+
+    @classmethod
+    def row(cls) -> Row:
+        """Raises: PluginError: no usable backend has this name."""
+        return cls.registry().row(cls.kind, cls.backend)
+
+    @classmethod
+    def spec(cls) -> BackendSpec:
+        """Raises: PluginError: no usable backend has this name."""
+        spec = cls.row().spec
+        assert isinstance(spec, BackendSpec)
+        return spec
+
+    @classmethod
+    def built_options(cls) -> object | None:
+        """What the engine gets as `options`: as a run would build it."""
+        if not isinstance(cls.options, Mapping | None):
+            return cls.options  # type: ignore[no-any-return]
+        kind = cls.registry().load_options(cls.spec())
+        if kind is None:
+            if cls.options:
+                raise ValueError(f"backend {cls.backend!r} has no options of its own; {cls.__name__} gives some")
+            return None
+        return kind(**(cls.options or {}))  # type: ignore[no-any-return]
+
+    @pytest.fixture
+    def measured(self, request: pytest.FixtureRequest) -> Measured:
+        """Where a requirement takes its numbers down."""
+        return Measured(request.node.user_properties)
+
+    @pytest.fixture(autouse=True)
+    def _claimed(self, request: pytest.FixtureRequest) -> None:
+        """Leaves out what the backend does not claim."""
+        mark = request.node.get_closest_marker(MARK)
+        needs = mark.args[1] if mark is not None else None
+        if needs is not None and needs not in self.spec().capabilities:
+            pytest.skip(f"{NOT_CLAIMED}{needs.value}")
+
+    @requirement("registration.usable")
+    def test_registration_usable(self, measured: Measured) -> None:
+        """The backend is found by its name, fits this interface version, and its engine class loads."""
+        spec = self.spec()
+        engine = self.registry().load_engine(spec)
+        assert issubclass(engine, TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine)
+        assert pickle.loads(pickle.dumps(spec)) == spec, "the specification does not survive a process border"
+        assert spec.description, "BackendSpec.description is empty: `rlsdk plugins list` has nothing to say of it"
+
+    @requirement("registration.light")
+    def test_registration_light(self, measured: Measured) -> None:
+        """The entry module and the options import neither the engine nor torch, so that listing plugins stays quick."""
+        spec = self.spec()
+        modules = [module.__name__ for module in self.modules] or _entry_modules(self.row())
+        if spec.options is not None:
+            modules.append(spec.options.partition(":")[0])
+        own = {name.replace("-", "_") for names in spec.engine_requires for name in names.split("|")}
+        heavy = sorted({module for name in modules for module in imported_by(name)} & {*HEAVY, *own})
+        measured.none("heavy modules imported", heavy)
+
+    @requirement("registration.options")
+    def test_registration_options(self, measured: Measured) -> None:
+        """Options have defaults or are given, are plain data, and every one of them says what it means."""
+        kind = self.registry().load_options(self.spec())
+        options = self.built_options()
+        if kind is None or options is None:
+            return
+        assert pickle.loads(pickle.dumps(options)) == options, "options do not survive a process border"
+        if is_dataclass(kind):
+            from rlsdk.config.describe import describe_options
+
+            measured.none("options without a docstring", [o.path for o in describe_options(kind) if not o.doc])
+            measured.told("options", len(fields(kind)))
+
+    @requirement("registration.capabilities")
+    def test_registration_capabilities(self, measured: Measured) -> None:
+        """A capability that is claimed is a method that the engine has itself; one that it lacks is not claimed."""
+        spec = self.spec()
+        engine = self.registry().load_engine(spec)
+        base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
+        absent = [
+            f"{capability.value} is claimed, {engine.__qualname__}.{method} is the interface's, which refuses"
+            for capability, methods in METHODS.items()
+            if capability in spec.capabilities
+            for method in methods
+            if getattr(engine, method, None) is getattr(base, method, None)
+        ]
+        measured.told("capabilities", len(spec.capabilities))
+        measured.none("claimed and absent", absent)
+
+
+@functools.cache
+def imported_by(module: str) -> frozenset[str]:
+    """Top-level names of all modules that importing this one loads, in a fresh interpreter."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTION, module],
+        env=environment, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{module} cannot be imported alone: {done.stderr[-2000:]}"
+    return frozenset(json.loads(done.stdout.splitlines()[-1]))
+
+
+def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
+    """The findings with what was tested: versions of plugin, engine and interface."""
+    report = SuiteReport(
+        suite=suite.__name__,
+        backend=suite.backend,
+        kind=suite.kind.value,
+        rlsdk=rlsdk.__version__,
+        python=platform.python_version(),
+        device=suite.device,
+        findings=findings,
+    )
+    try:
+        row = suite.row()
+    except PluginError:
+        return report
+    engine = dict(_engine_versions(row.spec)) if isinstance(row.spec, BackendSpec) else {}
+    interface = row.interface or ".".join(map(str, INTERFACE_VERSION))
+    return replace(report, plugin=str(row.source), interface=interface, engine=engine)
+
+
+def _engine_versions(spec: BackendSpec) -> Iterator[tuple[str, str]]:
+    for names in spec.engine_requires:
+        for name in names.split("|"):
+            if version := installed_version(name):
+                yield name, version
+
+
+def _entry_modules(row: Row) -> list[str]:
+    """Modules of the entry point that registered it."""
+    import importlib.metadata
+
+    for distribution in importlib.metadata.distributions(name=row.source.distribution):
+        return [
+            entry.module
+            for entry in distribution.entry_points
+            if entry.group == "rlsdk" and entry.name == row.source.entry_point
+        ]
+    return []

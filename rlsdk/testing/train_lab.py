@@ -1,0 +1,148 @@
+"""What requirements of a train engine share: models, worlds, and the comparison of what came of a case."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Head
+from rlsdk.testing.driving import Case, Driven, by_row, drive, drive_plain, whole
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.requirement import Measured
+from rlsdk.testing.worlds import Job, Seat, World
+
+if TYPE_CHECKING:
+    from rlsdk.testing.train_suite import TrainConformance
+
+
+class TrainLab:
+    """One backend under test."""
+
+    def __init__(self, suite: type[TrainConformance], folder: Path) -> None:
+        self.suite, self.folder = suite, folder
+        self.spec = suite.spec()
+        self.options = suite.built_options()
+        self.seat = Seat(
+            backend=suite.backend,
+            modules=tuple(module.__name__ for module in suite.modules),
+            device=suite.device,
+        )
+        self.alone = World(1, self.seat, apart=suite.apart)
+        self.several: World | None = None
+
+    @functools.cached_property
+    def model(self) -> str:
+        if self.suite.model is not None:
+            return self.suite.model
+        return str(write_tiny_model(self.folder / "lm", seed=1))
+
+    @functools.cached_property
+    def headed_model(self) -> str:
+        """A model whose head gives one number, saved with it."""
+        return write_headed_model(self.model, self.folder / "headed")
+
+    def case(self, **fields: Any) -> Case:
+        """A case of this backend, with its options."""
+        given = {"model": self.model, "options": self.options, "engine_kwargs": self.suite.engine_kwargs}
+        if fields.get("head", Head.LM) is not Head.LM:
+            given["model"] = self.headed_model
+        return Case(**{**given, **fields})
+
+    def drive(self, **fields: Any) -> Driven:
+        """Drives a case on one rank."""
+        found: Driven = self.alone.run(drive, self.case(**fields))[0]
+        return found
+
+    def run(self, job: Job, *arguments: Any) -> Any:
+        """Runs a job on one rank."""
+        return self.alone.run(job, *arguments)[0]
+
+    def drive_split(self, case: Case) -> list[Driven]:
+        """Drives a case on every rank of the world of several."""
+        if self.several is None:
+            self.several = World(self.suite.world, self.seat)
+        return self.several.run(drive, case)
+
+    def new_folder(self, name: str) -> Path:
+        """An empty folder."""
+        path = self.folder / f"{name}-{sum(1 for _ in self.folder.iterdir())}"
+        path.mkdir()
+        return path
+
+    def close(self) -> None:
+        self.alone.close()
+        if self.several is not None:
+            self.several.close()
+
+    def holds(self, measured: Measured, ranks: Sequence[Driven], expected: Driven, where: str = "") -> None:
+        """Losses, norms, rates, metrics, outputs and weights are the expected ones."""
+        behind = f", {where}" if where else ""
+        worst = dict.fromkeys(("loss", "sums", "maxima"), 0.0)
+        for rank in ranks:
+            for mine, theirs in zip(rank.results, expected.results, strict=True):
+                worst["loss"] = max(worst["loss"], abs(mine.loss - theirs.loss))
+                worst["sums"] = max(worst["sums"], _furthest(mine.sums, theirs.sums))
+                worst["maxima"] = max(worst["maxima"], _furthest(mine.maxima, theirs.maxima))
+        for name, value in worst.items():
+            measured.at_most(f"largest difference of {name}{behind}", value, self.suite.step_tolerance)
+        norms = [abs(a / b - 1) for rank in ranks for a, b in zip(rank.norms, expected.norms, strict=True)]
+        measured.at_most(f"gradient norm, relative{behind}", max(norms, default=0.0), self.suite.step_tolerance)
+        weights = furthest_weight(whole(ranks), whole_of(expected))
+        measured.at_most(f"largest difference of weights{behind}", weights, self.suite.step_tolerance)
+        for name in expected.outputs:
+            measured.at_most(
+                f"largest difference of {name}{behind}", furthest_output(ranks, expected, name), self.suite.tolerance
+            )
+
+    def holds_to_plain(self, measured: Measured, ranks: Sequence[Driven], case: Case, where: str = "") -> None:
+        self.holds(measured, ranks, drive_plain(replace(case, load=None, save=None, export=None)), where)
+
+
+def whole_of(driven: Driven) -> dict[str, Tensor]:
+    """Tensors of a run that holds every one of them whole."""
+    return {name: tensor.float() for name, _, tensor in driven.shards} if driven.layout is None else whole([driven])
+
+
+def furthest_weight(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Largest difference of any element; infinite where names, shapes or cover differ."""
+    if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in theirs.items()}:
+        return math.inf
+    worst = max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
+    return worst if math.isfinite(worst) else math.inf
+
+
+def furthest_output(ranks: Sequence[Driven], expected: Driven, name: str) -> float:
+    """Largest difference of an output, row by row; infinite where rows are missing or have another length."""
+    mine, theirs = by_row(ranks, name), by_row([expected], name)
+    if mine.keys() != theirs.keys() or any(mine[row].shape != theirs[row].shape for row in theirs):
+        return math.inf
+    worst = max(float((mine[row] - theirs[row]).abs().max()) for row in theirs)
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _furthest(mine: Any, theirs: Any) -> float:
+    if mine.keys() != theirs.keys():
+        return math.inf
+    return max((abs(mine[name] - theirs[name]) for name in theirs), default=0.0)
+
+
+def write_headed_model(source: str, folder: Path) -> str:
+    """The same model with a head of one number, random but saved."""
+    from transformers import AutoConfig, AutoModelForTokenClassification
+
+    config = AutoConfig.from_pretrained(source)
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = AutoModelForTokenClassification.from_pretrained(source, config=config, dtype=torch.float32)
+        for parameter in model.score.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return str(folder)

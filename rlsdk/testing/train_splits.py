@@ -1,0 +1,100 @@
+"""Requirements: every parallel split that is claimed gives what one rank gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from rlsdk.interfaces import Capability
+from rlsdk.testing.driving import Case, train_batch, whole
+from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.train_gradients import three_steps
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+
+
+class SplitRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("parallel.data", needs=Capability.DATA_PARALLEL)
+    def test_split_data(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows over two ranks, unevenly: losses, gradient, weights and outputs are those of one; the same when one rank
+        has every row."""
+        case = split_case(lab, Capability.DATA_PARALLEL, default={})
+        for name, changes in (
+            ("all in one pass", {}),
+            ("2 rows a pass", {"rows": 2}),
+            ("an idle rank", {"lonely": True}),
+        ):
+            found = replace(case, **changes)
+            lab.holds_to_plain(measured, lab.drive_split(found), found, name)
+
+    @requirement("parallel.tensor", needs=Capability.TENSOR_PARALLEL)
+    def test_split_tensor(self, lab: TrainLab, measured: Measured) -> None:
+        """Matrices over two ranks: losses, gradient, weights and outputs are those of one."""
+        self._holds(lab, measured, Capability.TENSOR_PARALLEL)
+
+    @requirement("parallel.pipeline", needs=Capability.PIPELINE_PARALLEL)
+    def test_split_pipeline(self, lab: TrainLab, measured: Measured) -> None:
+        """Layers over two ranks: losses, gradient, weights and outputs are those of one."""
+        self._holds(lab, measured, Capability.PIPELINE_PARALLEL)
+
+    @requirement("parallel.context", needs=Capability.CONTEXT_PARALLEL)
+    def test_split_context(self, lab: TrainLab, measured: Measured) -> None:
+        """Tokens of a row over two ranks: losses, gradient, weights and outputs are those of one."""
+        self._holds(lab, measured, Capability.CONTEXT_PARALLEL)
+
+    @requirement("parallel.resume", needs=Capability.DATA_PARALLEL)
+    def test_split_resume(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of two ranks goes on exactly on two ranks."""
+        folder = str(lab.new_folder("saved"))
+        case = split_case(lab, Capability.DATA_PARALLEL, default={})
+        steps = [*three_steps(), *three_steps()]
+        on = lab.drive_split(replace(case, steps=steps, save=folder, save_after=3))
+        again = lab.drive_split(replace(case, steps=steps[3:], load=folder))
+        measured.equal("largest difference of weights", furthest_weight(whole(again), whole(on)), 0.0)
+
+    @requirement("checkpoint.reshard", needs=Capability.RESHARD_ON_LOAD)
+    def test_reshard(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of two ranks loads on one, and the steps behind it are the same but for rounding."""
+        folder = str(lab.new_folder("saved"))
+        case = split_case(lab, Capability.DATA_PARALLEL, default={})
+        steps = [*three_steps(), *three_steps()]
+        on = lab.drive_split(replace(case, steps=steps, save=folder, save_after=3))
+        again = lab.drive(steps=steps[3:], load=folder)
+        worst = furthest_weight(whole_of(again), whole(on))
+        measured.at_most("largest difference of weights", worst, lab.suite.step_tolerance)
+
+    def _holds(self, lab: TrainLab, measured: Measured, capability: Capability) -> None:
+        case = split_case(lab, capability)
+        for name, rows in (("all in one pass", None), ("2 rows a pass", 2)):
+            found = replace(case, rows=rows)
+            lab.holds_to_plain(measured, lab.drive_split(found), found, name)
+
+
+def split_case(lab: TrainLab, capability: Capability, default: Mapping[str, Any] | None = None) -> Case:
+    """A case whose options ask for this split."""
+    given = lab.suite.splits.get(capability.value, default)
+    if given is None:
+        given = guessed(lab, capability)
+    kind = lab.suite.registry().load_options(lab.spec)
+    options = lab.options
+    if given and kind is not None:
+        options = replace(options, **given) if is_dataclass(options) else kind(**given)  # type: ignore[type-var]
+    batch = train_batch(11, seed=80)
+    return lab.case(steps=three_steps(), options=options, probe=(batch, ("log_probs",)))
+
+
+def guessed(lab: TrainLab, capability: Capability) -> Mapping[str, Any]:
+    """The field of the backend's options that is called like the capability, set to the size of the world."""
+    kind = lab.suite.registry().load_options(lab.spec)
+    names = {field.name for field in fields(kind)} if kind is not None and is_dataclass(kind) else set()
+    for name in (capability.value, f"{capability.value}_size"):
+        if name in names:
+            return {name: lab.suite.world}
+    pytest.skip(
+        f"{capability.value} is claimed, and no option of {lab.suite.backend!r} is called so: set "
+        f"splits = {{{capability.value!r}: {{OPTION: {lab.suite.world}}}}} in the suite's class"
+    )

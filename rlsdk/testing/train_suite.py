@@ -1,0 +1,53 @@
+"""TrainConformance: what a TrainEngine has to hold, by requirement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rlsdk.interfaces import BackendKind
+from rlsdk.testing.suite import Suite
+from rlsdk.testing.train_gradients import GradientRequirements
+from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.train_lifetime import LifetimeRequirements
+from rlsdk.testing.train_outputs import OutputRequirements
+from rlsdk.testing.train_splits import SplitRequirements
+
+
+class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequirements, SplitRequirements, Suite):
+    """Subclass it with the name of a backend; a run of pytest does the rest.
+
+    Every requirement builds engines of its own. They run in this process; those about more than one rank in a world of
+    processes that starts once.
+    """
+
+    kind = BackendKind.TRAIN
+    model: ClassVar[str | None] = None
+    """Folder of a small causal LM of 128 tokens at least; None: a random Qwen2 of 0.3 million parameters. Only float32
+    is compared."""
+    tolerance: ClassVar[float] = 1e-4
+    """Largest difference of an output from plain transformers on a CPU, float32."""
+    step_tolerance: ClassVar[float] = 1e-4
+    """Largest difference of a weight after three steps of size 0.01, and of a gradient's norm, relative."""
+    splits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """A parallel capability's value -> options of a world of `world` ranks that is split so. Without: the field of the
+    backend's options that is called like the capability (or with `_size` behind it) is set to 2."""
+    apart: ClassVar[bool] = False
+    """Runs single ranks in a process of their own too: for an engine that changes the process it is in."""
+    world: ClassVar[int] = 2
+    """Ranks of a split world."""
+    leak_steps: ClassVar[int] = 50
+    """Steps whose memory is counted, after a fifth as many that are not."""
+    leak_mib: ClassVar[float] = 24.0
+    """Most memory that those steps may add."""
+
+    @classmethod
+    def make_lab(cls, folder: Path) -> TrainLab:
+        return TrainLab(cls, folder)
+
+    @pytest.fixture
+    def lab(self, rlsdk_lab: TrainLab) -> TrainLab:
+        return rlsdk_lab

@@ -1,0 +1,177 @@
+"""Worlds of ranks: one in this process, or several processes that find each other as those of a run do."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
+from rlsdk.kit.rendezvous import hold_port
+from rlsdk.registry import Registry
+
+GRACE_S = 20.0
+START_TIMEOUT_S = 300.0
+JOB_TIMEOUT_S = 240.0
+SEED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One rank: what a job is given, and builds its engines with."""
+
+    backend: str
+    modules: Sequence[str] = ()
+    """Entry modules of plugins that are not installed."""
+    device: str = "cpu"
+    rank: int = 0
+    size: int = 1
+    port: int = 0
+
+    def engine(self) -> TrainEngine:
+        """One that was not initialized."""
+        registry = Registry.discover()
+        for name in self.modules:
+            registry.register_module(importlib.import_module(name))
+        engine: TrainEngine = registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))()
+        return engine
+
+    def start(self, spec: TrainSpec) -> TrainEngine:
+        """An engine of this rank; every rank of the world starts it."""
+        engine = self.engine()
+        ctx = RankContext(
+            role="actor",
+            rank=self.rank,
+            world_size=self.size,
+            local_rank=self.rank,
+            device=self.device if self.device == "cpu" else f"cuda:{self.rank}",
+            master_port=self.port,
+            timeout_s=JOB_TIMEOUT_S / 2,
+            seed=SEED,
+        )
+        try:
+            engine.initialize(ctx, spec)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
+Job = Callable[..., Any]
+"""A picklable function of a `Seat` and its arguments; run by every rank at once."""
+
+
+class World:
+    """So many ranks. Their processes start with the first job and serve all that follow."""
+
+    def __init__(self, size: int, seat: Seat, *, apart: bool = False) -> None:
+        self.size = size
+        self.inside = size == 1 and not apart
+        """The one rank is this process."""
+        self.seats = [replace(seat, rank=rank, size=size) for rank in range(size)]
+        self.processes: list[Any] = []
+        self.lines: list[Any] = []
+
+    def run(self, job: Job, *arguments: Any) -> list[Any]:
+        """What the job returns, by rank.
+
+        Raises:
+            Exception: what the first rank that failed raised, with its traceback in a note.
+            RuntimeError: a rank ended, or gave no answer in time.
+        """
+        if self.inside:
+            return [job(self.seats[0], *arguments)]
+        if not self.processes:
+            self._start()
+        self._send(0, None)
+        port = self._answers([0], START_TIMEOUT_S)[0]
+        for rank, seat in enumerate(self.seats):
+            self._send(rank, (job, replace(seat, port=port), arguments))
+        answers = self._answers(range(self.size), JOB_TIMEOUT_S)
+        return [answers[rank] for rank in range(self.size)]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        atexit.unregister(self.close)
+        for line in self.lines:
+            line.close()
+        for process in self.processes:
+            process.join(20)
+            process.kill()
+            process.join()
+        self.processes, self.lines = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        atexit.register(self.close)
+        for rank in range(self.size):
+            mine, theirs = context.Pipe()
+            # No daemon: engines may start processes of their own.
+            process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}")
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.lines.append(mine)
+
+    def _send(self, rank: int, message: Any) -> None:
+        self.lines[rank].send_bytes(pickle.dumps(message))
+
+    def _answers(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Any]:
+        """Of these ranks. When one fails the others are given a little time: they may wait for it."""
+        answers: dict[int, Any] = {}
+        failed: BaseException | None = None
+        deadline = time.monotonic() + timeout_s
+        waiting = {self.lines[rank]: rank for rank in ranks}
+        while waiting and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
+            for line in ready:
+                rank = waiting.pop(line)
+                try:
+                    kind, answers[rank], trace = pickle.loads(line.recv_bytes())  # type: ignore[union-attr]
+                except EOFError:
+                    kind, answers[rank], trace = "error", RuntimeError(f"rank {rank} ended"), ""
+                if kind == "error" and failed is None:
+                    failed = answers[rank]
+                    failed.add_note(f"on rank {rank} of {self.size}:\n{trace}")
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if waiting:
+            self.close()
+            failed = failed or RuntimeError(f"ranks {sorted(waiting.values())} gave no answer in {timeout_s:g} s")
+        if failed is not None:
+            raise failed
+        return answers
+
+
+def _serve(line: Any) -> None:
+    """A rank: gives ports out, runs jobs, until its line is closed."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            asked = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError):
+            return
+        if asked is None:
+            answer: tuple[str, Any, str] = ("result", hold_port("127.0.0.1"), "")
+        else:
+            job, seat, arguments = asked
+            answer = _ran(job, seat, arguments)
+        line.send_bytes(pickle.dumps(answer))
+
+
+def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[str, Any, str]:
+    try:
+        return ("result", job(seat, *arguments), "")
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return ("error", RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc())
+        return ("error", error, traceback.format_exc())

@@ -1,0 +1,248 @@
+"""`rlsdk doctor`: each check on facts that are given, and the whole command in environments that were sabotaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.cli.doctor import run
+from rlsdk.doctor import Finding, Health, machine, packages, verdict
+from rlsdk.doctor import plugins as plugin_checks
+from rlsdk.doctor.cluster import cluster
+from rlsdk.doctor.examine import count_gpus, guarded
+from rlsdk.doctor.machine import GIB, Space
+from rlsdk.doctor.probe import Answer, ask
+from rlsdk.interfaces import BackendKind, BackendSpec
+from rlsdk.registry import Row, Source, State
+
+ROOM = Space(total_bytes=64 * GIB, free_bytes=32 * GIB)
+TIGHT = Space(total_bytes=64 * GIB, free_bytes=4 * GIB)
+FULL = Space(total_bytes=64 * GIB, free_bytes=100 << 20)
+
+
+@pytest.mark.parametrize(
+    ("finding", "state", "said", "mend"),
+    [
+        (lambda: packages.interpreter("3.12.1", ">=3.11,<3.14"), "ok", "3.12.1", ""),
+        (lambda: packages.interpreter("3.9.2", ">=3.11,<3.14"), "fault", "rlsdk supports >=3.11", "uv venv --python"),
+        (lambda: machine.memory(ROOM), "ok", "32.0 GiB free of 64.0 GiB", ""),
+        (lambda: machine.memory(TIGHT), "warning", "small models only", "ps -eo"),
+        (lambda: machine.memory(FULL), "fault", "too little", "ps -eo"),
+        (lambda: machine.shared_memory(space=ROOM), "ok", "/dev/shm", ""),
+        (lambda: machine.shared_memory(space=FULL, contained=True), "warning", "100 MiB", "docker run --shm-size"),
+        (lambda: machine.shared_memory(space=FULL, contained=False), "warning", "files", "sudo mount -o remount"),
+        (lambda: machine.shared_memory(Path("/nowhere")), "fault", "is not there", "mount -t tmpfs"),
+        (lambda: machine.run_folder(Path("/"), FULL), "fault", "12 bytes or more", "du -xh /"),
+        (lambda: machine.run_folder(Path("/dev/null/runs")), "fault", "not a folder", "--trainer.run_dir"),
+        (lambda: machine.temporary_folder(Path("/nowhere")), "fault", "No such file", "export TMPDIR"),
+        (lambda: machine.open_files((65536, 65536)), "ok", "65536", ""),
+        (lambda: machine.open_files((1024, 1 << 20)), "warning", "1024 a process", "ulimit -n 65536"),
+        (lambda: machine.open_files((256, 1024)), "fault", "256 a process", "sudo prlimit"),
+        (lambda: machine.ports(28232, ""), "ok", "28232 ports", ""),
+        (lambda: machine.ports(100, ""), "warning", "100 ports", "sudo sysctl"),
+        (lambda: machine.ports(28232, "no connection to 127.0.0.1"), "fault", "no connection", "sudo ip link"),
+        (lambda: packages.ray(Answer(error="ImportError: _raylet.so")), "fault", "_raylet.so", "--force-reinstall"),
+        (lambda: cluster("h:1", Answer(error="refused")), "fault", "'h:1': refused", "ray start --head"),
+    ],
+)  # fmt: skip
+def test_a_check_says_how_it_is_and_what_mends_it(
+    finding: Callable[[], Finding], state: str, said: str, mend: str
+) -> None:
+    found = finding()
+    assert found.state == state
+    assert said in found.found
+    assert mend in found.mend
+    assert bool(found.mend) == (state != "ok")
+    assert "\n" not in found.mend
+
+
+def torch_answer(**facts: Any) -> Answer:
+    return Answer(facts={"version": "2.13", "cuda": None, "gpus": [], "why": "", "right": True, **facts})
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "answer", "states", "said", "mend"),
+    [
+        (0, torch_answer(), ["ok", "ok"], "no GPU", ""),
+        (2, torch_answer(cuda="12.8", gpus=[["H100", 80 * GIB]] * 2), ["ok", "ok"], "2 GPUs: H100 of 80 GiB", ""),
+        (2, torch_answer(), ["ok", "fault"], "2 GPUs, but torch is built without CUDA", "--index-url"),
+        (2, torch_answer(cuda="12.8", why="driver too old"), ["ok", "fault"], "use 0: driver too old", "nvidia-smi"),
+        (2, torch_answer(cuda="12.8", gpus=[["H100", GIB]]), ["ok", "fault"], "torch can use 1", "nvidia-smi"),
+        (0, torch_answer(right=False), ["fault"], "came out wrong", "--force-reinstall torch"),
+        (0, Answer(error="its process died of SIGILL"), ["fault"], "died of SIGILL", "--force-reinstall 'torch>="),
+    ],
+)  # fmt: skip
+def test_torch_must_import_compute_and_see_the_gpus(
+    num_gpus: int, answer: Answer, states: list[str], said: str, mend: str
+) -> None:
+    found = list(packages.torch(num_gpus, answer))
+    assert [finding.state for finding in found] == states
+    assert said in found[-1].found
+    assert mend in found[-1].mend
+
+
+def test_requirements_that_are_missing_or_of_another_version_are_named_with_the_command() -> None:
+    declared = ["pytest>=1", "pluggy<0.1", "no-such-thing>=2", "wandb; extra == 'wandb'", "x; python_version < '3'"]
+    found = {finding.check: finding for finding in packages.requirements(declared)}
+    assert set(found) == {"pluggy", "no-such-thing", "packages"}
+    assert found["packages"].found.startswith("1 of")
+    assert "but rlsdk needs <0.1" in found["pluggy"].found
+    assert found["no-such-thing"].mend.endswith("install 'no-such-thing>=2'") or "uv pip" in found["no-such-thing"].mend
+
+
+def test_gpus_are_counted_as_far_as_this_process_may_use_them(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert count_gpus(tmp_path, "") == 0
+    assert count_gpus(tmp_path, "1") == 1
+    assert count_gpus(tmp_path, "-1") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise OSError('libcudart.so.99: cannot open')", "OSError: libcudart.so.99: cannot open"),
+        ("import os; os.abort()", "its process died of SIGABRT"),
+        ("import time; time.sleep(60)", "no answer within 2 s"),
+        ("sys.exit(3)", "its process ended with code 3 and said nothing"),
+    ],
+)
+def test_a_probe_that_fails_crashes_or_hangs_costs_its_answer_only(code: str, error: str) -> None:
+    assert ask(code, timeout_s=2.0 if "sleep" in code else 60.0).error == error
+    assert ask("print('noise'); answer(a=[1])\nprint('more')", timeout_s=60.0).facts == {"a": [1]}
+
+
+def test_a_check_that_fails_by_itself_becomes_a_warning() -> None:
+    def broken() -> Finding:
+        raise ZeroDivisionError("oh")
+
+    (found,) = guarded("memory", broken)
+    assert (found.check, found.state) == ("memory", Health.WARNING)
+    assert "ZeroDivisionError: oh" in found.found
+    assert verdict([found]) is Health.WARNING
+    assert verdict([]) is Health.OK
+
+
+def backend(state: State, reason: str = "", **fields: Any) -> Row:
+    spec = BackendSpec(name="gale", kind=BackendKind.TRAIN, engine="gale:Engine", **fields)
+    source = Source(distribution="rlsdk-gale", version="0.4", entry_point="gale")
+    return Row(name="gale", kind=BackendKind.TRAIN, source=source, state=state, reason=reason, spec=spec)
+
+
+NEEDS: dict[str, Any] = {"engine_requires": {"no-such|pluggy": ">=1,<2"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "state", "said", "mend"),
+    [
+        (backend(State.READY, **NEEDS), Answer(facts={}), "ok", "pluggy 1.", ""),
+        (backend(State.READY), Answer(error="OSError: lib.so"), "fault", "lib.so", "--force-reinstall rlsdk-gale"),
+        (backend(State.UNTESTED, "tested with", **NEEDS), Answer(facts={}), "warning", "tested", "'pluggy>=1,<2'"),
+        (backend(State.ENGINE_MISSING, "needs x", install_hint="get x"), None, "fault", "needs x", "get x"),
+        (backend(State.ENGINE_MISSING, "needs x", engine_requires={"x|y": ">1"}), None, "fault", "", "'x>1'"),
+        (backend(State.WRONG_INTERFACE, "for 9.0"), None, "fault", "for 9.0", "--upgrade rlsdk-gale"),
+        (backend(State.CLASH, "also by z"), None, "fault", "also by z", "uninstall rlsdk-gale"),
+        (backend(State.BROKEN, "no import"), None, "fault", "no import", "--force-reinstall rlsdk-gale"),
+        (backend(State.DISABLED, "left out"), None, "ok", "left out", ""),
+    ],
+)  # fmt: skip
+def test_every_state_of_a_plugin_is_told_with_what_mends_it(
+    row: Row, answer: Answer | None, state: str, said: str, mend: str
+) -> None:
+    def probe(spec: BackendSpec) -> Answer:
+        assert answer is not None, "what cannot be used is not imported"
+        return answer
+
+    (found,) = plugin_checks.plugins([row], probe)
+    assert (found.check, found.state) == ("train gale", state)
+    assert said in found.found
+    assert mend in found.mend
+
+
+def test_packages_of_an_engine_are_imported_by_the_names_that_it_is_installed_under() -> None:
+    assert plugin_checks.import_names("no-such-thing|torch") == ["torch"]
+    assert plugin_checks.import_names("no-such-thing") == []
+
+
+SABOTAGED = {
+    "torch": ("raise OSError('libtorch_cuda.so: cannot open shared object file')", "libtorch_cuda.so"),
+    "ray": ("raise ModuleNotFoundError(\"No module named 'ray._raylet'\")", "No module named 'ray._raylet'"),
+}
+
+
+@pytest.fixture(scope="module")
+def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The command where neither torch nor Ray can be imported, with a plugin that is broken and one without engine."""
+    folder = tmp_path_factory.mktemp("sabotaged")
+    for name, (code, _) in SABOTAGED.items():
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(code + "\n")
+    plugin = (
+        "from rlsdk.interfaces import BackendKind, BackendSpec, hookimpl\n@hookimpl\n"
+        "def rlsdk_register_backends(register):\n"
+        "    register(BackendSpec(name='lost', kind=BackendKind.TRAIN, engine='lost:Engine',\n"
+        "        engine_requires={'no-such-engine': '>=1'}, install_hint='pip install no-such-engine'))\n"
+    )
+    for name, source in (("rlsdk_lost", plugin), ("rlsdk_wreck", "raise OSError('libwreck.so')\n")):
+        (folder / f"{name}.py").write_text(source)
+        info = folder / f"{name}-0.4.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 0.4\n")
+        (info / "entry_points.txt").write_text(f"[rlsdk]\n{name.removeprefix('rlsdk_')} = {name}\n")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "rlsdk.cli", "doctor", "--json", "--run-dir", str(folder / "runs")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "RLSDK_PLUGINS": "lost,wreck", "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+
+
+def test_where_torch_and_ray_are_broken_the_doctor_still_speaks(sabotaged: subprocess.CompletedProcess[str]) -> None:
+    assert sabotaged.returncode == 1, sabotaged.stderr
+    report = json.loads(sabotaged.stdout)
+    assert report["verdict"] == "fault"
+    found = {finding["check"]: finding for finding in report["findings"]}
+    for name, (_, said) in SABOTAGED.items():
+        assert found[name]["state"] == "fault"
+        assert said in found[name]["found"]
+        assert f"--force-reinstall '{name}>=" in found[name]["mend"]
+    assert found["train lost"]["mend"] == "pip install no-such-engine"
+    assert "libwreck.so" in found["plugin wreck"]["found"]
+    assert found["train torch"]["state"] == "fault"
+    for name in ("interpreter", "processors", "memory", "shared memory", "run folder", "open files", "ports"):
+        assert name in found
+
+
+def test_a_sound_environment_ends_well_and_without_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def some(run_dir: Path, ray_address: str | None) -> list[Finding]:
+        return [Finding(check="ray", state=Health.OK, found="[version] 2")]
+
+    monkeypatch.setattr("rlsdk.cli.doctor.examine", some)
+    run(tmp_path, None, as_json=False)
+    assert capsys.readouterr().out == f"ok       {'ray':<20} [version] 2\n\nverdict: well: nothing to mend\n"
+
+
+def test_the_verdict_lists_what_mends_the_worst_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = [
+        Finding(check="open files", state=Health.WARNING, found="few", mend="ulimit -n 65536"),
+        Finding(check="ray", state=Health.FAULT, found="gone", mend="pip install 'ray[a]'"),
+    ]
+    monkeypatch.setattr("rlsdk.cli.doctor.examine", lambda *_: bad)
+    with pytest.raises(SystemExit) as caught:
+        run(tmp_path, None, as_json=False)
+    assert caught.value.code == 1
+    said = capsys.readouterr().out
+    assert "verdict: 1 fault and 1 warning\n\nFAULT ray\n  pip install 'ray[a]'\n\nwarning open files\n" in said
