@@ -37,6 +37,7 @@ environment-sglang:
 check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
 check-sglang: environment-sglang
+check-sglang: export PYTHONPATH = $(CURDIR)/plugins/sglang/tests/standins
 check-%:
 	@mkdir -p docs/conformance
 	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \

@@ -32,7 +32,10 @@ class StandIn(types.ModuleType):
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
         top = name.partition(".")[0]
-        if top not in LACKING or name == f"sgl_kernel.{name[11:]}" or not _asked_by_sglang():
+        if name not in LACKING and top != "torchvision":
+            return None
+        # What is there, is used.
+        if importlib.machinery.PathFinder.find_spec(top) is not None or not _asked_by_sglang():
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=top == "torchvision")
 
