@@ -74,6 +74,8 @@ class SglangRolloutEngine(RolloutEngine):
         self.version: int | None = 0 if spec.load_weights else None
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
+        self.latest = 0
+        """The version that was served last."""
         self.asleep: set[str] = set()
         self.released: set[str] = set()
         """Of what is asleep: what gave its memory back."""
@@ -93,6 +95,7 @@ class SglangRolloutEngine(RolloutEngine):
                 _ = self.stop_text.tokenizer
         call = Call(sum(request.n for request in requests))
         with self.lock:
+            self._served()
             self.num_calls += 1
             samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
             self.engine.call(self._begin, samples)
@@ -132,7 +135,7 @@ class SglangRolloutEngine(RolloutEngine):
             self.engine.drop_caches(paused=self.paused)
             fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.name_version(version)
-            self.version = version
+            self.version = self.latest = version
         num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
@@ -249,9 +252,8 @@ class SglangRolloutEngine(RolloutEngine):
             self._withdraw([sample])
 
     def _take(self, sample: Sample, progress: Progress) -> None:
-        version = self.version or 0
         for token, log_prob in zip(progress.token_ids, progress.log_probs, strict=True):
-            sample.extend([token], [log_prob], version)
+            sample.extend([token], [log_prob], self.latest)
             if self._ends_in_text(sample):
                 self._end(sample, FinishReason.STOP)
                 return
@@ -268,12 +270,12 @@ class SglangRolloutEngine(RolloutEngine):
         self._withdraw([sample])
         if not all(map(math.isfinite, sample.log_probs)):
             error = RlsdkError(
-                f"the model gives logits that are not finite, with the weights of version {self.version}: training has "
+                f"the model gives logits that are not finite, with the weights of version {self.latest}: training has "
                 "diverged, or the weights are damaged"
             )
             sample.call.fail(error)
         else:
-            sample.finish(reason, self.version or 0)
+            sample.finish(reason, self.latest)
 
     def _withdraw(self, samples: Sequence[Sample]) -> None:
         """Forgets samples; SGLang ends what it still does for them."""
@@ -290,11 +292,10 @@ class SglangRolloutEngine(RolloutEngine):
             sample.call.fail(error)
         self._withdraw(running)
 
-    def _served(self) -> int:
+    def _served(self) -> None:
         self._awake(*PARTS)
         if self.version is None:
             raise WeightSyncError(f"nothing can be generated: {self.refusal}")
-        return self.version
 
     def _awake(self, *parts: str) -> None:
         if self.asleep & set(parts):
