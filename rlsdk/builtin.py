@@ -19,6 +19,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             name="torch",
             kind=BackendKind.TRAIN,
             engine="rlsdk.reference.torch_engine:TorchTrainEngine",
+            forecast="rlsdk.reference.forecast:forecast_training",
             description="One process of plain torch: the embedded default, and what other engines are tested against.",
             capabilities=frozenset(
                 {
@@ -39,6 +40,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             name="transformers",
             kind=BackendKind.ROLLOUT,
             engine="rlsdk.reference.transformers_rollout:TransformersRolloutEngine",
+            forecast="rlsdk.reference.forecast:forecast_rollout",
             description="Batched, cached decoding of any transformers model in one process.",
             capabilities=frozenset(
                 {

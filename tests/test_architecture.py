@@ -32,7 +32,8 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
 ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "doctor")}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "testing"}
+ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rewards"}
+ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "planning", "testing"}
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 

@@ -102,6 +102,23 @@ def make_model(
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
 
+@app.command(context_settings=FIELDS, help="What `rlsdk train` with the same arguments would be; takes no device.")
+def plan(
+    context: typer.Context,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[:NODESxDEVICES]", help="h100, 80GiB, cpu, ...; without it, this machine."),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Folder of a run whose phases' seconds the times come from.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of tables.")] = False,
+) -> None:
+    from rlsdk.cli.plan import run
+
+    run(context.args, hardware=hardware, calibration=calibration, as_json=as_json)
+
+
 @app.command(help="What is wrong with this machine and its environment, and the command that mends it.")
 def doctor(
     run_dir: Annotated[Path, typer.Option(help="Folder that runs are written to: is there room?")] = Path("runs"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,26 +23,56 @@ QUICKSTART = "quickstart.yaml"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def run(args: Sequence[str]) -> None:
-    """Checks everything that can be checked, then trains."""
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A run that was checked against what is installed."""
+
+    config: RunConfig
+    registry: Registry
+    device: str
+    """`cpu` or `cuda`, where the placement leaves it open."""
+    makes_model: bool
+    """The quickstart: its model is made on the spot."""
+
+
+def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
+    """Reads the arguments of `rlsdk train` and checks everything that can be checked.
+
+    Args:
+        args: as typed.
+        device: what `placement.device: auto` comes out as; None: what this machine has.
+
+    Raises:
+        ConfigError: lists all that is wrong.
+    """
     registry = Registry.discover()
     quickstart = not names_a_task(args)
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
 
     from rlsdk.trainer.parts import check_sources
-    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
     from rlsdk.trainer.session import resolve_device, role_devices
 
-    device = resolve_device(config)
+    if device is None or config.placement.device != "auto":
+        device = resolve_device(config)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
     kind_of_model = "llama" if quickstart else model_type(config)
     if problems := check_run(checked, registry, kind_of_model, device, devices=role_devices(config, device)):
         raise config_error(problems)
     check_sources(config, registry)
+    return Resolved(config=config, registry=registry, device=device, makes_model=quickstart)
+
+
+def run(args: Sequence[str]) -> None:
+    """Checks everything that can be checked, then trains."""
+    resolved = resolve(args)
+    config, registry, device = resolved.config, resolved.registry, resolved.device
+
+    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
+
     run_dir = make_run_dir(config)
-    if quickstart:
+    if resolved.makes_model:
         from rlsdk.trainer.quickstart import make_model
 
         config = make_model(config, run_dir)

@@ -39,6 +39,7 @@ from rlsdk.interfaces.extend import (
     Tracker,
     TrackerContext,
 )
+from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
 from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
 from rlsdk.interfaces.hookspecs import ENTRY_POINT_GROUP, Hooks, RegisterBackend, RegisterComponent, hookimpl, hookspec
 from rlsdk.interfaces.model import Head, ModelSpec, OptimSpec, Parallel, RankContext, RolloutSpec, TrainSpec
@@ -97,6 +98,8 @@ __all__ = [
     "EngineGroup",
     "FieldSpec",
     "FinishReason",
+    "Forecast",
+    "ForecastFn",
     "ForwardBackwardResult",
     "GenerationOutput",
     "GenerationRequest",
@@ -121,6 +124,7 @@ __all__ = [
     "PolicyLoss",
     "PolicyLossInputs",
     "RankContext",
+    "RankMemory",
     "RegisterBackend",
     "RegisterComponent",
     "ReshardPlan",
@@ -146,6 +150,7 @@ __all__ = [
     "WeightShard",
     "WeightSyncError",
     "WorkerError",
+    "Workload",
     "check_batch",
     "concat",
     "fingerprint",

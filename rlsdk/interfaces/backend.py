@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from rlsdk.interfaces.capability import Capability, LogProbKind
 
-INTERFACE_VERSION = (1, 0)
+INTERFACE_VERSION = (1, 1)
 """Of everything in `rlsdk.interfaces`. A plugin fits when the major number is equal and its minor is not newer."""
 
 
@@ -29,6 +29,8 @@ class BackendSpec:
     options: str | None = None
     """`package.module:Class` of a dataclass (or pydantic model) with the backend's own options; must import without the
     engine. Types, defaults and docstrings of its fields are what `rlsdk plugins info` shows."""
+    forecast: str | None = None
+    """`package.module:function`, a `ForecastFn`: what the engine would hold, for `rlsdk plan`. None: unknown there."""
     description: str = ""
     interface: tuple[int, int] = INTERFACE_VERSION
     """The interface version that the plugin was written against."""

@@ -74,15 +74,24 @@ def _token_outputs(model: nn.Module, batch: Batch, names: Sequence[str], states:
     tokens = wanted.nonzero()[:, 0]
     hidden, targets = states.flat[states.index[tokens - 1]], batch["input_ids"][tokens]
     want_entropy = "entropy" in names
+    log_probs, entropy = token_log_probs(model, hidden, targets, batch.temperature, entropy=want_entropy)
+    found = {"log_probs": _at(tokens, log_probs, batch)}
+    if want_entropy:
+        found["entropy"] = _at(tokens, entropy, batch)
+    return {name: found[name] for name in names}
+
+
+def token_log_probs(
+    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(log-prob of each target, entropy of its distribution), both `[M]` float32, of `[M, H]` last hidden states; in
+    chunks, so that few logits exist at a time. Without `entropy` the second is the first."""
     size = max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
     chunks = [
-        _chunk_outputs(model, h, t, batch.temperature, want_entropy, len(tokens) > size)
+        _chunk_outputs(model, h, t, temperature, entropy, len(targets) > size)
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
     ]
-    found = {"log_probs": _at(tokens, torch.cat([c[0] for c in chunks]), batch)}
-    if want_entropy:
-        found["entropy"] = _at(tokens, torch.cat([c[1] for c in chunks]), batch)
-    return {name: found[name] for name in names}
+    return torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:

@@ -36,9 +36,9 @@ def _backend_faults(spec: Any) -> Iterator[str]:
         yield f"name {spec.name!r}: expected lower-case letters, digits and dashes"
     if not isinstance(spec.kind, BackendKind):
         yield f"kind {spec.kind!r}: expected one of {[f'BackendKind.{kind.name}' for kind in BackendKind]}"
-    for field in ("engine", "options"):
+    for field in ("engine", "options", "forecast"):
         value = getattr(spec, field)
-        if not (_is_import_string(value) or (field == "options" and value is None)):
+        if not (_is_import_string(value) or (field != "engine" and value is None)):
             yield f"{field} {value!r}: expected 'package.module:Class'"
     if not _is_version(spec.interface):
         yield f"interface {spec.interface!r}: expected two whole numbers, like {INTERFACE_VERSION}"

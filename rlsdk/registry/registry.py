@@ -13,6 +13,7 @@ from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
     ComponentSpec,
+    ForecastFn,
     PluginLoadError,
     RolloutEngine,
     TrainEngine,
@@ -155,6 +156,18 @@ class Registry:
                 "neither a dataclass nor a pydantic model; this is a bug of the plugin"
             )
         return options
+
+    def load_forecast(self, spec: BackendSpec) -> ForecastFn | None:
+        """Imports the function that says what the engine would hold, None when there is none.
+
+        Raises:
+            PluginLoadError: the import failed.
+        """
+        if spec.forecast is None:
+            return None
+        what = f"forecast of {spec.kind} backend {spec.name!r}"
+        found: ForecastFn = self._resolve(spec.forecast, what, self._source(spec))
+        return found
 
     def _claims(self) -> dict[tuple[str, str], list[Row]]:
         claims: dict[tuple[str, str], list[Row]] = defaultdict(list)

@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, TensorMeta, Transfer
+from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, TensorMeta, Transfer
 from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
 from rlsdk.sharding.holders import SAME_PROCESS
 
@@ -189,3 +189,27 @@ def sources_of(buckets: Sequence[Bucket]) -> set[int]:
     if isinstance(buckets, PackedBuckets):
         return set(np.unique(buckets.columns.source).tolist())
     return {bucket.source for bucket in buckets}
+
+
+def bytes_by_route(plan: ReshardPlan) -> dict[tuple[int, int, str], int]:
+    """Bytes by (source, target, transport)."""
+    found: dict[tuple[int, int, str], int] = {}
+    parts = plan.parts
+    if not isinstance(parts, PackedParts):
+        for bucket in plan.buckets:
+            route = bucket.source, bucket.target, bucket.transport
+            found[route] = found.get(route, 0) + bucket.num_bytes
+        return found
+    columns = parts.columns
+    width = np.array([DTYPE_BYTES[meta.dtype] for meta in parts.tensors], np.int64)
+    num_bytes = columns.size.prod(axis=1) * width[columns.name]
+    target = np.repeat(np.arange(len(parts)), np.diff(parts.start))
+    num_ways, num_targets = len(parts.transports), len(parts)
+    key = (columns.source.astype(np.int64) * num_targets + target) * num_ways + columns.transport
+    routes, which = np.unique(key, return_inverse=True)
+    sums = np.zeros(len(routes), np.int64)
+    np.add.at(sums, which.reshape(-1), num_bytes)
+    for route, total in zip(routes.tolist(), sums.tolist(), strict=True):
+        pair, way = divmod(route, num_ways)
+        found[*divmod(pair, num_targets), parts.transports[way]] = total
+    return found

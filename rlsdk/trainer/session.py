@@ -193,21 +193,43 @@ def _engine_modules(config: RunConfig, registry: Registry) -> list[str]:
     return [spec.engine.partition(":")[0] for spec in (train, rollout)]
 
 
-def train_role(
-    config: RunConfig, registry: Registry, cluster: Cluster, role: str, model: ModelSpec, optim: OptimSpec | None
-) -> RoleGroup:
-    """Starts the train backend under a role; `optim` None makes a frozen one."""
-    spec = registry.backend(BackendKind.TRAIN, config.train.backend)
-    train = TrainSpec(
+def train_spec(
+    config: RunConfig, registry: Registry, backend: BackendSpec, model: ModelSpec, optim: OptimSpec | None
+) -> TrainSpec:
+    """What a train engine is built from."""
+    return TrainSpec(
         model=model,
         optim=optim,
         micro_batch_tokens=config.train.micro_batch_tokens,
         micro_batch_rows=config.train.micro_batch_rows,
         activation_checkpointing=config.train.activation_checkpointing,
         init_from_config=config.model.init_from_config,
-        options=backend_options(spec, config.train.options, registry),
+        options=backend_options(backend, config.train.options, registry),
         engine_kwargs=dict(config.train.engine_kwargs),
     )
+
+
+def rollout_spec(
+    config: RunConfig, registry: Registry, backend: BackendSpec, *, load_weights: bool = False
+) -> RolloutSpec:
+    """What a rollout engine is built from."""
+    return RolloutSpec(
+        model=model_spec(config),
+        max_model_tokens=config.max_model_tokens,
+        max_running=config.rollout.max_running_samples,
+        tp_size=config.rollout.tp_size,
+        load_weights=load_weights,
+        options=backend_options(backend, config.rollout.options, registry),
+        engine_kwargs=dict(config.rollout.engine_kwargs),
+    )
+
+
+def train_role(
+    config: RunConfig, registry: Registry, cluster: Cluster, role: str, model: ModelSpec, optim: OptimSpec | None
+) -> RoleGroup:
+    """Starts the train backend under a role; `optim` None makes a frozen one."""
+    spec = registry.backend(BackendKind.TRAIN, config.train.backend)
+    train = train_spec(config, registry, spec, model, optim)
     group = cluster.create_group(role, host=TRAIN_HOST, args=(spec.engine, train))
     return RoleGroup(group=group, spec=spec)
 
@@ -215,15 +237,7 @@ def train_role(
 def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False) -> RoleGroup:
     """Starts the rollout backend; unless it loads them itself, its weights arrive by the first sync."""
     spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
-    rollout = RolloutSpec(
-        model=model_spec(config),
-        max_model_tokens=config.max_model_tokens,
-        max_running=config.rollout.max_running_samples,
-        tp_size=config.rollout.tp_size,
-        load_weights=load_weights,
-        options=backend_options(spec, config.rollout.options, registry),
-        engine_kwargs=dict(config.rollout.engine_kwargs),
-    )
+    rollout = rollout_spec(config, registry, spec, load_weights=load_weights)
     group = cluster.create_group(
         "rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout), devices_per_rank=config.rollout.tp_size
     )

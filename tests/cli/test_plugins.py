@@ -13,7 +13,9 @@ import pytest
 
 import rlsdk
 from rlsdk.cli import main
+from rlsdk.interfaces import INTERFACE_VERSION
 
+INTERFACE = ".".join(map(str, INTERFACE_VERSION))
 BROKEN = "raise OSError('libcudart.so.99: cannot open shared object file')\n"
 PLUGIN = """
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, hookimpl
@@ -76,8 +78,8 @@ def test_the_list_shows_what_works_what_does_not_and_why(plugins: Path) -> None:
     done = rlsdk_command("plugins", "list")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:7] == ["name", "kind", "distribution", "version", "interface", "state", "why"]
-    assert row_of(done.stdout, "torch").split() == ["torch", "train", "rlsdk", rlsdk.__version__, "1.0", "ready"]
-    assert row_of(done.stdout, "gale").split() == ["gale", "rollout", "rlsdk-gale", "0.4", "1.0", "ready"]
+    assert row_of(done.stdout, "torch").split() == ["torch", "train", "rlsdk", rlsdk.__version__, INTERFACE, "ready"]
+    assert row_of(done.stdout, "gale").split() == ["gale", "rollout", "rlsdk-gale", "0.4", INTERFACE, "ready"]
     assert row_of(done.stdout, "wreck").split()[:5] == ["wreck", "plugin", "rlsdk-wreck", "0.4", "broken"]
     assert "OSError: libcudart.so.99: cannot open shared object file" in row_of(done.stdout, "wreck")
 

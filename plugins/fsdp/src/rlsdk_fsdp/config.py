@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+WHOLE_GRADIENT_BYTES = 1 << 30
+"""`accumulate: auto` keeps a whole float32 gradient on every rank up to this size."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpOptions:

@@ -36,7 +36,7 @@ from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk_fsdp import checkpoint
-from rlsdk_fsdp.config import FsdpOptions
+from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
 from rlsdk_fsdp.parking import Parking
 from rlsdk_fsdp.shards import local, pieces_of
@@ -44,8 +44,6 @@ from rlsdk_fsdp.together import Tally, agreed
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, make_mesh, regain, release, set_reduction, shard
 
 PARTS = ("weights", "optimizer", "gradients")
-WHOLE_GRADIENT_BYTES = 1 << 30
-"""`accumulate: auto` keeps a whole float32 gradient on every rank up to this size."""
 PACKED = {"auto": None, "always": True, "never": False}
 
 

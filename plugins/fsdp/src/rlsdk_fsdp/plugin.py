@@ -13,6 +13,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.TRAIN,
             engine="rlsdk_fsdp.engine:FsdpTrainEngine",
             options="rlsdk_fsdp.config:FsdpOptions",
+            forecast="rlsdk_fsdp.forecast:forecast",
             description="torch FSDP2: full and hybrid sharding, one process per device.",
             capabilities=frozenset(
                 {

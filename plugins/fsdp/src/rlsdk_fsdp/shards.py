@@ -87,15 +87,20 @@ def box_of(name: str, parameter: Tensor) -> Box:
     offset, size = [0] * len(shape), list(shape)
     for axis, placement in enumerate(parameter.placements):
         if isinstance(placement, Shard):
-            dim, ranks = placement.dim, parameter.device_mesh.size(axis)
-            chunk = -(-shape[dim] // ranks)
-            offset[dim] = min(chunk * parameter.device_mesh.get_local_rank(axis), shape[dim])
-            size[dim] = min(chunk, shape[dim] - offset[dim])
+            dim, mesh = placement.dim, parameter.device_mesh
+            offset[dim], size[dim] = chunk_of(shape[dim], mesh.get_local_rank(axis), mesh.size(axis))
         elif not placement.is_replicate():
             raise LayoutError(f"{name!r} is placed as {placement}; expected whole or cut along one dimension")
     if tuple(local(parameter).shape) != tuple(size):
         raise LayoutError(f"this rank holds {tuple(local(parameter).shape)} of {name!r}, expected {tuple(size)}")
     return Box(tuple(offset), tuple(size))
+
+
+def chunk_of(rows: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """First of a rank's rows, and how many they are: chunks of ceil(rows / ranks), the last ones smaller or empty."""
+    chunk = -(-rows // num_ranks)
+    first = min(chunk * rank, rows)
+    return first, min(chunk, rows - first)
 
 
 def local(tensor: Tensor) -> Tensor:

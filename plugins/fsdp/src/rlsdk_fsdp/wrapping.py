@@ -80,7 +80,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
         "reshard_after_forward": options.reshard_after_forward,
         **_checked(spec.engine_kwargs),
     }
-    for layer in _layers(model) if options.wrap == "layers" else ():
+    for layer in layers_of(model) if options.wrap == "layers" else ():
         fully_shard(layer, **settings)
     # The root is needed again as soon as the backward pass begins, so it stays gathered in between.
     fully_shard(outputs, **{**settings, "reshard_after_forward": False})
@@ -137,7 +137,7 @@ def _groups(outputs: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in outputs.modules() if isinstance(module, FSDPModule))
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
+def layers_of(model: nn.Module) -> list[nn.Module]:
     """What transformers keeps on one device; where a model does not say, the members of its longest list."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     if layers := [module for module in model.modules() if type(module).__name__ in names]:

@@ -13,6 +13,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.ROLLOUT,
             engine="rlsdk_vllm.engine:VllmRolloutEngine",
             options="rlsdk_vllm.config:VllmOptions",
+            forecast="rlsdk_vllm.forecast:forecast",
             description="vLLM: paged attention, continuous batching, prefix caching.",
             capabilities=frozenset(
                 {

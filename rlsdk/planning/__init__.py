@@ -1,0 +1,10 @@
+"""What a run would be: placement, batch sizes, the move of weights, memory and times. Takes no device, starts no Ray,
+reads no weights."""
+
+from __future__ import annotations
+
+from rlsdk.planning.calibration import Calibration, read_calibration
+from rlsdk.planning.hardware import Hardware, parse_hardware
+from rlsdk.planning.plan import RunPlan, make_plan
+
+__all__ = ["Calibration", "Hardware", "RunPlan", "make_plan", "parse_hardware", "read_calibration"]

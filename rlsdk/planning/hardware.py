@@ -1,0 +1,99 @@
+"""The machines that a run is planned for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rlsdk.cluster import PlacementSpec
+from rlsdk.interfaces import ConfigError, nearest
+
+MIB, GIB = 1 << 20, 1 << 30
+GPU_MIB: Mapping[str, int] = {
+    "a10": 23028, "a100-40": 40960, "a100": 81920, "b200": 183359, "h100": 81559, "h200": 143771, "h20": 97871,
+    "l4": 23034, "l40s": 46068, "rtx4090": 24564, "t4": 15360, "v100": 32768,
+}  # fmt: skip
+"""Memory in MiB as `nvidia-smi` shows it (variants differ by a few): the SXM form where there are several."""
+_FORM = re.compile(r"(?P<what>[^:]+)(:(?P<nodes>\d+)x(?P<devices>\d+))?")
+_BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1 << 10,
+    "mi": MIB,
+    "gi": GIB,
+    "ti": 1 << 40,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Equal nodes with equal devices."""
+
+    name: str
+    device: str
+    """`cuda` or `cpu`."""
+    device_bytes: int | None
+    """Memory of a device; of a whole node where devices are processes on a CPU. None: unknown."""
+    num_nodes: int | None = None
+    """None: as many as the placement needs."""
+    devices_per_node: int | None = None
+
+
+def parse_hardware(text: str) -> Hardware:
+    """Reads `NAME` or `BYTES`, with `:NODESxDEVICES` behind it or without: `h100:8x8`, `80GiB`, `cpu`.
+
+    Raises:
+        ConfigError: neither a known name nor a number of bytes.
+    """
+    form = _FORM.fullmatch(text.strip())
+    if form is None:
+        raise ConfigError(f"--hardware {text!r}: expected NAME or BYTES, then :NODESxDEVICES, such as h100:8x8")
+    what = form["what"].lower()
+    nodes, devices = (int(form[key]) if form[key] else None for key in ("nodes", "devices"))
+    if nodes == 0 or devices == 0:
+        raise ConfigError(f"--hardware {text!r}: expected at least one node with one device")
+    if what == "cpu":
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Hardware(name="cpu", device="cpu", device_bytes=memory, num_nodes=nodes, devices_per_node=devices)
+    if what in GPU_MIB:
+        size = GPU_MIB[what] * MIB
+        return Hardware(name=what, device="cuda", device_bytes=size, num_nodes=nodes, devices_per_node=devices)
+    if (amount := _BYTES.fullmatch(what)) is None:
+        known = ["cpu", *GPU_MIB]
+        raise ConfigError(
+            f"--hardware {text!r}{nearest(what, known)}: expected one of {known}, or bytes of a device, such as 80GiB"
+        )
+    size = int(float(amount["number"]) * _UNITS[amount["unit"].lower().removesuffix("b")])
+    return Hardware(name=what, device="cuda", device_bytes=size, num_nodes=nodes, devices_per_node=devices)
+
+
+def this_machine(device: str) -> Hardware:
+    """What runs planned without `--hardware` would take. GPUs are asked after by `nvidia-smi`, which takes none."""
+    if device == "cpu":
+        return parse_hardware("cpu")
+    sizes: list[int] = []
+    if shutil.which("nvidia-smi"):
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            said = subprocess.run(
+                ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+                capture_output=True, text=True, timeout=30, check=True,
+            ).stdout  # fmt: skip
+            sizes = [int(line) * MIB for line in said.split()]
+    return Hardware(name="this machine's GPUs", device="cuda", device_bytes=min(sizes, default=None))
+
+
+def nodes_of(hardware: Hardware, placement: PlacementSpec) -> tuple[int, int]:
+    """(nodes, devices on each): as the hardware says, else as many as let the placement stand."""
+    entries = [pool.devices_per_node for pool in placement.pools]
+    longest = max(map(len, entries))
+    beside = max(sum(counts[at] for counts in entries if at < len(counts)) for at in range(longest))
+    return hardware.num_nodes or longest, hardware.devices_per_node or beside

@@ -1,0 +1,107 @@
+"""The move of weights, summed up from the plan that a run would carry out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlsdk.interfaces import Forecast, ReshardPlan, WeightLayout
+from rlsdk.sharding.packed_plan import bytes_by_route
+from rlsdk.sharding.planner import plan_reshard
+from rlsdk.sharding.transports import TRANSPORTS, InProcessTransport
+
+MAX_BUCKETS = 5_000
+"""That are looked at for their size. Targets are much alike: what the first of them need stands for all."""
+BLOCKS = 2
+"""That a source keeps for each target: one is read while the other is filled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardSummary:
+    """One sync."""
+
+    num_tensors: int
+    num_parameters: int
+    targets: int
+    """Places that weights are delivered to."""
+    num_bytes: int
+    """That reach all targets together."""
+    moved_bytes: int
+    """Of those, what crosses a process boundary."""
+    lower_bound_bytes: int
+    """Least that has to."""
+    between_nodes_bytes: int
+    by_transport: Mapping[str, int]
+    busiest_source_bytes: int
+    bucket_bytes: int
+    sending_bytes: int
+    """Memory of the blocks of the source that has most of them: two for each target that it serves."""
+    receiving_bytes: int
+    """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
+
+
+def layouts_of(forecast: Forecast, processes: Sequence[str]) -> tuple[WeightLayout, ...]:
+    """Of all ranks, each in the process that hosts it."""
+    return tuple(
+        layout if layout.process else replace(layout, process=process)
+        for layouts, process in zip(forecast.layouts, processes, strict=True)
+        for layout in layouts
+    )
+
+
+def summarize(source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int) -> ReshardSummary:
+    """Plans the move and counts it.
+
+    Raises:
+        LayoutError: the two sides do not fit.
+    """
+    plan = plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=TRANSPORTS)
+    routes = bytes_by_route(plan)
+    by_transport: dict[str, int] = {}
+    between = 0
+    for (giver, taker, transport), num_bytes in routes.items():
+        by_transport[transport] = by_transport.get(transport, 0) + num_bytes
+        between += num_bytes * (source[giver].node != target[taker].node)
+    sending, receiving = block_bytes(plan)
+    return ReshardSummary(
+        num_tensors=len(plan.tensors),
+        num_parameters=num_parameters(plan),
+        targets=len(target),
+        num_bytes=plan.num_bytes,
+        moved_bytes=plan.moved_bytes,
+        lower_bound_bytes=plan.lower_bound_bytes,
+        between_nodes_bytes=between,
+        by_transport=by_transport,
+        busiest_source_bytes=max(plan.source_load.values(), default=0),
+        bucket_bytes=bucket_bytes,
+        sending_bytes=sending,
+        receiving_bytes=receiving,
+    )
+
+
+def block_bytes(plan: ReshardPlan) -> tuple[int, int]:
+    """(of the source, of the target that need most): what is kept between two processes while weights move."""
+    largest: dict[tuple[int, int], int] = {}
+    seen = looked = 0
+    for part in plan.parts:
+        if seen > MAX_BUCKETS:
+            break
+        looked += 1
+        seen += len(part)
+        for bucket in part:
+            if bucket.transport != InProcessTransport.name:
+                pair = bucket.source, bucket.target
+                largest[pair] = max(largest.get(pair, 0), bucket.num_bytes)
+    by_source: dict[int, int] = {}
+    by_target: dict[int, int] = {}
+    for (source, target), num_bytes in largest.items():
+        by_source[source] = by_source.get(source, 0) + BLOCKS * num_bytes
+        by_target[target] = by_target.get(target, 0) + BLOCKS * num_bytes
+    sending = max(by_source.values(), default=0) * len(plan.parts) // max(looked, 1)
+    return sending, max(by_target.values(), default=0)
+
+
+def num_parameters(plan: ReshardPlan) -> int:
+    """Of the model, tied copies counted once."""
+    return sum(math.prod(meta.shape) for meta in plan.tensors.values())

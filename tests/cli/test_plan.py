@@ -1,0 +1,326 @@
+"""`rlsdk plan`: what it works out is what engines do and runs take; it takes no device and starts no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.memory_forecast import Case, Measured, Size, make_model, measure
+from rlsdk.cli.plan import run
+from rlsdk.config import RunConfig, load_config
+from rlsdk.interfaces import (
+    BackendKind,
+    Capability,
+    ConfigError,
+    Forecast,
+    ModelSpec,
+    OptimSpec,
+    PlacementError,
+    RankContext,
+    RankMemory,
+    RolloutEngine,
+    RolloutSpec,
+    TrainEngine,
+    TrainSpec,
+    Workload,
+)
+from rlsdk.kit import estimate
+from rlsdk.kit.estimate import layers_alike, pass_bytes, rows_of_pass
+from rlsdk.kit.hf import build_model
+from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
+from rlsdk.planning.calibration import Work, predict
+from rlsdk.planning.memory import Role, by_phase
+from rlsdk.planning.places import PlannedDevice
+from rlsdk.registry import Registry
+from rlsdk.testing.models import write_tiny_model
+
+GIB, MIB = 1 << 30, 1 << 20
+TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",
+        "--rollout.max_response_tokens", "64"]  # fmt: skip
+SHARDED = [
+    "--train-backend", "fsdp", "--placement.pools", "{a: {devices_per_node: [2, 2]}, b: {devices_per_node: [1, 1]}}",
+    "--placement.roles", "{actor: a, rollout: b}", "--algorithm.kl_coef", "0.1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.discover()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def config_of(model: str, *more: str) -> RunConfig:
+    return load_config([], ["--model", model, *TASK, *more])
+
+
+def planned(registry: Registry, model: str, *more: str, hardware: str = "64GiB", **given: Any) -> RunPlan:
+    machine = parse_hardware(hardware)
+    return make_plan(config_of(model, *more), registry, device=machine.device, hardware=machine, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "size", "nodes"),
+    [
+        ("h100", "cuda", 81559 * MIB, (None, None)),
+        ("H100:8x4", "cuda", 81559 * MIB, (8, 4)),
+        ("80GiB:2x8", "cuda", 80 * GIB, (2, 8)),
+        ("24e", None, "expected one of", None),
+        ("h10", None, "did you mean 'h100'", None),
+        ("h100:8", None, "such as h100:8x8", None),
+        ("h100:0x8", None, "at least one node", None),
+    ],
+)
+def test_hardware_is_a_known_name_or_bytes(text: str, device: str | None, size: Any, nodes: Any) -> None:
+    if device is None:
+        with pytest.raises(ConfigError, match=size):
+            parse_hardware(text)
+        return
+    found = parse_hardware(text)
+    assert (found.device, found.device_bytes, (found.num_nodes, found.devices_per_node)) == (device, size, nodes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_forecast_of_a_built_in_engine_is_its_layout(
+    model: str, registry: Registry, dtype: str, trained: bool
+) -> None:
+    ctx = RankContext(role="actor", node="here")
+    spec: TrainSpec | RolloutSpec
+    if trained:
+        spec = TrainSpec(model=ModelSpec(path=model, dtype=dtype), optim=OptimSpec(), micro_batch_rows=2)
+        backend = registry.backend(BackendKind.TRAIN, "torch")
+    else:
+        spec = RolloutSpec(model=ModelSpec(path=model, dtype=dtype))
+        backend = registry.backend(BackendKind.ROLLOUT, "transformers")
+    forecast = registry.load_forecast(backend)
+    assert forecast is not None
+    ((foreseen,),) = forecast([ctx], spec, Workload(row_tokens=32, update_rows=8, running_rows=4)).layouts
+    engine = registry.load_engine(backend)()
+    engine.initialize(ctx, spec)
+    real = engine.layout() if isinstance(engine, TrainEngine) else engine.layout()[0]
+    assert isinstance(engine, TrainEngine | RolloutEngine)
+    assert replace(foreseen, process=real.process) == real
+    engine.close()
+
+
+def test_memory_of_a_pass_grows_with_its_tokens_and_shrinks_where_layers_are_recomputed(model: str) -> None:
+    spec = ModelSpec(path=model)
+
+    def peak(rows: int, **options: bool) -> int:
+        found = pass_bytes(spec, num_rows=rows, row_tokens=64, **{"gradient": True, **options})
+        assert found is not None
+        return found
+
+    assert peak(1, gradient=False) < peak(1, activation_checkpointing=True) < peak(1)
+    assert peak(8) == pytest.approx(8 * peak(1), rel=0.1)
+    assert pass_bytes(replace(spec, dtype="bfloat16"), num_rows=8, row_tokens=64, gradient=True) < peak(8)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "options", [{"gradient": False}, {"gradient": True}, {"gradient": True, "activation_checkpointing": True}], ids=str
+)
+def test_memory_of_many_like_layers_is_that_of_a_few_and_so_much_more_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    spec = ModelSpec(path=str(write_tiny_model(tmp_path / "deep", layers=9)))
+    from_few = pass_bytes(spec, num_rows=2, row_tokens=64, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(estimate, "SAMPLED", (2, 99))
+    assert pass_bytes(spec, num_rows=2, row_tokens=64, **options) == from_few  # type: ignore[arg-type]
+    mixed = write_tiny_model(tmp_path / "mixed", use_sliding_window=True, max_window_layers=1, sliding_window=8)
+    assert layers_alike(build_model(spec, empty=True)) == 9
+    assert layers_alike(build_model(ModelSpec(path=str(mixed)), empty=True)) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"micro_batch_tokens": 256}, (4, 3)),
+        ({"micro_batch_tokens": 10}, (1, 10)),
+        ({"micro_batch_rows": 64}, (10, 1)),
+        ({"micro_batch_rows": 3}, (3, 4)),
+    ],
+)
+def test_rows_of_a_pass_are_as_micro_batches_cuts_them(limits: dict[str, int], expected: tuple[int, int]) -> None:
+    from rlsdk.kit.microbatch import micro_batches
+
+    spec = TrainSpec(model=ModelSpec(path=""), **limits)  # type: ignore[arg-type]
+    assert rows_of_pass(spec, row_tokens=64, num_rows=10) == expected
+    cut = micro_batches(torch.full((10,), 64), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)
+    assert (max(map(len, cut)), len(cut)) == expected
+
+
+SMALL = Size(hidden=256, layers=4, vocabulary=4096, row_tokens=256, micro_batch_rows=4, micro_batches=2)
+
+
+@pytest.mark.parametrize("case", [Case(backend="torch", world=1), Case(backend="fsdp", world=2)], ids=str)
+def test_engines_take_the_memory_that_was_foreseen(case: Case, tmp_path: Path) -> None:
+    found: dict[str, Measured] = {
+        row.phase: row for row in measure(case, SMALL, str(make_model(tmp_path / "m", SMALL)))
+    }
+    assert found["update"].measured_bytes > 100 * MIB
+    assert abs(found["update"].error) < 0.3, found
+
+
+def test_ranks_stand_where_the_placement_puts_them(registry: Registry, model: str) -> None:
+    plan = planned(registry, model, *SHARDED, hardware="64GiB:2x4")
+    assert [(d.pool, d.node, dict(d.ranks)) for d in plan.places.devices] == [
+        ("a", 0, {"actor": 0, "ref": 0}), ("a", 0, {"actor": 1, "ref": 1}),
+        ("a", 1, {"actor": 2, "ref": 2}), ("a", 1, {"actor": 3, "ref": 3}),
+        ("b", 0, {"rollout": 0}), ("b", 1, {"rollout": 1}),
+    ]  # fmt: skip
+    sizes = {size.what: size for size in plan.batches}
+    assert (sizes["step"].prompts, sizes["step"].samples, sizes["step"].tokens) == (64, 512, 512 * 128)
+    assert (sizes["rollout, each replica"].samples, sizes["update, each rank"].samples) == (256, 128)
+    assert sizes["micro-batch"].tokens == 16384
+    with pytest.raises(PlacementError, match="asks for 6 GPUs"):
+        planned(registry, model, *SHARDED, hardware="64GiB:2x2")
+    with pytest.raises(ConfigError, match="puts the run on 'cpu'"):
+        planned(registry, model, "--placement.device", "cpu")
+
+
+def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_have(
+    registry: Registry, model: str
+) -> None:
+    apart = planned(registry, model, *SHARDED, hardware="64GiB:2x4").reshard
+    together = planned(registry, model, hardware="cpu").reshard
+    assert apart is not None
+    assert together is not None
+    whole = together.num_parameters * 4
+    assert (together.num_bytes, together.moved_bytes, dict(together.by_transport)) == (whole, 0, {"in_process": whole})
+    assert (apart.targets, apart.num_bytes, apart.moved_bytes) == (2, 2 * whole, 2 * whole)
+    assert apart.moved_bytes == apart.lower_bound_bytes
+    assert dict(apart.by_transport) == {"shared_memory": whole, "inline": whole}
+    assert apart.between_nodes_bytes == whole
+    assert 0 < apart.receiving_bytes <= 4 * apart.bucket_bytes
+
+
+def device(**ranks: int) -> PlannedDevice:
+    return PlannedDevice(pool="all", index=0, node=0, ranks=ranks)
+
+
+def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_the_sharding_manager_has_them() -> None:
+    actor = Forecast(
+        layouts=(),
+        memory=(
+            RankMemory(
+                weights_bytes=1 * GIB, optimizer_bytes=10 * GIB, gradients_bytes=100 * GIB, forward_bytes=1000 * GIB,
+                backward_bytes=10000 * GIB,
+            ),
+        ),
+    )  # fmt: skip
+    rollout = Forecast(layouts=(), memory=(RankMemory(weights_bytes=2 * GIB, cache_bytes=20 * GIB, cache_stays=True),))
+
+    def totals(shared: bool) -> dict[str, int]:
+        roles = {
+            "actor": Role.of("actor", actor, frozenset({Capability.OFFLOAD}), shared=shared),
+            "rollout": Role.of("rollout", rollout, frozenset({Capability.SLEEP}), shared=shared),
+        }
+        phases = by_phase([device(actor=0, rollout=0)], roles, kind="cuda", block_bytes=0)
+        return {p.phase: sum(part.num_bytes or 0 for part in p.parts if part.role) // GIB for p in phases}
+
+    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1011, "update": 10111}
+    assert totals(False) == {"sync": 33, "rollout": 33, "log_probs": 1033, "update": 10133}
+
+
+def test_what_a_backend_cannot_say_is_unknown_and_never_taken_for_nothing(registry: Registry, model: str) -> None:
+    rows = registry.rows()
+    silent = Registry(
+        replace(row, spec=replace(row.spec, forecast=None)) if row.name == "transformers" else row  # type: ignore[type-var]
+        for row in rows
+    )
+    plan = planned(silent, model)
+    assert plan.reshard is None
+    assert plan.fits is None
+    assert any("has no forecast" in line for line in plan.unknown)
+    assert all(any(part.num_bytes is None for part in phase.parts) for phase in plan.memory)
+
+
+def work(**changed: Any) -> Work:
+    base = Work(
+        num_parameters=1000, actor_devices=2, rollout_devices=2, sync_bytes=4000, samples=8, forward_passes=1.0,
+        epochs=1, longest=100, longest_response=50, backends=("a", "b", "cpu"),
+    )  # fmt: skip
+    return replace(base, **changed)
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, model: str) -> Path:
+    from rlsdk.config import dump_config
+
+    (tmp_path / "config.yaml").write_text(dump_config(config_of(model)))
+    line = {"time/rollout_s": 2.0, "time/update_s": 4.0, "time/sync_s": 0.5, "time/log_probs_s": 1.0,
+            "time/other_s": 0.1, "time/step_s": 7.6, "throughput/tokens_per_s": 100.0,
+            "response/tokens_mean": 25.0}  # fmt: skip
+    steps = [{"step": 1, **line, "time/rollout_s": 99.0}, *({"step": step, **line} for step in (2, 3, 4))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return tmp_path
+
+
+def test_times_are_the_rates_of_the_calibrating_run(finished_run: Path, registry: Registry) -> None:
+    known = read_calibration(finished_run, registry)
+    assert known.num_steps == 3
+    same = predict(work(), known, work())
+    assert dict(same.seconds) == pytest.approx({"rollout": 2, "update": 4, "sync": 0.5, "log_probs": 1, "other": 0.1})
+    assert same.notes == ()
+    other = predict(work(actor_devices=4, sync_bytes=8000, samples=16), known, work()).seconds
+    assert (other["rollout"], other["update"], other["sync"]) == pytest.approx((4, 4, 1))
+    far = predict(work(num_parameters=70_000, backends=("a", "c", "cpu"), forward_passes=0.0), known, work())
+    assert far.seconds["log_probs"] == 0
+    assert far.notes == (
+        "rollout backend: here 'c', calibrated with 'b'",
+        "parameters: here 70,000, calibrated with 1,000",
+    )
+
+
+def test_a_run_of_the_same_kind_is_predicted_to_take_as_long(
+    finished_run: Path, registry: Registry, model: str
+) -> None:
+    plan = planned(registry, model, hardware="cpu", calibration=read_calibration(finished_run, registry))
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(6.6)  # no log-probs in a step of one update
+    with pytest.raises(ConfigError, match="two steps or more"):
+        read_calibration(finished_run / "nothing", registry)
+
+
+def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--model", model, *TASK]
+    run(args, hardware="24GiB", calibration=None, as_json=False)
+    said = capsys.readouterr().out
+    for section in ("Placement", "Batch sizes", "Weights, each sync", "Memory, the fullest device", "fits: at most"):
+        assert section in said
+    with pytest.raises(SystemExit) as caught:
+        run(args, hardware="1GiB", calibration=None, as_json=False)
+    assert caught.value.code == 1
+    assert "does not fit: phase" in capsys.readouterr().out
+
+
+def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rlsdk.cli import main\ntry:\n    main(['plan', '--json'])\nexcept SystemExit as left:\n"
+        "    assert not left.code, left.code\n"
+        "import torch\nassert not torch.cuda.is_initialized()\n"
+        "assert 'ray' not in sys.modules or not sys.modules['ray'].is_initialized()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["fits"] is True
+    assert plan["reshard"]["num_parameters"] > 1_000_000
+    assert {phase["phase"] for phase in plan["memory"]} == {"sync", "rollout", "log_probs", "update"}
+    assert list(tmp_path.iterdir()) == []
