@@ -61,6 +61,8 @@ class OwnEngine:
         atexit.unregister(self._engine.shutdown)
         for process in self._processes:
             _kill(process)
+        # Sockets complain about what is cancelled, and nobody waits for it any more.
+        self._client.loop.set_exception_handler(lambda *_: None)
         self._client.call(_close_sockets, self._engine)
         for name in vars(self._engine.port_args).values():
             if isinstance(name, str) and name.startswith("ipc://"):
