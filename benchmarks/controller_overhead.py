@@ -356,7 +356,8 @@ def main() -> None:
     ) as cluster:
         groups = [cluster.create_group(role, HOST) for role in roles]
         ready = time.perf_counter() - start
-        bare = [BareActor.remote() for _ in range(PROCESSES)]
+        actor_class: Any = BareActor  # what the decorator makes of it is unknown to type checkers
+        bare = [actor_class.remote() for _ in range(PROCESSES)]
         ray.get([actor.call.remote([], None, 1) for actor in bare])
         quickstart = measure(cluster, groups, bare, 512, 24, 1)
         by_batch = [measure(cluster, groups, bare, samples, tokens, PROCESSES) for samples, tokens in batches]

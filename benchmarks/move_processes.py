@@ -2,7 +2,8 @@
 
 A training process holds the `Shard(0)` boxes that FSDP would give its rank; a rollout process holds one tensor-parallel
 part of a model and copies into it in place, as an engine copies into its parameters. Both run the product's own
-`WeightSource` and `WeightTarget`; calls between them go through Unix sockets.
+`WeightSource` and `WeightTarget`. Calls between them go through Unix sockets; or, where Ray's object store is measured,
+between Ray actors; or, for views within a process, nowhere: then all of them live in the caller's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.interfaces import Bucket, SyncReceipt, Transfer, WeightLayout, WeightShard
+from rlsdk.kit.object_store import use_store
+from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
 from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
@@ -54,6 +58,17 @@ def _status(key: str) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+def _mapped_weights() -> int:
+    """Bytes of the sources' own weights that this process has mapped: memory that nobody took for the move."""
+    resident, counted = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            counted = SHARED_WEIGHTS in line
+        elif counted and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
 class Watched:
     """What both kinds of process answer besides: peak memory since it was last asked to begin."""
 
@@ -61,10 +76,10 @@ class Watched:
 
     def begin(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew from what is resident now.
-        self.resident = _status("VmRSS")
+        self.resident = _status("VmRSS") - _mapped_weights()
 
     def peak_extra_bytes(self) -> int:
-        return _status("VmHWM") - self.resident
+        return _status("VmHWM") - _mapped_weights() - self.resident
 
 
 class TrainProcess(Watched):
@@ -87,6 +102,12 @@ class TrainProcess(Watched):
 
     def optim_step(self) -> None:
         self.engine.optim_step()
+
+    def keep_weights_shared(self, yes: bool) -> None:
+        """In memory that rollout processes can map, as engines on CPUs keep them, or in private memory."""
+        held = [tensor for _, _, tensor in self.engine.held]
+        moved = share(held) if yes else [tensor.clone() for tensor in held]
+        self.engine.held = [(name, box, t) for (name, box, _), t in zip(self.engine.held, moved, strict=True)]
 
 
 class RolloutProcess(Watched):
@@ -159,7 +180,7 @@ def _connect(address: str) -> Connection:
 class RemoteGroup:
     """Processes of one role. Satisfies `rlsdk.interfaces.EngineGroup`."""
 
-    remotes: Sequence[Remote]
+    remotes: Sequence[Any]
     backend: str = "plain"
     capabilities: frozenset[str] = frozenset()
 
@@ -177,8 +198,50 @@ class RemoteGroup:
             ]
             return [answer.result() for answer in answers]
 
-    def peers(self) -> Sequence[Remote]:
+    def peers(self) -> Sequence[Any]:
         return self.remotes
+
+
+@dataclass(frozen=True)
+class Here:
+    """A rank in this very process. Satisfies `rlsdk.interfaces.Peer`."""
+
+    host: Any
+
+    def call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        return getattr(self.host, method)(*args)
+
+    def local(self) -> Any:
+        return self.host
+
+
+@dataclass(frozen=True)
+class RayRemote:
+    """A rank in a Ray actor. Satisfies `rlsdk.interfaces.Peer`."""
+
+    actor: Any
+
+    def call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        import ray
+
+        return ray.get(self.actor.call.remote(method, *args), timeout=timeout_s)
+
+    def local(self) -> None:
+        return None
+
+
+class InActor:
+    """What a Ray actor holds: one of the two kinds of process."""
+
+    def __init__(self, kind: type[Any], layout: WeightLayout, threads: int) -> None:
+        self.threads = threads
+        use_store(RayObjectStore())
+        torch.set_num_threads(threads)
+        self.host = kind(layout)
+
+    def call(self, method: str, *args: Any) -> Any:
+        torch.set_num_threads(self.threads)
+        return getattr(self.host, method)(*args)
 
 
 def serve(kind: type[Any], layout: WeightLayout, address: str, threads: int) -> None:
@@ -201,6 +264,38 @@ def _answer(host: Any, pipe: Connection, threads: int) -> None:
             pipe.send((getattr(host, method)(*args), None))
         except Exception as error:
             pipe.send((None, error))
+
+
+@contextmanager
+def here(
+    train: Sequence[WeightLayout], rollout: Sequence[WeightLayout], folder: Path, threads: int
+) -> Iterator[tuple[RemoteGroup, RemoteGroup]]:
+    """All of them in this process."""
+    torch.set_num_threads(threads)
+    yield (
+        RemoteGroup([Here(TrainProcess(layout)) for layout in train]),
+        RemoteGroup([Here(RolloutProcess(layout)) for layout in rollout]),
+    )
+
+
+@contextmanager
+def actors(
+    train: Sequence[WeightLayout], rollout: Sequence[WeightLayout], folder: Path, threads: int
+) -> Iterator[tuple[RemoteGroup, RemoteGroup]]:
+    """One Ray actor per layout, on a Ray of their own."""
+    import ray
+
+    ray.init(num_cpus=len(train) + len(rollout), include_dashboard=False, log_to_driver=False)
+    use_store(RayObjectStore())
+    try:
+        kind = ray.remote(num_cpus=1, max_concurrency=8)(InActor)
+        yield (
+            RemoteGroup([RayRemote(kind.remote(TrainProcess, layout, threads)) for layout in train]),
+            RemoteGroup([RayRemote(kind.remote(RolloutProcess, layout, threads)) for layout in rollout]),
+        )
+    finally:
+        use_store(None)
+        ray.shutdown()
 
 
 @contextmanager

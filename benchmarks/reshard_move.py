@@ -11,7 +11,7 @@ The yardstick is measured in the same run, in turns with the syncs: every rollou
 the others, as many bytes as it serves from a private buffer into the memory it serves from. Best of `--repeats` each.
 `move`: weights only. `proven`: with fingerprints of all bytes on both sides and their comparison, as every sync of a
 run does. `extra`: peak resident memory above that before the first sync, of the training and of the rollout process
-that takes most; shared pages count in each process that maps them.
+that takes most; shared pages count in each process that maps them, but for the training side's own weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.move_processes import processes
+from benchmarks.move_processes import actors, here, processes
 from rlsdk.interfaces import Box, TensorMeta, WeightLayout
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.tensor_engines import tensor_layout
@@ -39,7 +39,11 @@ SIZES: Mapping[str, tuple[int, int, int]] = {"50m": (512, 1408, 10), "500m": (15
 """Hidden size, inner size, layers."""
 VOCABULARY = 32000
 TRAIN_RANKS = 2
-TRANSPORTS = ("shared_memory", "shared_file", "process_group", "inline")
+STREAMED = "shared_memory, streamed"
+"""That transport where the training side's weights are in private memory."""
+TRANSPORTS = ("in_process", "shared_memory", STREAMED, "shared_file", "process_group", "object_store")
+PLACES = {"in_process": here, "object_store": actors}
+"""Where the two sides of a transport live; of the others each in a process of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +103,20 @@ def _part(shape: tuple[int, ...], dim: int, rank: int, ranks: int) -> Box:
 
 
 def measure(size: str, replicas: int, tp: int, args: argparse.Namespace) -> list[Result]:
-    """All transports between one set of processes."""
+    """All transports, those between processes between the same ones."""
     wanted = layouts(size, tp, by_tp=True) * replicas
+    held = layouts(size, TRAIN_RANKS, by_tp=False)
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        ends = processes(layouts(size, TRAIN_RANKS, by_tp=False), wanted, Path(folder), args.threads)
-        with ends as (train, rollout):
-            for transport in args.transports:
+    for place in (here, processes, actors):
+        chosen = [name for name in args.transports if PLACES.get(name, processes) is place]
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory() as folder, place(held, wanted, Path(folder), args.threads) as sides:
+            for transport in chosen:
                 for bucket_mb in args.bucket_mb:
-                    manager = GenericShardingManager(
-                        train, rollout, bucket_bytes=bucket_mb << 20, transports=[transport]
-                    )
+                    names = [transport.partition(",")[0]]
+                    manager = GenericShardingManager(*sides, bucket_bytes=bucket_mb << 20, transports=names)
+                    manager.train.run("keep_weights_shared", transport == "shared_memory")
                     results.append(_measure(manager, size, replicas, tp, transport, bucket_mb, args.repeats))
     return results
 

@@ -164,6 +164,49 @@ def check_plugin(
     run(name, kind=kind, options=option or [], only=only, report=report, verbose=verbose)
 
 
+@plugins_app.command("new", help="A complete distribution to begin with, that passes its tests as it is.")
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="Of the backend or component: lower-case letters, digits, dashes.")],
+    kind: Annotated[str, typer.Option(help="train, rollout, sharding, reward, algorithm or tracker.")],
+    folder: Annotated[Path | None, typer.Option(help="New folder; unset: rlsdk-NAME.")] = None,
+) -> None:
+    from rlsdk.cli.new import new_plugin as run
+
+    run(name, kind, folder)
+
+
+@plugins_app.command("install", help="Installs a plugin, with --isolated into an environment of its own.")
+def install_plugin(
+    name: Annotated[str, typer.Argument(help="Backend's name, distribution (rlsdk-acme>=1.2), wheel or folder.")],
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="For engines whose pins clash with what is installed here.")
+    ] = False,
+    editable: Annotated[bool, typer.Option("--editable", "-e", help="NAME is a folder, used where it is.")] = False,
+    more: Annotated[list[str] | None, typer.Option("--with", help="Further requirement; may be repeated.")] = None,
+    core: Annotated[
+        str | None, typer.Option(help="Where rlsdk itself comes from; unset: from where this one came.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto: which of the plugin's recipes is used.")] = "auto",
+    python: Annotated[Path | None, typer.Option(help="Interpreter to make the environment with.")] = None,
+    environment: Annotated[
+        Path | None, typer.Option(help="One that is there, with the plugin in it: only tested and recorded.")
+    ] = None,
+) -> None:
+    from rlsdk.cli.install import Choices, install
+
+    chosen = Choices(
+        editable=editable, more=more or [], core=core, device=device, python=python, environment=environment
+    )
+    install(name, chosen, isolated=isolated)
+
+
+@plugins_app.command("remove", help="Removes a plugin, with its environment if it has one of its own.")
+def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.")]) -> None:
+    from rlsdk.cli.install import remove
+
+    remove(name)
+
+
 def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:
     """Prints the help of a command that takes fields, if it is asked for."""
     if not HELP_FLAGS.intersection(arguments):

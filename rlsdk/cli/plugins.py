@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
-from rlsdk.registry import FIRST_PARTY, ComponentKind, Registry, Row, installed_version, spoken
+from rlsdk.registry import FIRST_PARTY, ComponentKind, Isolation, Registry, Row, installed_version, spoken
 
 HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
 WIDTH = 100
@@ -61,6 +61,7 @@ def _record(row: Row) -> dict[str, Any]:
     record: dict[str, Any] = dict(zip(HEADINGS, _cells(row), strict=True)) | {"entry_point": row.source.entry_point}
     if isinstance(spec, BackendSpec):
         record |= {"description": spec.description, "capabilities": sorted(spec.capabilities)}
+        record["environment"] = row.isolation.environment if row.isolation else None
     elif isinstance(spec, ComponentSpec):
         record |= {"description": spec.description, "target": str(spec.target)}
     return record
@@ -81,13 +82,13 @@ def _info(row: Row, registry: Registry) -> Iterator[str]:
     yield f"{row.name}: {spoken(row.kind)} of {row.source}"
     yield f"  state         {row.state}{f': {row.reason}' if row.reason else ''}"
     if isinstance(row.spec, BackendSpec):
-        yield from _backend_info(row.spec)
+        yield from _backend_info(row.spec, row.isolation)
         yield from _option_info(row.spec, registry)
     elif isinstance(row.spec, ComponentSpec):
         yield from _component_info(row, row.spec, registry)
 
 
-def _backend_info(spec: BackendSpec) -> Iterator[str]:
+def _backend_info(spec: BackendSpec, isolation: Isolation | None) -> Iterator[str]:
     yield f"  description   {spec.description}"
     yield f"  engine        {spec.engine}"
     yield f"  interface     {'.'.join(map(str, spec.interface))}"
@@ -98,8 +99,13 @@ def _backend_info(spec: BackendSpec) -> Iterator[str]:
     yield f"  processes     {spec.max_ranks if spec.max_ranks is not None else 'no limit'}"
     if spec.kind is BackendKind.ROLLOUT:
         yield f"  log-probs     {spec.log_prob_kind}"
+        yield f"  weights       {'from the trainer' if spec.takes_weights else 'its own: no run can train with it'}"
     for distribution, specifier in spec.engine_requires.items():
-        yield f"  tested with   {distribution}{specifier}; installed: {installed_version(distribution) or 'none'}"
+        version = isolation.versions.get(distribution) if isolation else installed_version(distribution)
+        yield f"  tested with   {distribution}{specifier}; installed: {version or 'none'}"
+    if isolation:
+        yield f"  environment   {isolation.environment}"
+        yield f"  has           {', '.join(f'{name} {version}' for name, version in isolation.versions.items())}"
 
 
 def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:

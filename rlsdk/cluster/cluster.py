@@ -14,10 +14,12 @@ from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
 from rlsdk.cluster.nodes import connect
+from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
+from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
 """For hosts to close."""
@@ -47,6 +49,7 @@ class Cluster:
         log_dir: Path | None = None,
         seed: int = 0,
         preload: Sequence[str] = (),
+        interpreters: Mapping[str, str] | None = None,
     ) -> Cluster:
         """Takes the devices and starts a worker on each; does not wait for the workers.
 
@@ -58,9 +61,12 @@ class Cluster:
             log_dir: where each worker writes what it prints, a file per device; None: Ray's own folder.
             seed: of the run; handed to every rank.
             preload: modules that every worker imports as soon as it is up, while the controller goes on.
+            interpreters: role -> interpreter of another environment, for roles that will have one: their workers start
+                at once, and a pool of such roles only has no others.
 
         Raises:
             PlacementError: the cluster does not have what is asked for; shows asked against available.
+            ConfigError: an interpreter that cannot host a worker.
         """
         settings = WorkerSettings(
             timeout_s=timeout_s,
@@ -70,8 +76,9 @@ class Cluster:
             preload=tuple(preload),
         )
         cluster = cls(WorkerPools(placement, settings), connect(address, placement))
+        use_store(RayObjectStore())
         try:
-            cluster._pools.start()
+            cluster._pools.start(interpreters or {})
         except BaseException:
             cluster.close()
             raise
@@ -151,6 +158,7 @@ class Cluster:
             if ray.is_initialized():
                 self._pools.close(grace_s)
         finally:
+            use_store(None)
             if self._local is not None:
                 self._local.stop()
 

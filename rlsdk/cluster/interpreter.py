@@ -16,11 +16,12 @@ _TIMEOUT_S = 30.0
 _QUESTION = """
 import json, platform
 from importlib.metadata import PackageNotFoundError, version
-found = {"python": ".".join(platform.python_version_tuple()[:2]), "ray": None, "rlsdk": None}
-try:
-    found["ray"] = version("ray")
-except PackageNotFoundError:
-    pass
+found = {"python": ".".join(platform.python_version_tuple()[:2]), "ray": None, "rlsdk": None, "numpy": None}
+for name in ("ray", "numpy"):
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
 try:
     import rlsdk
     found["rlsdk"] = rlsdk.__version__
@@ -31,7 +32,8 @@ print(json.dumps(found))
 
 
 def check_interpreter(path: str, node_ids: set[str]) -> None:
-    """Makes sure that `path` runs on each of these nodes and has this process's Ray, rlsdk and Python.
+    """Makes sure that `path` runs on each of these nodes and has this process's Ray, rlsdk and Python, and a numpy of
+    the same major version: Ray speaks to its own version only, and what crosses is pickled.
 
     Raises:
         ConfigError: it does not; says what it has, what is needed and the command that mends it.
@@ -40,6 +42,7 @@ def check_interpreter(path: str, node_ids: set[str]) -> None:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "ray": version("ray"),
         "rlsdk": __version__,
+        "numpy": version("numpy"),
     }
     for node_id in sorted(node_ids):
         found = run_on_node(node_id, ask_interpreter, path, timeout_s=_TIMEOUT_S)
@@ -48,7 +51,7 @@ def check_interpreter(path: str, node_ids: set[str]) -> None:
                 f"interpreter {path!r} does not run on node {node_id[:8]}: {found}; give the path of python in an "
                 "environment that exists on every node"
             )
-        if found != here:
+        if _comparable(found) != _comparable(here):
             raise ConfigError(_difference(path, found, here))
 
 
@@ -64,8 +67,14 @@ def ask_interpreter(path: str) -> Mapping[str, str | None] | str:
     return found
 
 
+def _comparable(versions: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Arrays are pickled alike within a major version of numpy."""
+    return {**versions, "numpy": (versions["numpy"] or "").partition(".")[0]}
+
+
 def _difference(path: str, found: Mapping[str, str | None], here: Mapping[str, str | None]) -> str:
     has = ", ".join(f"{name} {found[name] or 'missing'}" for name in here)
     needs = ", ".join(f"{name} {value}" for name, value in here.items())
-    install = f"uv pip install --python {path} ray=={here['ray']} rlsdk=={here['rlsdk']}"
+    numpy = (here["numpy"] or "").partition(".")[0]
+    install = f"uv pip install --python {path} ray=={here['ray']} rlsdk=={here['rlsdk']} numpy=={numpy}.*"
     return f"interpreter {path!r} has {has}, but workers need what the controller has: {needs}; run `{install}`"

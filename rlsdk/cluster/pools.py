@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.cluster.contexts import WorkerSettings
@@ -41,16 +41,24 @@ class WorkerPools:
         self._reserved: dict[str, Any] = {}
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
 
-    def start(self) -> None:
-        """Reserves every device and starts a worker on each, without waiting for the workers.
+    def start(self, interpreters: Mapping[str, str]) -> None:
+        """Reserves every device and starts the workers on each that its roles need, without waiting for them.
+
+        Args:
+            interpreters: role -> interpreter, for roles of another environment.
 
         Raises:
             PlacementError: the cluster does not have the devices, or does not give them.
+            ConfigError: an interpreter cannot host a worker.
         """
         self._nodes = choose_nodes(self.placement)
         for pool in self.placement.pools:
             self._reserved[pool.name] = _reserve(pool, self._nodes[pool.name])
-            self._workers[pool.name, None] = self._start_workers(pool, None)
+            roles = self.placement.roles_of(pool.name)
+            for py_executable in dict.fromkeys(interpreters.get(role) for role in roles) or {None: None}:
+                if py_executable is not None:
+                    check_interpreter(py_executable, set(self._nodes[pool.name]))
+                self._workers[pool.name, py_executable] = self._start_workers(pool, py_executable)
         deadline = time.monotonic() + _READY_TIMEOUT_S
         for name, group in self._reserved.items():
             if not group.wait(max(deadline - time.monotonic(), 0.1)):
@@ -111,13 +119,21 @@ class WorkerPools:
                 num_threads=self.settings.threads(pool),
                 uses_gpu=pool.device == "cuda",
                 log_path=os.path.join(self.settings.log_dir, f"{name}.log") if self.settings.log_dir else None,
-                # What the controller can import, its own environment's workers can, too: a user's loss in the folder
-                # that the command was given in.
-                import_paths=[os.path.abspath(path) for path in sys.path] if py_executable is None else [],
+                import_paths=_import_paths(own=py_executable is None),
                 preload=self.settings.preload,
             )
         )
         return WorkerHandle(actor, worker_id, pool.name, device)
+
+
+def _import_paths(*, own: bool) -> list[str]:
+    """What the controller can import, workers can, too: a user's loss in the folder that the command was given in.
+    Workers of another environment (not `own`) get the folders of no environment, which would bring its packages."""
+    paths = [os.path.abspath(path) for path in sys.path]
+    if own:
+        return paths
+    prefixes = tuple({os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)})
+    return [path for path in paths if not path.startswith(prefixes) and "site-packages" not in path.split(os.sep)]
 
 
 def _reserve(pool: PoolSpec, nodes: Sequence[str]) -> Any:

@@ -23,8 +23,10 @@ from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
 from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, WorkerInfo
+from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
+from rlsdk.kit.object_store import use_store
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CONCURRENT_CALLS = 16
@@ -63,6 +65,7 @@ class DeviceWorker:
         self.engine = EngineThread()
         self.engine.submit(0, lambda: _import(preload))
         self.scratch_dir = make_scratch_dir()
+        use_store(RayObjectStore())
         self.concurrent = ThreadPoolExecutor(_CONCURRENT_CALLS, thread_name_prefix="rlsdk-concurrent")
         _here = self
 

@@ -13,7 +13,7 @@ from rlsdk.config.engines import (
     TrainConfig,
 )
 from rlsdk.config.load import dump_config, load_config
-from rlsdk.config.options import backend_options
+from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.schema import (
     AlgorithmConfig,
@@ -46,6 +46,7 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "backend_options",
+    "build_options",
     "check_backend",
     "check_run",
     "config_error",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.config.fields import option_fields, section_of
+from rlsdk.registry import DOC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class OptionDoc:
 
 def describe_options(options: type[Any], prefix: str = "") -> Iterator[OptionDoc]:
     """Yields every option of a dataclass or pydantic model in the order of its fields, sections opened up."""
-    docs = _docstrings(options)
-    defaults = _defaults(options)
+    docs = option_texts(options)
+    defaults = option_defaults(options)
     for name, annotation in option_fields(options).items():
         section = section_of(annotation)
         if section is not None:
@@ -66,7 +67,8 @@ def type_text(annotation: Any) -> str:
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _defaults(options: type[Any]) -> dict[str, Any]:
+def option_defaults(options: type[Any]) -> dict[str, Any]:
+    """Default of each field that has one."""
     if dataclasses.is_dataclass(options):
         found = {f.name: f.default for f in dataclasses.fields(options) if f.default is not dataclasses.MISSING}
         made = {f.name: f.default_factory for f in dataclasses.fields(options)}
@@ -83,13 +85,16 @@ def _value_text(value: object) -> str:
     return str(value) if isinstance(value, str) and value else repr(value)
 
 
-def _docstrings(options: type[Any]) -> dict[str, str]:
-    """Texts that stand under the fields of a class and of its bases, or in pydantic's `description`."""
+def option_texts(options: type[Any]) -> dict[str, str]:
+    """Texts that stand under the fields of a class and of its bases, in pydantic's `description`, or, in a class that
+    was made from a description, in the fields' metadata."""
     docs: dict[str, str] = {}
     for base in reversed(options.__mro__[:-1]):
         docs |= _source_docstrings(base)
     fields: Mapping[str, Any] = getattr(options, "model_fields", {})
     docs |= {name: field.description for name, field in fields.items() if field.description}
+    if dataclasses.is_dataclass(options):
+        docs |= {field.name: field.metadata[DOC] for field in dataclasses.fields(options) if DOC in field.metadata}
     return {name: re.sub(r"\s+", " ", doc).strip() for name, doc in docs.items()}
 
 

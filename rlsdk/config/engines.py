@@ -187,5 +187,12 @@ class ShardingConfig(Section):
     manager: str = "auto"
     """auto: the one registered for this pair of backends, else the generic one; or a registered name
     (`TRAIN+ROLLOUT`)."""
+    transport: Literal[
+        "auto", "in_process", "shared_memory", "shared_file", "object_store", "inline", "process_group", "cuda_ipc"
+    ] = "auto"
+    """How bytes go between a training and a rollout process. auto: for each pair the quickest that reaches, by where
+    the two stand: in_process, shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere).
+    inline: in the answers of calls. process_group: point to point by torch.distributed (gloo; NCCL between GPUs, not
+    yet run). cuda_ipc: between two processes on one GPU (not yet run)."""
     bucket_mb: PositiveInt = 64
     """MiB: bound of the extra memory that a transfer takes on each side."""

@@ -25,6 +25,16 @@ for part in attribute.split("."):
     found = getattr(found, part)
 answer()
 """
+IMPORTS_THERE = """
+import importlib
+from rlsdk.doctor.plugins import import_names
+for names in sys.argv[2:]:
+    for name in import_names(names):
+        importlib.import_module(name)
+module, _, attribute = sys.argv[1].partition(":")
+getattr(importlib.import_module(module), attribute)
+answer()
+"""
 Probe = Callable[[BackendSpec], Answer]
 
 
@@ -40,12 +50,21 @@ def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> It
     backends = [row for row in rows if isinstance(row.spec, BackendSpec)]
     importable = [row for row in backends if row.state.usable]
     with ThreadPoolExecutor(MAX_PROCESSES) as pool:
-        answers = dict(zip(map(id, importable), pool.map(lambda row: probe(_spec(row)), importable), strict=True))
+        answers = dict(zip(map(id, importable), pool.map(lambda row: _asked(row, probe), importable), strict=True))
     for row in rows:
         if id(row) in answers:
             yield _engine(row, answers[id(row)])
         elif not row.state.usable and not _only_lacks_an_extra(row):
             yield _unusable(row)
+
+
+def _asked(row: Row, probe: Probe) -> Answer:
+    """Imports a backend's engine where it lives."""
+    spec = _spec(row)
+    if row.isolation is None:
+        return probe(spec)
+    names = list(spec.engine_requires)
+    return ask(IMPORTS_THERE, spec.engine, *names, timeout_s=IMPORT_TIMEOUT_S, python=row.isolation.python)
 
 
 def import_engine(spec: BackendSpec) -> Answer:
@@ -74,7 +93,11 @@ def _engine(row: Row, answer: Answer) -> Finding:
     if row.state is State.UNTESTED:
         within = [f"{_installed(names)}{specifier}" for names, specifier in spec.engine_requires.items()]
         said = f"{row.source}: {row.reason}"
-        return Finding(check=check, state=Health.WARNING, found=said, mend=install(*within))
+        mend = install(*within) if row.isolation is None else _reinstall(row)
+        return Finding(check=check, state=Health.WARNING, found=said, mend=mend)
+    if row.isolation is not None:
+        has = ", ".join(f"{name} {version}" for name, version in row.isolation.versions.items())
+        return Finding(check=check, state=Health.OK, found=f"{row.source}, {row.reason}: {has}")
     tested = ", ".join(
         f"{_installed(names)} {importlib.metadata.version(_installed(names))} (tested {specifier})"
         for names, specifier in spec.engine_requires.items()
@@ -105,6 +128,8 @@ def _only_lacks_an_extra(row: Row) -> bool:
 
 def _reinstall(row: Row) -> str:
     """Of a broken plugin, with what it needs of its engine."""
+    if row.isolation is not None:
+        return f"rlsdk plugins install {row.source.distribution} --isolated"
     requires = row.spec.engine_requires if isinstance(row.spec, BackendSpec) else {}
     engines = [f"{_installed(names)}{specifier}" for names, specifier in requires.items()]
     return install("--force-reinstall", row.source.distribution, *engines)

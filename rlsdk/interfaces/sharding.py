@@ -137,6 +137,8 @@ class Transport(ABC):
     side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
 
     name: str
+    timeout_s: float = 600.0
+    """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
 
     @classmethod
     @abstractmethod
@@ -146,7 +148,8 @@ class Transport(ABC):
     @abstractmethod
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         """Source side: makes the bytes available, each shard converted to its dtype on the wire. The handle is plain
-        (str, int, float, bytes). The memory behind it is reused two exports to the same target later."""
+        (str, int, float, bytes). The shards may be read until the target has taken them; the memory behind the
+        handle is reused two exports to the same target later."""
 
     @abstractmethod
     def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
@@ -164,10 +167,29 @@ class Transport(ABC):
 class ShardingManager(ABC):
     """Owns the swap. One object in the controller, bound to one training group and one rollout group."""
 
-    def __init__(self, train: EngineGroup, rollout: EngineGroup, *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        train: EngineGroup,
+        rollout: EngineGroup,
+        *,
+        timeout_s: float = 600.0,
+        bucket_bytes: int = 64 << 20,
+        transports: Sequence[str] | None = None,
+    ) -> None:
+        """What the trainer passes; a subclass with more parameters gives each a default.
+
+        Args:
+            train: the training side.
+            rollout: the serving side.
+            timeout_s: for each stage of a sync.
+            bucket_bytes: bound of what one target takes at once.
+            transports: names, in order of preference, of those that may be used. None: all.
+        """
         self.train = train
         self.rollout = rollout
         self.timeout_s = timeout_s
+        self.bucket_bytes = bucket_bytes
+        self.transports = None if transports is None else tuple(transports)
 
     @abstractmethod
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:

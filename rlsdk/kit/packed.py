@@ -131,10 +131,15 @@ def packed_attention(
     value (an attention sink). Dropout is ignored.
 
     Raises:
-        ConfigError: the model asks for something else than these.
+        ConfigError: the model asks for something else than these, or comes with keys of a cache.
     """
     if strange := [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]:
         raise ConfigError(f"{type(module).__name__} passes {strange} to its attention, which rlsdk cannot compute")
+    if query.shape[2] != key.shape[2]:
+        raise ConfigError(
+            f"{query.shape[2]} new positions came with keys of {key.shape[2]}: this attention is for whole rows and "
+            "knows no cache; call model.set_attn_implementation('sdpa') on a model that decodes"
+        )
     sliding_window = None if attention_mask is None else int(attention_mask)
     plain = softcap is None and s_aux is None
     if packed_rows is not None and plain and _has_varlen(query, value):

@@ -38,6 +38,7 @@ from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers, 
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
+from rlsdk.kit.shared_memory import share
 
 PARTS = ("weights", "optimizer", "gradients")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -71,6 +72,9 @@ class TorchTrainEngine(TrainEngine):
         self.outputs = OutputModel(self.model, spec.model.head)
         self.computed, self.tied = canonical_parameters(self.model)
         self.parameters = self.computed if frozen else self._split_precision()
+        if not frozen and self.device.type == "cpu":
+            for parameter, shared in zip(self.parameters.values(), share(list(self.parameters.values())), strict=True):
+                parameter.data = shared
         self.away: set[str] = set()
         self.optim: OptimSpec | None = None
         self.optimizer: torch.optim.Optimizer | None = None

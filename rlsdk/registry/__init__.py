@@ -7,15 +7,35 @@ from __future__ import annotations
 
 from rlsdk.registry.checks import installed_version
 from rlsdk.registry.explain import spoken
+from rlsdk.registry.isolated import (
+    HOME,
+    SAME,
+    IsolatedPlugin,
+    home,
+    plain_row,
+    read_record,
+    record_path,
+    record_paths,
+    reinstall,
+    version_misfit,
+    versions_here,
+)
 from rlsdk.registry.known import FIRST_PARTY
 from rlsdk.registry.negotiation import Lack, Requirements, explain_lack, lacks, require
+from rlsdk.registry.portable import DOC, PLAIN_TYPES, options_class, plain_spec, spec_from_plain
 from rlsdk.registry.registry import Registry
-from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
+from rlsdk.registry.row import PLUGIN, ComponentKind, Isolation, Row, Source, State
 
 __all__ = [
+    "DOC",
     "FIRST_PARTY",
+    "HOME",
+    "PLAIN_TYPES",
     "PLUGIN",
+    "SAME",
     "ComponentKind",
+    "IsolatedPlugin",
+    "Isolation",
     "Lack",
     "Registry",
     "Requirements",
@@ -23,8 +43,19 @@ __all__ = [
     "Source",
     "State",
     "explain_lack",
+    "home",
     "installed_version",
     "lacks",
+    "options_class",
+    "plain_row",
+    "plain_spec",
+    "read_record",
+    "record_path",
+    "record_paths",
+    "reinstall",
     "require",
+    "spec_from_plain",
     "spoken",
+    "version_misfit",
+    "versions_here",
 ]

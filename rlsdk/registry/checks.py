@@ -53,6 +53,8 @@ def _backend_faults(spec: Any) -> Iterator[str]:
             yield f"{field} {getattr(spec, field)!r}: expected some of {sorted(known)}"
     if spec.max_ranks is not None and not (isinstance(spec.max_ranks, int) and spec.max_ranks >= 1):
         yield f"max_ranks {spec.max_ranks!r}: expected a whole number of at least 1, or None"
+    if not isinstance(spec.takes_weights, bool):
+        yield f"takes_weights {spec.takes_weights!r}: expected True or False"
     if not isinstance(spec.log_prob_kind, LogProbKind):
         yield f"log_prob_kind {spec.log_prob_kind!r}: expected a member of LogProbKind"
     yield from _requirement_faults(spec.engine_requires)

@@ -6,11 +6,12 @@ import importlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import rlsdk
 from rlsdk.interfaces import ENTRY_POINT_GROUP
+from rlsdk.registry.isolated import isolated_rows
 from rlsdk.registry.load import broken, load_rows
 from rlsdk.registry.row import PLUGIN, Row, Source, State
 
@@ -54,8 +55,30 @@ def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
             rows.append(Row(name=entry.name, kind=PLUGIN, source=source, state=State.DISABLED, reason=refusal))
         else:
             rows += load_rows(entry.load, source)
+    rows = _with_isolated(rows, isolated_rows(environ), selection)
+    seen |= {normalized(name) for row in rows for name in (row.source.distribution, row.source.entry_point)}
     for name in sorted((selection.only or frozenset()) - seen):
         rows.append(broken(Source(distribution=name), f"named by {ONLY}, but no such plugin is installed"))
+    return rows
+
+
+def _with_isolated(rows: list[Row], isolated: Iterable[Row], selection: Selection) -> list[Row]:
+    """Adds the plugins that have environments of their own.
+
+    One that is installed here too, and can be used, is used here: so it is in its own environment. If it cannot be used
+    here, because its engine is missing, the other environment speaks for it.
+    """
+    by_distribution: dict[str, list[Row]] = {}
+    for row in isolated:
+        by_distribution.setdefault(normalized(row.source.distribution), []).append(row)
+    for name, theirs in by_distribution.items():
+        here = [row for row in rows if normalized(row.source.distribution) == name]
+        if any(row.state.usable or row.state is State.DISABLED for row in here):
+            continue
+        rows = [row for row in rows if row not in here]
+        for row in theirs:
+            refusal = selection.refusal(row.source)
+            rows.append(replace(row, state=State.DISABLED, reason=refusal) if refusal else row)
     return rows
 
 

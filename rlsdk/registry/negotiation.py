@@ -22,6 +22,8 @@ class Requirements:
     """Of the model's `config.json`."""
     num_ranks: int = 1
     """Processes that one engine spans: all of a train engine, one replica of a rollout engine."""
+    takes_weights: bool = False
+    """Rollout: the trainer's weights are to be served."""
     capabilities: frozenset[Capability] = frozenset()
     because: Mapping[str, str] = field(default_factory=dict)
     """Name of a requirement (`device`, ..., or a capability's value) -> the field of the configuration that asks."""
@@ -32,7 +34,7 @@ class Lack:
     """One thing that a backend cannot do."""
 
     requirement: str
-    """`device`, `dtype`, `model_type`, `num_ranks`, or a capability's value."""
+    """`device`, `dtype`, `model_type`, `num_ranks`, `takes_weights`, or a capability's value."""
     message: str
     """What follows the backend's name: "does not support ..."."""
 
@@ -78,6 +80,10 @@ def _lacks(needed: Requirements, spec: BackendSpec) -> Iterator[Lack]:
     if spec.max_ranks is not None and needed.num_ranks > spec.max_ranks:
         processes = "1 process" if spec.max_ranks == 1 else f"{spec.max_ranks} processes"
         yield Lack("num_ranks", f"spans at most {processes}, not {needed.num_ranks}")
+    if needed.takes_weights and not spec.takes_weights:
+        yield Lack(
+            "takes_weights", "serves weights of its own and takes none from a trainer (it can evaluate and generate)"
+        )
     for capability in sorted(needed.capabilities - spec.capabilities):
         yield Lack(capability.value, f"does not support {capability.value!r}")
 

@@ -21,7 +21,8 @@ from rlsdk.interfaces import (
 from rlsdk.registry.discovery import discover_rows
 from rlsdk.registry.explain import not_found, unusable
 from rlsdk.registry.load import plugin_rows
-from rlsdk.registry.row import ComponentKind, Kind, Row, Source, State
+from rlsdk.registry.portable import options_class
+from rlsdk.registry.row import ComponentKind, Isolation, Kind, Row, Source, State
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +124,14 @@ class Registry:
 
         Raises:
             PluginLoadError: the import failed (with its own message, chained), or it is no engine of that kind, or
-                one whose abstract methods are not all there.
+                one whose abstract methods are not all there; or it lives in an environment of its own.
         """
         source = self._source(spec)
+        if isolation := self.isolation(spec):
+            raise PluginLoadError(
+                f"{spec.kind} backend {spec.name!r} ({source}) lives in {isolation.environment!r} and cannot be "
+                f"imported here; run this with {isolation.python}"
+            )
         engine = self._resolve(spec.engine, f"{spec.kind} backend {spec.name!r}", source)
         base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
         if not (isinstance(engine, type) and issubclass(engine, base)):
@@ -141,7 +147,8 @@ class Registry:
         return engine
 
     def load_options(self, spec: BackendSpec) -> type[Any] | None:
-        """Imports the class of a backend's own options, None when it has none.
+        """The class of a backend's own options, None when it has none: imported, or for a backend that lives in an
+        environment of its own, made of their description.
 
         Raises:
             PluginLoadError: the import failed, or it is neither a dataclass nor a pydantic model.
@@ -149,6 +156,9 @@ class Registry:
         if spec.options is None:
             return None
         source = self._source(spec)
+        isolation = self.isolation(spec)
+        if isolation is not None and isolation.options is not None:
+            return options_class(isolation.options)
         options = self._resolve(spec.options, f"options of {spec.kind} backend {spec.name!r}", source)
         if not (isinstance(options, type) and (is_dataclass(options) or hasattr(options, "model_fields"))):
             raise PluginLoadError(
@@ -158,16 +168,21 @@ class Registry:
         return options
 
     def load_forecast(self, spec: BackendSpec) -> ForecastFn | None:
-        """Imports the function that says what the engine would hold, None when there is none.
+        """Imports the function that says what the engine would hold; None when there is none, or when the backend lives
+        in an environment of its own.
 
         Raises:
             PluginLoadError: the import failed.
         """
-        if spec.forecast is None:
+        if spec.forecast is None or self.isolation(spec) is not None:
             return None
         what = f"forecast of {spec.kind} backend {spec.name!r}"
         found: ForecastFn = self._resolve(spec.forecast, what, self._source(spec))
         return found
+
+    def isolation(self, spec: BackendSpec) -> Isolation | None:
+        """Where a backend lives that has an environment of its own; None for one of this environment."""
+        return next((row.isolation for row in self._rows if row.spec == spec), None)
 
     def _claims(self) -> dict[tuple[str, str], list[Row]]:
         claims: dict[tuple[str, str], list[Row]] = defaultdict(list)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
 
@@ -36,6 +38,8 @@ class State(StrEnum):
     CLASH = "clash"
     BROKEN = "broken"
     DISABLED = "disabled"
+    ELSEWHERE = "elsewhere"
+    """It lives in an environment of its own, from where it cannot serve."""
 
     @property
     def usable(self) -> bool:
@@ -55,6 +59,19 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Isolation:
+    """Where a plugin lives that has an environment of its own."""
+
+    environment: str
+    python: str
+    """Interpreter of that environment: workers of the backend are started with it."""
+    versions: Mapping[str, str]
+    """Of Python (as `python`) and of the distributions in there that matter."""
+    options: Mapping[str, Any] | None
+    """Description of the backend's options, see `rlsdk.registry.portable`; None: it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One name that a plugin provides, or fails to provide."""
 
@@ -65,6 +82,8 @@ class Row:
     reason: str = ""
     """Why it cannot be used, or what to know when it is."""
     spec: BackendSpec | ComponentSpec | None = None
+    isolation: Isolation | None = None
+    """Set when the plugin lives in an environment of its own, and cannot be imported here."""
     error: BaseException | None = field(default=None, compare=False, repr=False)
     """What was raised, in the process that discovered it."""
 

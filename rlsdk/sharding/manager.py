@@ -87,8 +87,7 @@ class GenericShardingManager(ShardingManager):
         Raises:
             ConfigError: a transport that does not exist.
         """
-        super().__init__(train, rollout, timeout_s=timeout_s)
-        self.bucket_bytes = bucket_bytes
+        super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes, transports=transports)
         self._colocated = colocated
         self._ends: Ends | None = None
         self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=named_transports(transports))

@@ -14,7 +14,7 @@ from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, TensorMeta, 
 from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
 from rlsdk.sharding.holders import SAME_PROCESS
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
 
 
@@ -84,7 +84,7 @@ class PackedBuckets(Sequence[Bucket]):
         return self._made[at]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedBuckets) and self._made == other._made
+        return isinstance(other, PackedBuckets) and self.__getstate__() == other.__getstate__()
 
     __hash__ = None  # type: ignore[assignment]
 

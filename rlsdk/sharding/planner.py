@@ -287,5 +287,5 @@ def choose_transport(source: WeightLayout, target: WeightLayout, transports: Seq
             return transport.name
     raise LayoutError(
         f"no transport reaches from source rank {source.rank} on {source.node} to target rank {target.rank} on "
-        f"{target.node}; known: {[transport.name for transport in transports]}"
+        f"{target.node}; tried: {[transport.name for transport in transports]}; sharding.transport: auto finds one"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +17,10 @@ from torch import Tensor
 
 from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
+
+CONNECT_S = 5.0
+"""To try one address of several."""
+_SIOCGIFADDR = 0x8915
 
 
 class ProcessGroupTransport(Transport):
@@ -27,7 +33,6 @@ class ProcessGroupTransport(Transport):
 
     name = "process_group"
     timeout_s = 60.0
-    """To meet, and for one bucket."""
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -55,7 +60,7 @@ class ProcessGroupTransport(Transport):
         self._sending[self._turn] = thread
         thread.start()
         return {
-            "host": _address(),
+            "hosts": _addresses(),
             "port": self._store.port,
             "group": self._id,
             "device": device.type,
@@ -67,16 +72,17 @@ class ProcessGroupTransport(Transport):
         data = self._buffer(num_bytes, torch.device(handle["device"]))
         try:
             if self._group is None:
-                limit = timedelta(seconds=self.timeout_s)
+                host, own = _reach(handle["hosts"], handle["port"], self.timeout_s)
                 self._store = dist.TCPStore(  # type: ignore[attr-defined]
-                    handle["host"], handle["port"], is_master=False, timeout=limit
+                    host, handle["port"], is_master=False, timeout=timedelta(seconds=self.timeout_s)
                 )
-                self._group = self._meet(handle["group"], 1, handle["device"])
+                self._store.set(f"{handle['group']}/host", host)
+                self._group = self._meet(handle["group"], 1, handle["device"], own)
             if num_bytes:
                 self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, dist.DistError) as error:
             raise WeightSyncError(
-                f"the source at {handle['host']}:{handle['port']} did not send {num_bytes} bytes in "
+                f"the source at {handle['hosts'][0]}:{handle['port']} did not send {num_bytes} bytes in "
                 f"{self.timeout_s:g} s: {error}"
             ) from error
         return checked(data, handle, metas)
@@ -105,25 +111,55 @@ class ProcessGroupTransport(Transport):
             before.join()
         try:
             if self._group is None:
-                self._group = self._meet(self._id, 0, data.device.type)
+                # The target writes down by which of this host's addresses it came.
+                host = self._store.get(f"{self._id}/host").decode()
+                self._group = self._meet(self._id, 0, data.device.type, host)
             if len(data):
                 self._group.send([data], 1, 0).wait(timedelta(seconds=self.timeout_s))
         except RuntimeError:
             self._group = None
 
-    def _meet(self, name: str, rank: int, device: str) -> Any:
+    def _meet(self, name: str, rank: int, device: str, host: str) -> Any:
         limit = timedelta(seconds=self.timeout_s)
         store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
         if device == "cpu":
-            return dist.ProcessGroupGloo(store, rank, 2, limit)
+            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            gloo._timeout = limit
+            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+            return dist.ProcessGroupGloo(store, rank, 2, gloo)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         return dist.ProcessGroupNCCL(store, rank, 2, options)
 
 
-def _address() -> str:
-    """Of this host, as others can reach it."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+def _addresses() -> list[str]:
+    """IPv4 addresses of this host, the one that leads outside first and loopback last. A host's own name is no help: it
+    often stands for loopback."""
+    import fcntl
+
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError):
+            probe.connect(("192.0.2.1", 9))  # Reserved for documentation; nothing is sent.
+            found.append(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return sorted(dict.fromkeys([*found, "127.0.0.1"]), key=lambda address: address.startswith("127."))
+
+
+def _reach(hosts: Sequence[str], port: int, timeout_s: float) -> tuple[str, str]:
+    """The first of the source's addresses that can be reached from here, and this host's own on the way there.
+
+    Raises:
+        WeightSyncError: none can.
+    """
+    tried = []
+    for host in hosts:
+        try:
+            with socket.create_connection((host, port), min(timeout_s, CONNECT_S)) as connection:
+                return host, connection.getsockname()[0]
+        except OSError as error:
+            tried.append(f"{host}:{port}: {error}")
+    raise WeightSyncError(f"no address of the source can be reached from here ({'; '.join(tried)})")

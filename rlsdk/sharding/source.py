@@ -26,7 +26,7 @@ from rlsdk.sharding.transports import make_transport
 
 class WeightSource:
     """One per rank of a train engine. `export` may be called from another thread than the engine's, one at a time,
-    while the engine itself is idle. Nothing of the engine's memory is held between calls."""
+    while the engine itself is idle. The engine's memory is held until the target has taken the bucket, no longer."""
 
     def __init__(self, engine: TrainEngine) -> None:
         self._engine = engine

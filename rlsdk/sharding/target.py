@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
-from rlsdk.sharding.memory import AttachError
+from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.transports import InlineTransport, InProcessTransport, SharedFileTransport, make_transport
 
 EXPORT_METHOD = "export_weights"
@@ -39,9 +39,10 @@ class WeightTarget:
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
-        self._transports: dict[tuple[str, int], Transport] = {}
+        self._transports: dict[tuple[str, int, int], Transport] = {}
         self._instead: dict[tuple[str, int], str] = {}
         self._layouts: tuple[WeightLayout, ...] = ()
+        self._last: Sequence[Bucket] = ()
 
     def layouts(self) -> Sequence[WeightLayout]:
         """What the replica wants, one per place that weights are delivered to."""
@@ -67,9 +68,17 @@ class WeightTarget:
             WeightSyncError: a bucket did not come, the engine refused it, or did not take them all.
         """
         start = time.perf_counter()
+        if buckets == self._last:
+            buckets = self._last  # Whose objects are made already, where a plan makes them when they are asked for.
+        self._last = buckets
         intake = _Intake(self, buckets, peers, version, time.monotonic() + timeout_s)
-        with closing(intake.shards()) as shards:
-            receipt = self._engine.update_weights(shards, version)
+        try:
+            with closing(intake.shards()) as shards:
+                receipt = self._engine.update_weights(shards, version)
+        except BaseException:
+            # Sources still have ready what nobody will take: that they are let go of tells them.
+            self.close()
+            raise
         if intake.taken < intake.wanted:
             raise WeightSyncError(
                 f"the rollout engine took {intake.taken} of {intake.wanted} pieces of version {version} and stopped at "
@@ -99,10 +108,12 @@ class WeightTarget:
                 self._instead[route] = _NEXT_BEST[chosen.transport]
 
     def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
-        transport = self._transports.get((bucket.transport, bucket.source))
+        pair = bucket.transport, bucket.source, bucket.target
+        transport = self._transports.get(pair)
         if transport is None:
-            transport = self._transports[bucket.transport, bucket.source] = make_transport(bucket.transport)
+            transport = self._transports[pair] = make_transport(bucket.transport)
         handle = _export(bucket, peer, deadline)
+        transport.timeout_s = max(0.0, deadline - time.monotonic())
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         return (
             WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)

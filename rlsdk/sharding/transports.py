@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +18,24 @@ from rlsdk.interfaces import (
     WeightShard,
     nearest,
 )
-from rlsdk.sharding.memory import BlockName, SharedBlock, attach
+from rlsdk.kit.shared_memory import BlockName, SharedBlock, attach, lent
+from rlsdk.sharding.cuda_ipc import CudaIpcTransport
+from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
-from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, checked, fill
+from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.wire import (
+    GROUP_BYTES,
+    Metas,
+    announcement,
+    bucket_offsets,
+    check_announcement,
+    check_group,
+    checked,
+    fill,
+    fill_group,
+    groups,
+    slots,
+)
 
 
 class InProcessTransport(Transport):
@@ -38,14 +55,134 @@ class InProcessTransport(Transport):
 
 
 class SharedMemoryTransport(Transport):
-    """Two processes of one node: the source copies into a block that both map, the target reads it there.
+    """Two processes of one node. Weights that the engine keeps in shared memory (`kit.shared_memory.share`) are read
+    where they are: no copy but the target's own. Others the source streams, group by group, through a ring of slots
+    that both map, and fills one while the target reads another.
 
-    Two blocks take turns, and stay from one sync to the next: pages are taken and mapped once. Nothing has a name, so
-    nothing is left behind, whatever ends either process.
+    What is mapped stays so from one sync to the next. Nothing has a name, so nothing is left behind, whatever ends
+    either process.
     """
 
     name = "shared_memory"
-    anonymous = True
+
+    def __init__(self) -> None:
+        self._ring: RingWriter | None = None
+        self._streams = 0
+        self._streaming: threading.Thread | None = None
+        self._reader: tuple[tuple[str, int], RingReader] | None = None
+        self._attached: dict[BlockName, Tensor] = {}
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return source.node == target.node and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        if (views := _lent_views(shards, dtypes)) is not None:
+            return {"views": views, **announcement(num_bytes)}
+        parts = groups(offsets, num_bytes)
+        ring = self._ring_of(max((span.stop - span.start for _, span in parts), default=0))
+        self._streams += 1
+        work = (ring, self._streams, offsets, parts, shards, dtypes, self._streaming)
+        self._streaming = threading.Thread(target=self._stream, args=work, name="rlsdk-stream")
+        self._streaming.start()
+        return {"stream": self._streams, **ring.announcement(), **announcement(num_bytes)}
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        check_announcement(handle, metas)
+        if "views" in handle:
+            return iter([self._view(view, meta) for view, meta in zip(handle["views"], metas, strict=True)])
+        ring = handle["filled"], handle["filled_inode"]
+        if self._reader is None or self._reader[0] != ring:
+            self._reader = ring, RingReader(handle)
+        return self._take(self._reader[1], handle["stream"], metas)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader[1].close()
+        if self._ring is not None:
+            self._ring.close()
+        if self._streaming is not None:
+            self._streaming.join(self.timeout_s)
+        self._ring = self._reader = self._streaming = None
+        self._attached.clear()
+
+    def _view(self, view: Mapping[str, Any], meta: tuple[tuple[int, ...], str]) -> Tensor:
+        """A tensor of the source's, where it is. The mapping is private: an engine that wrote into it would not change
+        what is trained, and be found out by its fingerprints."""
+        name = BlockName(view["path"], view["inode"], view["block_bytes"], unlink=False)
+        if name not in self._attached:
+            self._attached = {known: block for known, block in self._attached.items() if known.path != name.path}
+            self._attached[name] = attach(name, private=True)
+        shape, dtype = meta
+        values = self._attached[name].view(getattr(torch, dtype))
+        return values.as_strided(shape, view["strides"], view["start"] // values.element_size())
+
+    def _ring_of(self, slot_bytes: int) -> RingWriter:
+        """The ring, or a new one: for larger groups, or because a target that gave up has let go of the old one."""
+        if self._ring is None or self._ring.slot_bytes < slot_bytes or not self._ring.alive:
+            self._ring, self._streaming = RingWriter(max(slot_bytes, GROUP_BYTES)), None
+        return self._ring
+
+    def _stream(
+        self,
+        ring: RingWriter,
+        stream: int,
+        offsets: Sequence[int],
+        parts: Sequence[tuple[slice, slice]],
+        shards: Sequence[WeightShard],
+        dtypes: Sequence[str],
+        before: threading.Thread | None,
+    ) -> None:
+        """On a thread, behind the stream before. Where the target is gone there is nobody to tell."""
+        if before is not None:
+            before.join()
+        with contextlib.suppress(RingClosedError):
+            try:
+                for tensors, span in parts:
+                    slot = ring.next_slot(self.timeout_s)[: span.stop - span.start]
+                    ring.post(stream, fill_group(slot, offsets[tensors], shards[tensors], dtypes[tensors]))
+            except RingClosedError:
+                ring.close()
+            except Exception as error:
+                ring.post_error(stream, f"{type(error).__name__}: {error}")
+
+    def _take(self, reader: RingReader, stream: int, metas: Metas) -> Iterator[Tensor]:
+        offsets, num_bytes = bucket_offsets(metas)
+        for tensors, span in groups(offsets, num_bytes):
+            slot, sent = reader.take(stream, self.timeout_s)
+            data = slot[: span.stop - span.start]
+            yield from slots(data, offsets[tensors], metas[tensors])
+            check_group(data, sent)
+            reader.free()
+
+
+def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Where in shared memory each shard is; None unless all are, in the dtypes asked for."""
+    views = []
+    for shard, dtype in zip(shards, dtypes, strict=True):
+        place = lent(shard.tensor) if shard.tensor.dtype is getattr(torch, dtype) else None
+        if place is None:
+            return None
+        name, start = place
+        views.append(
+            {
+                "path": name.path,
+                "inode": name.inode,
+                "block_bytes": name.num_bytes,
+                "start": start,
+                "strides": shard.tensor.stride(),
+            }
+        )
+    return views
+
+
+class SharedFileTransport(Transport):
+    """Two processes of one node where the target may not look into the source's /proc: the source copies into files in
+    /dev/shm that both map, and that the target unlinks as soon as they are attached. Two take turns, and stay from one
+    sync to the next."""
+
+    name = "shared_file"
 
     def __init__(self) -> None:
         self._blocks: list[SharedBlock | None] = [None, None]
@@ -54,7 +191,7 @@ class SharedMemoryTransport(Transport):
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return source.node == target.node and hasattr(os, "memfd_create")
+        return source.node == target.node and hasattr(os, "posix_fallocate")
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
@@ -91,25 +228,12 @@ class SharedMemoryTransport(Transport):
             block.close()
             block = None
         if block is None:
-            block = self._blocks[self._turn] = SharedBlock(num_bytes, anonymous=self.anonymous)
+            block = self._blocks[self._turn] = SharedBlock(num_bytes, anonymous=False)
         return block
 
 
-class SharedFileTransport(SharedMemoryTransport):
-    """As `SharedMemoryTransport`, through files in /dev/shm, for where the target may not look into the source's
-    /proc. The target unlinks each file as soon as it is attached."""
-
-    name = "shared_file"
-    anonymous = False
-
-    @classmethod
-    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return source.node == target.node and hasattr(os, "posix_fallocate")
-
-
 class InlineTransport(Transport):
-    """Any two places: the bytes are part of the handle, and go the way that answers of calls go. Between Ray workers
-    that is the object store, as shared memory within a node."""
+    """Any two places: the bytes are part of the handle, and go the way that answers of calls go."""
 
     name = "inline"
 
@@ -134,8 +258,10 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     InProcessTransport,
     SharedMemoryTransport,
     SharedFileTransport,
+    ObjectStoreTransport,
     InlineTransport,
     ProcessGroupTransport,
+    CudaIpcTransport,
 )
 """In order of preference. What stands behind one that reaches anywhere is taken only by name."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Of what the two ends say to each other; ends of different versions refuse each other."""
 MAX_BUCKET_BYTES = 1 << 32
 """A bucket that announces more is refused before memory is taken for it."""
@@ -23,8 +23,9 @@ Metas: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 """Shape and dtype of each tensor."""
 
 
-def announcement(num_bytes: int, checksums: Sequence[int]) -> dict[str, Any]:
-    """What the handle of every bucket says, whichever way its bytes go."""
+def announcement(num_bytes: int, checksums: Sequence[int] = ()) -> dict[str, Any]:
+    """What the handle of every bucket says, whichever way its bytes go. Where they are streamed, each checksum follows
+    with its bytes instead."""
     return {"wire_version": WIRE_VERSION, "num_bytes": num_bytes, "checksums": list(checksums)}
 
 
@@ -72,55 +73,67 @@ def bucket_offsets(metas: Metas) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
-    """One view per tensor into the bytes of a bucket."""
-    slots = []
-    for start, (shape, dtype) in zip(offsets, metas, strict=True):
+def slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
+    """One view per tensor into `data`, whose first byte is the first tensor's."""
+    views = []
+    first = offsets[0] if offsets else 0
+    for offset, (shape, dtype) in zip(offsets, metas, strict=True):
+        start = offset - first
         numel = torch.Size(shape).numel()
-        slots.append(data[start : start + numel * DTYPE_BYTES[dtype]].view(_dtype(dtype)).view(shape))
-    return slots
+        views.append(data[start : start + numel * DTYPE_BYTES[dtype]].view(_dtype(dtype)).view(shape))
+    return views
 
 
-def _groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
-    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as the cache holds."""
-    groups, first = [], 0
+def groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
+    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as fit `GROUP_BYTES`, or one
+    that does not."""
+    found, first = [], 0
     for at, end in enumerate([*offsets[1:], num_bytes], start=1):
-        if end - offsets[first] >= GROUP_BYTES or at == len(offsets):
-            groups.append((slice(first, at), slice(offsets[first], end)))
+        after = offsets[at + 1] if at + 1 < len(offsets) else num_bytes
+        if at == len(offsets) or after - offsets[first] > GROUP_BYTES:
+            found.append((slice(first, at), slice(offsets[first], end)))
             first = at
-    return groups
+    return found
 
 
 @torch.no_grad()
+def fill_group(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> int:
+    """Copies and converts the shards of one group in one multi-tensor call; returns its checksum, taken while it is in
+    the cache."""
+    metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
+    torch._foreach_copy_(slots(data, offsets, metas), [shard.tensor for shard in shards])
+    return checksum(data)
+
+
 def fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[int]:
-    """Copies and converts all shards, group by group in multi-tensor calls; returns the checksum of each group, taken
-    while it is in the cache."""
-    slots = _slots(data, offsets, [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)])
-    sums = []
-    for tensors, span in _groups(offsets, len(data)):
-        torch._foreach_copy_(slots[tensors], [shard.tensor for shard in shards[tensors]])
-        sums.append(checksum(data[span]))
-    return sums
+    """Fills a whole bucket; returns the checksum of each group."""
+    return [
+        fill_group(data[span], offsets[tensors], shards[tensors], dtypes[tensors])
+        for tensors, span in groups(offsets, len(data))
+    ]
 
 
 def checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
     """Views of a bucket's tensors; each group is checked as soon as whoever took its tensors asks for more: then its
     bytes are in the cache, and one that was overwritten while it was read is found as well."""
     num_bytes = check_announcement(handle, metas)
-    offsets, _ = bucket_offsets(metas)
     if len(data) < num_bytes:
         raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but only {len(data)} arrived")
-    return _give(data, _slots(data, offsets, metas), _groups(offsets, num_bytes), handle["checksums"])
+    return _give(data, metas, handle["checksums"])
 
 
-def _give(
-    data: Tensor, slots: Sequence[Tensor], groups: Sequence[tuple[slice, slice]], sums: Sequence[int]
-) -> Iterator[Tensor]:
-    for (tensors, span), sent in zip(groups, sums, strict=True):
-        yield from slots[tensors]
-        found = checksum(data[span])
-        if found != sent:
-            raise WeightSyncError(
-                f"{span.stop - span.start} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
-                "they were overwritten or corrupted on the way"
-            )
+def _give(data: Tensor, metas: Metas, sums: Sequence[int]) -> Iterator[Tensor]:
+    offsets, num_bytes = bucket_offsets(metas)
+    for (tensors, span), sent in zip(groups(offsets, num_bytes), sums, strict=True):
+        yield from slots(data[span], offsets[tensors], metas[tensors])
+        check_group(data[span], sent)
+
+
+def check_group(data: Tensor, sent: int) -> None:
+    """Raises `WeightSyncError` unless the bytes have the checksum that the source sent."""
+    found = checksum(data)
+    if found != sent:
+        raise WeightSyncError(
+            f"{len(data)} bytes of a bucket arrived with checksum {found}, the source sent {sent}: "
+            "they were overwritten or corrupted on the way"
+        )

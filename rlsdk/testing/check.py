@@ -60,7 +60,7 @@ def check_backend(
             file = Path(folder) / f"test_{found.value}.py"
             body = "".join(f"    {key} = {value!r}\n" for key, value in (settings or {}).items())
             file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
-            reports.append(_run(file, only, verbose))
+            reports.append(_run(file, only, verbose, _python(name, found)))
         return read_reports(reports)
 
 
@@ -79,13 +79,20 @@ def _kinds(name: str, kind: BackendKind | None) -> list[BackendKind]:
     return kinds
 
 
-def _run(file: Path, only: str, verbose: bool) -> Path:
-    """The report of one file."""
+def _python(name: str, kind: BackendKind) -> str:
+    """The interpreter that can import a backend: this one, or that of its own environment."""
+    registry = Registry.discover()
+    isolation = registry.isolation(registry.backend(kind, name))
+    return isolation.python if isolation else sys.executable
+
+
+def _run(file: Path, only: str, verbose: bool, python: str) -> Path:
+    """The report of one file, run by this interpreter."""
     report = file.with_suffix(".json")
     # A folder of its own, so that no configuration of the caller's reaches the run.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     command: Sequence[str] = [
-        sys.executable, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
+        python, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
         "--rlsdk-report", str(report), *(["-v"] if verbose else ["-qq", "--no-summary"]),
         *(["-k", only] if only else []),
     ]  # fmt: skip

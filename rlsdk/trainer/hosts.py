@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlsdk.cluster import Join, Split, dispatch
+from rlsdk.config import build_options, config_error
 from rlsdk.interfaces import (
+    BackendSpec,
     Batch,
     Bucket,
     FinishReason,
@@ -51,6 +53,29 @@ def import_class(path: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """A backend's own options on their way to its worker: plain data, of which only the worker makes the plugin's own
+    class. The controller may live in an environment that cannot import it."""
+
+    spec: BackendSpec
+    raw: Mapping[str, Any]
+
+    def build(self) -> object | None:
+        """The instance that goes into `TrainSpec.options` or `RolloutSpec.options`.
+
+        Raises:
+            ConfigError: what only the plugin's own class could find wrong.
+        """
+        if self.spec.options is None:
+            return None
+        built, problems = build_options(import_class(self.spec.options), self.raw)
+        if problems:
+            prefix = f"{self.spec.kind}.{self.spec.name}"
+            raise config_error([replace(problem, path=f"{prefix}.{problem.path}") for problem in problems])
+        return built
+
+
+@dataclass(frozen=True, kw_only=True)
 class MiniBatchResult:
     """One optimizer step over one mini-batch."""
 
@@ -62,9 +87,9 @@ class MiniBatchResult:
 class TrainHost:
     """One rank of a train engine."""
 
-    def __init__(self, ctx: RankContext, engine: str, spec: TrainSpec) -> None:
+    def __init__(self, ctx: RankContext, engine: str, spec: TrainSpec, options: EngineOptions) -> None:
         self.engine: TrainEngine = import_class(engine)()
-        self.engine.initialize(ctx, spec)
+        self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.source = WeightSource(self.engine)
 
     @property
@@ -185,10 +210,10 @@ class Samples:
 class RolloutHost:
     """One replica of a rollout engine."""
 
-    def __init__(self, ctx: RankContext, engine: str, spec: RolloutSpec) -> None:
+    def __init__(self, ctx: RankContext, engine: str, spec: RolloutSpec, options: EngineOptions) -> None:
         self.parallel = Parallel(dp_rank=ctx.rank, dp_size=ctx.world_size)
         self.engine: RolloutEngine = import_class(engine)()
-        self.engine.initialize(ctx, spec)
+        self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.target = WeightTarget(self.engine)
 
     @dispatch(split=Split.ALL, join=Join.LIST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
+    ConfigError,
     ModelSpec,
     OptimSpec,
     Peer,
@@ -22,6 +23,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
+from rlsdk.trainer.hosts import EngineOptions
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -183,7 +185,16 @@ def start_cluster(
         log_dir=run_dir / "logs",
         seed=config.trainer.seed,
         preload=[TRAIN_HOST.partition(":")[0], *_engine_modules(config, registry), *PRELOAD],
+        interpreters=_interpreters(config, registry, roles),
     )
+
+
+def _interpreters(config: RunConfig, registry: Registry, roles: Sequence[str]) -> dict[str, str]:
+    """Of the roles whose backend lives in an environment of its own."""
+    train = registry.isolation(registry.backend(BackendKind.TRAIN, config.train.backend))
+    rollout = registry.isolation(registry.backend(BackendKind.ROLLOUT, config.rollout.backend))
+    of_role = {role: rollout if role == "rollout" else train for role in roles}
+    return {role: isolation.python for role, isolation in of_role.items() if isolation is not None}
 
 
 def _engine_modules(config: RunConfig, registry: Registry) -> list[str]:
@@ -230,24 +241,54 @@ def train_role(
     """Starts the train backend under a role; `optim` None makes a frozen one."""
     spec = registry.backend(BackendKind.TRAIN, config.train.backend)
     train = train_spec(config, registry, spec, model, optim)
-    group = cluster.create_group(role, host=TRAIN_HOST, args=(spec.engine, train))
-    return RoleGroup(group=group, spec=spec)
+    return _role(registry, cluster, role, spec, TRAIN_HOST, train, config.train.options)
 
 
 def rollout_role(config: RunConfig, registry: Registry, cluster: Cluster, *, load_weights: bool = False) -> RoleGroup:
     """Starts the rollout backend; unless it loads them itself, its weights arrive by the first sync."""
     spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
     rollout = rollout_spec(config, registry, spec, load_weights=load_weights)
-    group = cluster.create_group(
-        "rollout", host=ROLLOUT_HOST, args=(spec.engine, rollout), devices_per_rank=config.rollout.tp_size
-    )
+    options = config.rollout.options
+    return _role(registry, cluster, "rollout", spec, ROLLOUT_HOST, rollout, options, config.rollout.tp_size)
+
+
+def _role(
+    registry: Registry,
+    cluster: Cluster,
+    role: str,
+    spec: BackendSpec,
+    host: str,
+    engine_spec: TrainSpec | RolloutSpec,
+    options: Mapping[str, Any],
+    devices_per_rank: int = 1,
+) -> RoleGroup:
+    """Builds the hosts of a role, with the interpreter of its backend's own environment where it has one."""
+    isolation = registry.isolation(spec)
+    try:
+        group = cluster.create_group(
+            role,
+            host=host,
+            # Options were built here to be checked. The worker makes them anew: this process may only know their copy.
+            args=(spec.engine, replace(engine_spec, options=None), EngineOptions(spec=spec, raw=dict(options))),
+            py_executable=isolation.python if isolation else None,
+            devices_per_rank=devices_per_rank,
+        )
+    except ConfigError as error:
+        if isolation is not None:
+            error.add_note(f"{spec.kind} backend {spec.name!r} lives in {isolation.environment}")
+        raise
     return RoleGroup(group=group, spec=spec)
 
 
 def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:
     """The registered manager for this pair of backends, else the generic one."""
     chosen = registry.sharding_manager(train.backend, rollout.backend, config.sharding.manager)
+    transport = config.sharding.transport
     manager: ShardingManager = chosen(
-        train, rollout, timeout_s=config.trainer.timeout_s, bucket_bytes=config.sharding.bucket_mb << 20
+        train,
+        rollout,
+        timeout_s=config.trainer.timeout_s,
+        bucket_bytes=config.sharding.bucket_mb << 20,
+        transports=None if transport == "auto" else (transport,),
     )
     return manager

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
+from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Peer
 
@@ -100,13 +101,31 @@ def test_a_role_of_another_environment_gets_processes_of_its_own(
     assert here.contexts[0].node == there.contexts[0].node
 
 
+def test_a_pool_whose_roles_all_live_elsewhere_starts_no_worker_here(
+    ray_here: LocalRay, other_environment: Path, tmp_path: Path
+) -> None:
+    placement = PlacementSpec(
+        pools=(PoolSpec(name="far", devices_per_node=(1,)), PoolSpec(name="near", devices_per_node=(1,))),
+        roles={"rollout": "far", "actor": "near"},
+    )
+    far = str(other_environment)
+    logs = tmp_path / "logs"
+    with Cluster.start(placement, timeout_s=60, log_dir=logs, interpreters={"rollout": far}) as cluster:
+        there = cluster.create_group("rollout", "cluster_hosts:EchoHost", py_executable=far)
+        assert there.run("interpreter") == [str(other_environment.parent.parent)]
+        assert cluster.create_group("actor", "cluster_hosts:EchoHost").run("interpreter") == [sys.prefix]
+    assert sorted(path.name for path in logs.iterdir()) == ["far-0-env0.log", "near-0.log"]
+
+
 def test_an_interpreter_that_cannot_host_a_worker_is_refused_before_one_is_started(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"'/no/python' does not run on node .*No such file"):
         cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable="/no/python")
     venv.create(tmp_path, symlinks=True)
-    with pytest.raises(ConfigError, match=r"has python .*, ray missing, rlsdk missing, but .* run `uv pip install"):
+    with pytest.raises(
+        ConfigError, match=r"has python .*, ray missing, rlsdk missing, numpy missing, but .* run `uv pip install"
+    ):
         cluster.create_group("role37", "cluster_hosts:EchoHost", py_executable=str(tmp_path / "bin" / "python"))
 
 

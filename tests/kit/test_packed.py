@@ -166,3 +166,11 @@ def test_rows_do_not_see_each_other(tiny: nn.Module) -> None:
     ]
     assert torch.equal(run[0][:4], run[1][:4])
     assert not torch.equal(run[0][4:], run[1][4:])
+
+
+def test_keys_of_a_cache_are_refused_and_not_taken_for_a_row(tmp_path: Path) -> None:
+    """The causal mask of one new token over many keys would let it see the first one only."""
+    model = build_model(ModelSpec(path=str(write_tiny_model(tmp_path / "tiny"))))
+    found = model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True)
+    with pytest.raises(ConfigError, match=r"1 new positions came with keys of 4: .*set_attn_implementation\('sdpa'\)"):
+        model(input_ids=torch.tensor([[8]]), past_key_values=found.past_key_values, use_cache=True)

@@ -81,3 +81,17 @@ def test_the_capabilities_lacking_are_exactly_the_difference(
     spec = BackendSpec(name="x", kind=BackendKind.TRAIN, engine="a:B", capabilities=has)
     found = lacks(Requirements(kind=BackendKind.TRAIN, capabilities=needed), spec)
     assert {lack.requirement for lack in found} == {capability.value for capability in needed - has}
+
+
+def test_a_backend_that_takes_no_weights_cannot_be_trained_with() -> None:
+    class Frozen:
+        @hookimpl
+        def rlsdk_register_backends(self, register: RegisterBackend) -> None:
+            register(BackendSpec(name="frozen", kind=BackendKind.ROLLOUT, engine="a:B", takes_weights=False))
+            register(LARGE)
+
+    registry = Registry()
+    registry.register_module(Frozen())
+    assert lacks(Requirements(kind=BackendKind.ROLLOUT), registry.backend(BackendKind.ROLLOUT, "frozen")) == []
+    with pytest.raises(UnsupportedCapabilityError, match=r"weights of its own .*; installed and able: 'large'"):
+        require(Requirements(kind=BackendKind.ROLLOUT, takes_weights=True), "frozen", registry)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,11 +15,14 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sharding_cases import LocalGroup, TrainHost, dim0_sharded, random_tensors
+from sharding_cases import dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
+from rlsdk.kit.shared_memory import share
+from rlsdk.testing.local_groups import LocalGroup, TrainHost
 from rlsdk.testing.tensor_engines import TensorTrainEngine
 
+_CLONE_NEWNET = 0x40000000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -38,10 +43,29 @@ class MortalHost(TrainHost):
         return handle
 
 
-def serve(pipe: Connection, shapes: Shapes, rank: int, parts: int, fatal: int | None, end: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a process lives and ends."""
+
+    fatal: int | None = None
+    """Number of the export, from 0, after which it ends badly."""
+    end: str = ""
+    """`kill` or `hang`."""
+    own_network: bool = False
+    shared: bool = False
+    """Keeps its weights where other processes can read them."""
+
+
+def serve(pipe: Connection, shapes: Shapes, rank: int, parts: int, way: Way) -> None:
     """Body of the process: answers calls until the pipe closes."""
+    if way.own_network and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "unshare")
     layout = replace(dim0_sharded(shapes, parts)[rank], process=f"localhost:{os.getpid()}")
-    host = MortalHost(TensorTrainEngine(random_tensors(shapes), layout), fatal, end)
+    engine = TensorTrainEngine(random_tensors(shapes), layout)
+    if way.shared:
+        moved = share([tensor for _, _, tensor in engine.held])
+        engine.held = [(name, box, tensor) for (name, box, _), tensor in zip(engine.held, moved, strict=True)]
+    host = MortalHost(engine, way.fatal, way.end)
     while True:
         try:
             method, args = pipe.recv()
@@ -100,13 +124,13 @@ def weight_files(*pids: int) -> list[str]:
 
 
 @contextmanager
-def train_processes(shapes: Shapes, parts: int, *, fatal: int | None = None, end: str = "") -> Iterator[PipeGroup]:
-    """Starts one process per part of the weights; ends them all on the way out."""
+def train_processes(shapes: Shapes, parts: int, **way: Any) -> Iterator[PipeGroup]:
+    """Starts one process per part of the weights, `Way(**way)`; ends them all on the way out."""
     context = multiprocessing.get_context("spawn")
     processes, peers = [], []
     for rank in range(parts):
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, shapes, rank, parts, fatal, end), daemon=True)
+        process = context.Process(target=serve, args=(theirs, shapes, rank, parts, Way(**way)), daemon=True)
         process.start()
         theirs.close()
         processes.append(process)
@@ -122,3 +146,29 @@ def train_processes(shapes: Shapes, parts: int, *, fatal: int | None = None, end
             process.kill()
             process.join()
             process.close()
+
+
+@contextmanager
+def cable_to(pid: int) -> Iterator[None]:
+    """Joins this network to that of a process that has its own; needs root. Waits until the process has left ours."""
+    here, there = f"rlsdk{pid}a", f"rlsdk{pid}b"
+    subnet = f"10.{77 + pid % 100}.{pid // 100 % 256}"
+    end = time.monotonic() + 120
+    while os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        assert time.monotonic() < end, "the process did not leave this network"
+        time.sleep(0.01)
+    _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", str(pid))
+    try:
+        _ip("addr", "add", f"{subnet}.1/24", "dev", here)
+        _ip("link", "set", here, "up")
+        inside = ("nsenter", "--target", str(pid), "--net", "ip")
+        for command in (("addr", "add", f"{subnet}.2/24", "dev", there), ("link", "set", there, "up")):
+            subprocess.run([*inside, *command], check=True)
+        subprocess.run([*inside, "link", "set", "lo", "up"], check=True)
+        yield
+    finally:
+        _ip("link", "delete", here)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

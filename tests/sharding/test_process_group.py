@@ -1,11 +1,13 @@
 """Point to point by torch.distributed, between real processes."""
 
+import os
+import shutil
 import time
 
 import pytest
 import torch
 from sharding_cases import random_tensors, rollout_group, whole_target
-from sharding_processes import train_processes
+from sharding_processes import cable_to, train_processes
 
 from rlsdk.interfaces import Box, ConfigError, WeightShard, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
@@ -51,16 +53,39 @@ def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pyte
     handle = source.export([WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
     start = time.monotonic()
     with pytest.raises(WeightSyncError, match=r"did not send 64 bytes in 1 s"):
-        target.fetch({**handle, "host": "127.0.0.1"}, [((4,), "float32")])
+        target.fetch(handle, [((4,), "float32")])
     assert time.monotonic() - start < 10
     source.close()
 
 
 def test_ends_of_different_wire_versions_refuse_each_other() -> None:
-    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 1"):
+    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 2"):
         ProcessGroupTransport().fetch({"wire_version": 0}, [])
 
 
 def test_a_transport_that_does_not_exist_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"transport 'shared_memroy' does not exist; did you mean 'shared_memory'\?"):
         GenericShardingManager(rollout_group([]), rollout_group([]), transports=["shared_memroy"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 to make a host")
+def test_two_hosts_send_by_the_addresses_that_reach_each_other() -> None:
+    """The source lives in a network of its own, whose only way out is a cable to here."""
+    values = random_tensors(SHAPES)
+    with train_processes(SHAPES, 1, own_network=True) as train, cable_to(train.pids[0]):
+        rollout = rollout_group([[whole_target(SHAPES)]])
+        manager = GenericShardingManager(train, rollout, bucket_bytes=100_000, transports=["process_group"])
+        plan = manager.plan(manager.ends().source, manager.ends().target)
+        for version in range(2):
+            manager.sync_weights(plan, version, expect_change=False)
+            for name, _, tensor in rollout.hosts[0].engine.served:
+                assert torch.equal(tensor, values[name])
+        rollout.hosts[0].target.close()
+
+
+def test_a_source_that_no_address_leads_to_is_said_to_be_so() -> None:
+    source, target = ProcessGroupTransport(), ProcessGroupTransport()
+    handle = source.export([WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
+    with pytest.raises(WeightSyncError, match=r"no address of the source can be reached from here \(127\.0\.0\.1:1: "):
+        target.fetch({**handle, "hosts": ["127.0.0.1"], "port": 1}, [((4,), "float32")])
+    source.close()

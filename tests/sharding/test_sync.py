@@ -24,7 +24,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
 from rlsdk.sharding import GenericShardingManager, WeightTarget
-from rlsdk.sharding.transports import SharedMemoryTransport
+from rlsdk.sharding.ring import RingWriter
+from rlsdk.sharding.transports import SharedFileTransport, SharedMemoryTransport
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
@@ -222,18 +223,13 @@ def test_replicas_of_the_source_that_drifted_apart_are_caught() -> None:
 
 
 def test_corrupted_bytes_in_shared_memory_are_caught_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    export = SharedMemoryTransport.export
+    post = RingWriter.post
 
-    def corrupting(
-        self: SharedMemoryTransport, shards: Sequence[WeightShard], dtypes: Sequence[str]
-    ) -> Mapping[str, Any]:
-        handle = export(self, shards, dtypes)
-        block = self._blocks[self._turn]
-        assert block is not None
-        block.tensor[3] ^= 0x40
-        return handle
+    def corrupting(self: RingWriter, stream: int, checksum: int) -> None:
+        self.next_slot(0)[3] ^= 0x40
+        post(self, stream, checksum)
 
-    monkeypatch.setattr(SharedMemoryTransport, "export", corrupting)
+    monkeypatch.setattr(RingWriter, "post", corrupting)
     with pytest.raises(
         WeightSyncError, match=r"of 'embed' and .* more tensors did not arrive from source rank 0 .*corrupted"
     ):
@@ -269,14 +265,14 @@ def test_only_what_changed_is_counted() -> None:
 
 
 def test_memory_that_cannot_be_attached_is_gone_around_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    export = SharedMemoryTransport.export
     asked: list[str] = []
+    for transport in (SharedMemoryTransport, SharedFileTransport):
 
-    def hidden(self: SharedMemoryTransport, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        asked.append(self.name)
-        return {**export(self, shards, dtypes), "path": "/proc/0/fd/0"}
+        def hidden(self: Any, *args: Any, export: Any = transport.export) -> Mapping[str, Any]:
+            asked.append(self.name)
+            return {**export(self, *args), "path": "/proc/0/fd/0"}
 
-    monkeypatch.setattr(SharedMemoryTransport, "export", hidden)
+        monkeypatch.setattr(transport, "export", hidden)
     manager = make(parts=1, num_replicas=1)
     sync(manager, 1)
     assert (asked.count("shared_memory"), asked.count("shared_file")) == (1, 1)

@@ -11,11 +11,12 @@ from sharding_cases import random_tensors
 from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, Transport, WeightShard, WeightSyncError
-from rlsdk.sharding.memory import AttachError, SharedBlock, attach
-from rlsdk.sharding.transports import TRANSPORTS, make_transport
+from rlsdk.kit.shared_memory import AttachError, SharedBlock, attach, share
+from rlsdk.sharding.transports import make_transport
 from rlsdk.sharding.wire import announcement
 
 MOVED = {"w": (33, 17), "b": (5,), "s": (), "e": (0, 3), "x": (64, 64)}
+HERE = ["in_process", "shared_memory", "shared_file", "inline"]
 COPYING = ["shared_memory", "shared_file", "inline"]
 
 
@@ -36,7 +37,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS if t.name != "process_group"])
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
 def test_every_tensor_arrives_bit_for_bit(name: str, dtype: str) -> None:
     shards = shards_of(dtype)
@@ -45,7 +46,7 @@ def test_every_tensor_arrives_bit_for_bit(name: str, dtype: str) -> None:
         assert torch.equal(came, shard.tensor)
 
 
-@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS if t.name != "process_group"])
+@pytest.mark.parametrize("name", HERE)
 def test_dtypes_are_converted_on_the_way_each_to_its_own(name: str) -> None:
     shards = shards_of()
     dtypes = ["bfloat16", "float32", "float16", "bfloat16", "float32"]
@@ -53,7 +54,7 @@ def test_dtypes_are_converted_on_the_way_each_to_its_own(name: str) -> None:
         assert torch.equal(came, shard.tensor.to(getattr(torch, dtype)))
 
 
-@pytest.mark.parametrize("name", [t.name for t in TRANSPORTS if t.name != "process_group"])
+@pytest.mark.parametrize("name", HERE)
 def test_strided_views_and_parameters_can_be_sent(name: str) -> None:
     weight = torch.nn.Parameter(torch.randn(8, 6))
     shard = WeightShard(name="w", box=Box((0, 2), (6, 3)), tensor=weight.t()[:, 2:5])
@@ -68,15 +69,14 @@ def test_within_a_process_nothing_is_copied() -> None:
         assert came.data_ptr() == shard.tensor.data_ptr()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "shared_file"])
-def test_two_blocks_take_turns_and_are_used_again(name: str) -> None:
-    source, target = make_transport(name), make_transport(name)
+def test_two_files_take_turns_and_are_used_again() -> None:
+    source, target = make_transport("shared_file"), make_transport("shared_file")
     first = shards_of(seed=1)
-    early = move(name, first, ["float32"] * 5, (source, target))
-    late = move(name, shards_of(seed=2), ["float32"] * 5, (source, target))
+    early = move("shared_file", first, ["float32"] * 5, (source, target))
+    late = move("shared_file", shards_of(seed=2), ["float32"] * 5, (source, target))
     assert torch.equal(early[0], first[0].tensor)
     before = descriptors()
-    again = move(name, shards_of(seed=3), ["float32"] * 5, (source, target))
+    again = move("shared_file", shards_of(seed=3), ["float32"] * 5, (source, target))
     assert again[0].data_ptr() == early[0].data_ptr() != late[0].data_ptr()
     assert descriptors() == before
 
@@ -116,11 +116,10 @@ def test_a_file_that_nobody_attached_goes_with_its_owner() -> None:
 def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
-    handle = source.export(shards, ["float32"] * 5)
-    metas = [(s.box.size, "float32") for s in shards]
-    list(target.fetch(handle, metas))[4][0, 0] += 1
+    came = target.fetch(source.export(shards, ["float32"] * 5), [(s.box.size, "float32") for s in shards])
+    next(came)[0, 0] += 1
     with pytest.raises(WeightSyncError, match="overwritten or corrupted on the way"):
-        list(target.fetch(handle, metas))
+        list(came)
 
 
 @pytest.mark.parametrize("name", COPYING)
@@ -129,6 +128,7 @@ def test_a_bucket_of_another_size_is_refused(name: str) -> None:
     handle = source.export(shards_of(), ["float32"] * 5)
     with pytest.raises(WeightSyncError, match="a bucket of 64 bytes was asked for, but the source announced"):
         target.fetch(handle, [((4,), "float32")])
+    source.close()
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
@@ -167,8 +167,8 @@ def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
 def test_ends_of_different_wire_versions_refuse_each_other(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
-    handle = {**source.export(shards, ["float32"] * 5), "wire_version": 2}
-    with pytest.raises(WeightSyncError, match="the source speaks version 2 of the wire, this end version 1"):
+    handle = {**source.export(shards, ["float32"] * 5), "wire_version": 1}
+    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 2"):
         target.fetch(handle, [(s.box.size, "float32") for s in shards])
     source.close()
 
@@ -177,3 +177,42 @@ def test_a_bucket_over_the_limit_is_refused_before_memory_is_taken() -> None:
     handle = announcement(1 << 33, [])
     with pytest.raises(WeightSyncError, match="over the limit of 4294967296"):
         make_transport("process_group").fetch(handle, [((1 << 33,), "uint8")])
+
+
+def test_weights_in_shared_memory_are_read_where_they_are() -> None:
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    first, second = share([torch.randn(8, 6), torch.randn(5)])
+    shards = [
+        WeightShard(name="w", box=Box((2, 1), (4, 3)), tensor=first[2:6, 1:4]),
+        WeightShard(name="b", box=Box.whole((5,)), tensor=second),
+    ]
+    metas = [((4, 3), "float32"), ((5,), "float32")]
+    came = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    assert torch.equal(came[0], first[2:6, 1:4])
+    assert torch.equal(came[1], second)
+    first.add_(1)
+    assert torch.equal(came[0], first[2:6, 1:4])
+    again = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    assert again[1].data_ptr() == came[1].data_ptr()
+    came[1].zero_()
+    assert second.count_nonzero() == 5
+
+
+def test_weights_in_shared_memory_of_another_dtype_than_asked_for_are_sent() -> None:
+    (shared,) = share([torch.randn(8, 6)])
+    shard = WeightShard(name="w", box=Box.whole((8, 6)), tensor=shared)
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    (came,) = target.fetch(source.export([shard], ["bfloat16"]), [((8, 6), "bfloat16")])
+    assert torch.equal(came, shared.to(torch.bfloat16))
+
+
+def test_a_new_block_of_weights_takes_the_place_of_the_old_one() -> None:
+    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    for value in (1.0, 2.0, 3.0):
+        (shared,) = share([torch.full((100,), value)])
+        shard = WeightShard(name="w", box=Box.whole((100,)), tensor=shared)
+        (came,) = target.fetch(source.export([shard], ["float32"]), [((100,), "float32")])
+        assert came.unique().tolist() == [value]
+        del came, shard, shared
+        gc.collect()
+    target.close()

@@ -40,6 +40,11 @@ def test_shards_are_what_the_layout_says_in_its_order(results: Any) -> None:
             assert all(str(tensor.dtype) == dtypes[key] for key, _, tensor in rank["shards"])
 
 
+def test_trained_shards_can_be_read_by_other_processes_where_they_are(results: Any) -> None:
+    for world, name in ((1, "all rows"), (2, "odd vocabulary"), (4, "value"), (4, "hybrid")):
+        assert [rank["private"] for rank in good(results[world, name])] == [[]] * world
+
+
 def test_ranks_are_told_apart_and_share_the_work_of_holding(results: Any) -> None:
     layouts = [rank["layout"] for rank in good(results[4, "all rows"])]
     assert [layout.rank for layout in layouts] == [0, 1, 2, 3]

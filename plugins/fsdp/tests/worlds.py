@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -25,6 +26,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.kit.rendezvous import hold_port, init_process_group
+from rlsdk.kit.shared_memory import lent
 from rlsdk.testing.models import random_batch
 from rlsdk_fsdp.config import FsdpOptions
 
@@ -170,6 +172,7 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
     if case.export:
         engine.save_pretrained(Path(case.export))
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
+    found["private"] = [s.name for s in engine.shards() if lent(s.tensor) is None]
     found["layout"] = engine.layout()
     found["random"] = torch.rand(3)
     return found
@@ -210,7 +213,9 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
             if case.probe is not None:
                 results[case.name] = case.probe(case, ctx)
                 continue
-            engine.initialize(ctx, spec_of(case))
+            # What is lent to the host lies in memory that no other process reads, as on a GPU.
+            with patch("rlsdk_fsdp.engine.keep_shared") if case.parked else nullcontext():
+                engine.initialize(ctx, spec_of(case))
             results[case.name] = drive(engine, case, rank, world)
         except Exception as error:
             results[case.name] = {"error": error, "trace": traceback.format_exc()}

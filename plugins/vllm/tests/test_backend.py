@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rlsdk.interfaces import (
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.engine import VllmRolloutEngine, check_spec
 
+PLUGIN = Path(__file__).parents[1]
 METHODS = {
     Capability.ABORT: ("abort",),
     Capability.SLEEP: ("sleep", "wake"),
@@ -101,3 +103,10 @@ def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "small", hidden_size=64, head_dim=16)
     with pytest.raises(ConfigError, match="heads have 16 dimensions; vLLM on a CPU takes"):
         make_engine(folder)
+
+
+def test_an_environment_of_its_own_is_made_of_what_the_tests_run_with() -> None:
+    recipe = tomllib.loads((PLUGIN / "src" / "rlsdk_vllm" / "install.toml").read_text())["cpu"]
+    lines = [line for line in (PLUGIN / "overrides.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert recipe["overrides"] == lines
+    assert set(recipe["requires"]) <= set((PLUGIN / "tested.txt").read_text().splitlines())

@@ -243,7 +243,8 @@ class OneTensorNeverUpdated(TransformersRolloutEngine):
 
         def heard() -> Any:
             for shard in shards:
-                arrived[shard.name] = arrived.get(shard.name, 0) + fingerprint(shard.tensor.float(), shard.box)
+                if tuple(shard.tensor.shape) == shard.box.size:
+                    arrived[shard.name] = arrived.get(shard.name, 0) + fingerprint(shard.tensor.float(), shard.box)
                 yield shard
 
         old = self.parameters[self.STUCK].clone()

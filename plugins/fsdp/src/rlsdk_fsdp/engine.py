@@ -34,14 +34,14 @@ from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
+from rlsdk.kit.parking import Parking
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
+from rlsdk.kit.together import Tally, agreed
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
-from rlsdk_fsdp.parking import Parking
 from rlsdk_fsdp.shards import local, pieces_of
-from rlsdk_fsdp.together import Tally, agreed
-from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, make_mesh, regain, release, set_reduction, shard
+from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, keep_shared, make_mesh, regain, release, set_reduction, shard
 
 PARTS = ("weights", "optimizer", "gradients")
 PACKED = {"auto": None, "always": True, "never": False}
@@ -70,6 +70,8 @@ class FsdpTrainEngine(TrainEngine):
             self.model.train()  # transformers recomputes in training mode only; `build_model` took dropout out
         self.outputs = OutputModel(self.model, spec.model.head)
         shard(self.outputs, self.model, spec, make_mesh(ctx, self.options))
+        if self.device.type == "cpu" and spec.optim is not None:
+            keep_shared(self.outputs)
         named, self.tied = canonical_parameters(self.model)
         self.pieces = pieces_of(named)
         load_weights(self.model, self.pieces, self.tied, spec.model, seed=ctx.seed, random=spec.init_from_config)

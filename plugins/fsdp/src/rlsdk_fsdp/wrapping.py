@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, nearest
+from rlsdk.kit.shared_memory import share
 from rlsdk_fsdp.config import FsdpOptions
 
 OWN_SETTINGS = ("module", "mesh", "dp_mesh_dims")
@@ -94,6 +95,18 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
             setattr(module, name, torch.empty_like(buffer, device=mesh.device_type))  # needed there, offload or not
 
 
+def keep_shared(outputs: nn.Module) -> None:
+    """Moves this rank's memory, on a CPU, to where other processes of the node can read it (`kit.shared_memory`).
+
+    No public name of torch reaches the padded memory behind a shard, which is what FSDP gathers from.
+    """
+    parameters = [p for module in _groups(outputs) for group in _param_groups(module) for p in group.fsdp_params]
+    for parameter, padded in zip(parameters, share([p._sharded_param_data for p in parameters]), strict=True):
+        held: Any = parameter.sharded_param
+        parameter._sharded_param_data = padded.view(-1)
+        held._local_tensor = padded.view(-1)[: held._local_tensor.numel()].view(held._local_tensor.shape)
+
+
 def set_reduction(outputs: nn.Module, options: FsdpOptions, *, sharded: bool, last: bool) -> None:
     """Says what the next backward pass does with gradients and gathered weights.
 
@@ -123,8 +136,7 @@ def regain(outputs: nn.Module) -> None:
     release(outputs)
     for module in _groups(outputs):
         # torch 2.13 keeps them, against the docstring of `reset_iter_state`, and no public name reaches them.
-        state: Any = module._get_fsdp_state()
-        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        for group in _param_groups(module):
             group._partial_reduce_output = None
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
@@ -135,6 +147,12 @@ def regain(outputs: nn.Module) -> None:
 def _groups(outputs: nn.Module) -> Iterator[FSDPModule]:
     """Root first."""
     return (module for module in outputs.modules() if isinstance(module, FSDPModule))
+
+
+def _param_groups(module: FSDPModule) -> list[Any]:
+    state: Any = module._get_fsdp_state()
+    found: list[Any] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in found if group is not None]
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,1 @@
+"""Rollout backend openai of rlsdk."""

@@ -1,0 +1,98 @@
+"""`rlsdk plugins new`: a complete distribution that passes its tests before a line of it is changed.
+
+The files stand in `templates/`: `common/` for every kind, and a folder for each. In their names and texts `@WORDS@` are
+replaced; `PACKAGE` in a path is the package's name.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import rlsdk
+from rlsdk.interfaces import INTERFACE_VERSION, ConfigError, nearest
+from rlsdk.registry import Registry
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of plugin."""
+
+    what: str
+    """What it is."""
+    use: str
+    """The command that uses it."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "train": Kind("Train backend", "rlsdk train --train-backend @NAME@"),
+    "rollout": Kind("Rollout backend", "rlsdk train --rollout-backend @NAME@"),
+    "sharding": Kind("Sharding manager", "rlsdk train     # takes it for the pair that it is registered for"),
+    "reward": Kind("Reward", "rlsdk train --model FOLDER --data FILE.jsonl --reward @NAME@"),
+    "algorithm": Kind("Advantage estimator", "rlsdk train --algorithm.advantage @NAME@"),
+    "tracker": Kind("Tracker", "rlsdk train --tracking.trackers '[jsonl, @NAME@]'"),
+}
+HIDDEN = ("gitignore", "github/")
+"""Written with a dot in front; here they are not to be taken for this repository's own."""
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_SUFFIX = ".in"
+"""Of every template, so that no tool takes it for source."""
+
+
+def new_plugin(name: str, kind: str, folder: Path | None) -> None:
+    """Writes the distribution `rlsdk-NAME` into a new folder and says what to do with it.
+
+    Raises:
+        ConfigError: no such kind, a name that cannot be one, or a folder that is there already.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"--kind {kind!r} is none{nearest(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"plugin name {name!r}: expected lower-case letters, digits and dashes, such as 'acme'")
+    if taken := [row for row in Registry.discover().rows() if row.name == name and row.state.usable]:
+        raise ConfigError(f"plugin name {name!r} is taken by the {taken[0].kind} of {taken[0].source}; choose another")
+    folder = folder or Path(f"rlsdk-{name}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{str(folder)!r} is there already; give --folder a new one")
+    words = _words(name, kind)
+    for path, text in _filled(kind, words):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    print(f"{folder}: {KINDS[kind].what.lower()} {name!r} in {len(list(folder.rglob('*.py')))} Python files\n")
+    print(f'  cd {folder} && pip install -e ".[test]" && pytest')
+    print(f"  {words['USE']}")
+
+
+def _words(name: str, kind: str) -> dict[str, str]:
+    """What the templates' marks stand for."""
+    major, minor = rlsdk.__version__.split(".")[:2]
+    above = f"0.{int(minor) + 1}" if major == "0" else f"{int(major) + 1}"
+    described = KINDS[kind]
+    return {
+        "NAME": name,
+        "PACKAGE": f"rlsdk_{name.replace('-', '_')}",
+        "FUNCTION": name.replace("-", "_"),
+        "CLASS": "".join(part.capitalize() for part in name.split("-")),
+        "DISTRIBUTION": f"rlsdk-{name}",
+        "RANGE": f">={major}.{minor},<{above}",
+        "INTERFACE": str(INTERFACE_VERSION),
+        "WHAT": f"{described.what} {name}",
+        "USE": described.use.replace("@NAME@", name),
+    }
+
+
+def _filled(kind: str, words: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """Path and text of every file."""
+    for room in ("common", kind):
+        root = Path(str(files("rlsdk.cli") / "templates" / room))
+        for template in sorted(root.rglob(f"*{_SUFFIX}")):
+            path = str(template.relative_to(root)).removesuffix(_SUFFIX).replace("PACKAGE", words["PACKAGE"])
+            text = template.read_text(encoding="utf-8")
+            for word, value in words.items():
+                text = text.replace(f"@{word}@", value)
+            yield Path(f".{path}" if path.startswith(HIDDEN) else path), text

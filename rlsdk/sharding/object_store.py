@@ -1,0 +1,61 @@
+"""The cluster's object store as a transport: the one that always works between workers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.kit.object_store import has_store, the_store
+from rlsdk.sharding.wire import (
+    Metas,
+    announcement,
+    bucket_offsets,
+    check_announcement,
+    check_group,
+    fill,
+    groups,
+    slots,
+)
+
+
+class ObjectStoreTransport(Transport):
+    """Any two workers of one cluster: the source puts the bytes into the store of its node, which brings them to the
+    target's. An object goes with its last handle, or with the worker that put it there."""
+
+    name = "object_store"
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        # Asked where the plan is made: in the controller of these workers, or in a process of no cluster.
+        return has_store()
+
+    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+        data = torch.empty(num_bytes, dtype=torch.uint8)
+        sums = fill(data, offsets, shards, dtypes)
+        return {"object": the_store().put(data.numpy()), **announcement(num_bytes, sums)}
+
+    def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        num_bytes = check_announcement(handle, metas)
+        data = the_store().get(handle["object"], self.timeout_s)
+        if len(data) != num_bytes:
+            raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but {len(data)} arrived")
+        return self._give(data, handle, metas)
+
+    def _give(self, data: NDArray[np.uint8], handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
+        """Through private memory of one group: the store's own is read-only, and an engine that wrote into a tensor
+        of it would die of a segmentation fault."""
+        offsets, num_bytes = bucket_offsets(metas)
+        parts = groups(offsets, num_bytes)
+        private = torch.empty(max((span.stop - span.start for _, span in parts), default=0), dtype=torch.uint8)
+        for (tensors, span), sent in zip(parts, handle["checksums"], strict=True):
+            part = private[: span.stop - span.start]
+            part.numpy()[:] = data[span]
+            yield from slots(part, offsets[tensors], metas[tensors])
+            check_group(part, sent)

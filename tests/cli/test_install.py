@@ -1,0 +1,175 @@
+"""`rlsdk plugins install` and `remove`, with real interpreters: what was never finished is never used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from rlsdk.cli.install import Choices, distribution_of, install_isolated
+from rlsdk.doctor import Health
+from rlsdk.doctor.plugins import plugins
+from rlsdk.interfaces import ConfigError, PluginError
+from rlsdk.registry import Registry, read_record
+
+PLUGIN = """
+from rlsdk.interfaces import BackendKind, BackendSpec, hookimpl
+
+@hookimpl
+def rlsdk_register_backends(register):
+    register(BackendSpec(name="gale", kind=BackendKind.ROLLOUT, engine="rlsdk_gale_engine:Engine",
+        options="rlsdk_gale_engine:Options", max_ranks=1))
+"""
+ENGINE = '''
+from dataclasses import dataclass
+
+from rlsdk.interfaces import RolloutEngine
+
+
+@dataclass
+class Options:
+    force: int = 3
+    """Of the wind."""
+
+
+class Engine(RolloutEngine):
+    def initialize(self, ctx, spec): ...
+    async def generate(self, requests): yield
+    def layout(self): return []
+    def update_weights(self, shards, version): ...
+'''
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLSDK_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment that sees this one's packages, and has the plugin `gale` besides."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    (packages / "here.pth").write_text("\n".join(path for path in sys.path if path))
+    (packages / "rlsdk_gale.py").write_text(PLUGIN)
+    (packages / "rlsdk_gale_engine.py").write_text(ENGINE)
+    info = packages / "rlsdk_gale-0.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gale\nVersion: 0.4\n")
+    (info / "entry_points.txt").write_text("[rlsdk]\ngale = rlsdk_gale\n")
+    return tmp_path / "env"
+
+
+def rlsdk(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_environment_that_is_there_is_tested_recorded_used_and_forgotten(home: Path, environment: Path) -> None:
+    done = rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment))
+    assert done.returncode == 0, done.stderr
+    assert f"rlsdk-gale 0.4 works in {environment}" in done.stdout
+    listed = json.loads(rlsdk("plugins", "list", "--json").stdout)
+    gale = next(row for row in listed if row["name"] == "gale")
+    assert (gale["state"], gale["environment"]) == ("ready", str(environment))
+    shown = rlsdk("plugins", "info", "gale").stdout
+    assert "force (int, default 3)\n        Of the wind." in shown
+    assert f"environment   {environment}" in shown
+    refused = rlsdk("train", "--rollout-backend", "gale", "--rollout.gale.forse", "4", "--model", "m")
+    assert "rollout.gale.forse: unknown key; did you mean 'force'?" in refused.stderr
+    assert rlsdk("plugins", "remove", "rlsdk-gale").stdout == "forgot rlsdk-gale\n"
+    assert (environment / "bin" / "python").exists()
+    assert "gale" not in rlsdk("plugins", "list").stdout
+
+
+def test_the_doctor_imports_an_engine_where_it_lives(home: Path, environment: Path) -> None:
+    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
+    rows = [row for row in Registry.discover().rows() if row.name == "gale"]
+    (found,) = plugins(rows)
+    assert (found.state, found.mend) == (Health.OK, "")
+    assert f"environment {environment}" in found.found
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "rlsdk_gale_engine.py").unlink()
+    (found,) = plugins(rows)
+    assert (found.state, found.mend) == (Health.FAULT, "rlsdk plugins install rlsdk-gale --isolated")
+    assert "No module named 'rlsdk_gale_engine'" in found.found
+
+
+def test_a_plugin_whose_engine_cannot_be_imported_is_not_recorded(home: Path, environment: Path) -> None:
+    (packages,) = environment.glob("lib/python3*/site-packages")
+    (packages / "rlsdk_gale_engine.py").write_text("raise OSError('libgale.so.1: cannot open shared object file')\n")
+    done = rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment))
+    assert done.returncode == 2
+    assert "libgale.so.1: cannot open shared object file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "gale" not in rlsdk("plugins", "list").stdout
+
+
+def test_an_environment_without_rlsdk_is_refused_with_what_it_must_have(home: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    done = rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(tmp_path / "bare"))
+    assert done.returncode == 2
+    assert "the environment must have this rlsdk, and the same Python and Ray" in done.stderr
+    missing = rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(tmp_path / "nowhere"))
+    assert "is no virtual environment" in missing.stderr
+
+
+def test_a_failed_install_leaves_the_older_one_and_nothing_of_itself(home: Path, tmp_path: Path) -> None:
+    project = tmp_path / "no_plugin"
+    project.mkdir()
+    (project / "pyproject.toml").write_text("[project]\nname = 'no-plugin'\nversion = '1'\ndependencies = ['")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        install_isolated(str(project), Choices())
+    (project / "pyproject.toml").write_text("[project]\nname = 'no-plugin'\nversion = 'not a version'\n")
+    with pytest.raises(PluginError, match="failed"):
+        install_isolated(str(project), Choices())
+    assert [path for path in home.glob("environments/*") if not path.name.startswith(".")] == []
+    assert list(home.glob("plugins/*")) == []
+
+
+def test_what_an_interrupted_install_left_is_never_found_and_cleared_by_the_next(home: Path, environment: Path) -> None:
+    """As after kill -9: the folder is there, whole or not, but no record names it."""
+    left = home / "environments" / "rlsdk-gale-0badcafe"
+    left.parent.mkdir(parents=True)
+    os.rename(environment, left)
+    assert "gale" not in rlsdk("plugins", "list").stdout
+    with pytest.raises(PluginError):
+        install_isolated("rlsdk-gale @ file:///nowhere", Choices())
+    assert [path for path in left.parent.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_an_environment_in_use_is_not_taken_away(home: Path, environment: Path) -> None:
+    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
+    (path,) = home.glob("plugins/*.json")
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "owned": True}))
+    held = subprocess.Popen([read_record(path).python, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        refused = rlsdk("plugins", "remove", "rlsdk-gale")
+        assert refused.returncode == 2
+        assert f"is in use by process {held.pid}; end it" in refused.stderr
+    finally:
+        held.communicate()
+    assert rlsdk("plugins", "remove", "rlsdk-gale").stdout == "removed rlsdk-gale and its environment\n"
+    assert not environment.exists()
+
+
+def test_removing_what_is_not_there_says_so(home: Path) -> None:
+    done = rlsdk("plugins", "remove", "rlsdk-nothing-like-it")
+    assert done.returncode == 2
+    assert "is neither in this environment nor in one of its own" in done.stderr
+
+
+def test_names_wheels_and_folders_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'Acme_Engine'\n")
+    assert distribution_of(str(tmp_path)) == distribution_of(f"-e {tmp_path}") == "acme-engine"
+    assert distribution_of("/a/rlsdk_acme-1.2-py3-none-any.whl") == "rlsdk-acme"
+    assert distribution_of("rlsdk.acme[x]>=1.2") == "rlsdk-acme"
+    with pytest.raises(ConfigError, match="is no plugin: expected a backend's name"):
+        distribution_of("no such thing")

@@ -1,0 +1,26 @@
+"""Environments of engines beside this one, and a home of rlsdk that knows nothing yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def environment_of() -> Callable[[str], Path]:
+    """The environment that `make test` makes for the tests of a plugin."""
+
+    def find(name: str) -> Path:
+        folder = Path(f"{sys.prefix.removesuffix('-dev')}-{name}")
+        assert (folder / "bin" / "python").exists(), f"{folder} is not there; run: make test"
+        return folder
+
+    return find

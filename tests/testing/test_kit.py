@@ -1,0 +1,148 @@
+"""The kit itself: numbers, p-values, reports, and the command for plugins without a test file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from rlsdk.interfaces import BackendKind, Capability, PluginNotFoundError
+from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
+from rlsdk.testing.check import check_backend
+from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
+from rlsdk.testing.requirement import MARK, NUMBERS, Measured, Number, requirement
+from rlsdk.testing.resources import held, left_behind
+from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
+
+
+def test_a_number_out_of_bounds_fails_with_what_it_was_and_had_to_be() -> None:
+    properties: list[tuple[str, object]] = []
+    measured = Measured(properties)
+    measured.at_most("difference", 1e-6, 1e-4)
+    with pytest.raises(AssertionError, match=r"difference: 0\.2, expected <= 0\.0001"):
+        measured.at_most("difference", 0.2, 1e-4)
+    with pytest.raises(AssertionError, match="difference: nan"):
+        measured.at_most("difference", float("nan"), 1e-4)
+    with pytest.raises(AssertionError, match="rows: 2, expected none: a; b"):
+        measured.none("rows", ["a", "b"])
+    assert properties[0][0] == NUMBERS
+    assert measured.numbers[0] == Number("difference", 1e-6, "<= 0.0001")
+    assert len(measured.numbers) == 4
+
+
+def test_a_requirement_says_what_it_requires() -> None:
+    with pytest.raises(ValueError, match="'nameless' needs a docstring"):
+
+        @requirement("nameless", needs=Capability.SEED)
+        def nothing() -> None: ...
+
+
+@pytest.mark.parametrize("suite", [RolloutConformance, TrainConformance, ShardingConformance])
+def test_no_requirement_hides_another(suite: type[Any]) -> None:
+    found = [
+        (mark.args[0], name, function)
+        for kind in suite.__mro__
+        for name, function in vars(kind).items()
+        for mark in getattr(function, "pytestmark", ())
+        if mark.name == MARK
+    ]
+    assert [name for _, name, function in found if getattr(suite, name) is not function] == []
+    names = [requirement for requirement, _, _ in found]
+    assert len(set(names)) == len(names) > 8
+
+
+def test_p_values_are_those_of_the_chi_square_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.03125], dtype=torch.float64)
+    counts = torch.tensor([520, 240, 130, 50, 35, 25])
+    expected = probabilities * 1000
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square_p(counts, probabilities) == pytest.approx(float(chi2.sf(statistic, 5)), rel=1e-9)
+    assert chi_square_p(torch.tensor([1, 0]), torch.tensor([0.0, 1.0])) == 0
+    assert chi_square_p(torch.tensor([0, 9]), torch.tensor([0.0, 1.0])) == 1
+
+
+def test_right_draws_pass_and_draws_a_tenth_off_do_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(128, generator=generator, dtype=torch.float64) ** 3
+    probabilities /= probabilities.sum()
+    values = []
+    for _ in range(200):
+        drawn = torch.multinomial(probabilities, 2000, replacement=True, generator=generator)
+        values.append(chi_square_p(torch.bincount(drawn, minlength=128), probabilities))
+    # Were the p-values not uniform, the false-alarm rate would not be what it says.
+    assert min(values) > FALSE_ALARM
+    assert 0.3 < sum(values) / len(values) < 0.7
+    flattened = 0.9 * probabilities
+    flattened[probabilities.argmax()] += 0.1
+    drawn = torch.multinomial(flattened, 2000, replacement=True, generator=generator)
+    assert chi_square_p(torch.bincount(drawn, minlength=128), probabilities) < FALSE_ALARM
+
+
+def report() -> SuiteReport:
+    return SuiteReport(
+        suite="TestMine",
+        backend="mine",
+        kind="rollout",
+        plugin="my-plugin 2.0",
+        interface="1.0",
+        rlsdk="0.1.0",
+        engine={"engine": "3.1"},
+        findings=(
+            Finding(name="seed", doc="Seeds count.", outcome=Outcome.PASSED, numbers=(Number("changed", 0, "== 0"),)),
+            Finding(name="abort", doc="Abort ends.", outcome=Outcome.NOT_CLAIMED, capability="abort"),
+            Finding(name="close", doc="Nothing stays.", outcome=Outcome.FAILED, message="left behind: [port 5]"),
+        ),
+    )
+
+
+def test_a_report_survives_json_and_counts_what_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report()
+    (again,) = from_json(to_json([found]))
+    assert again.findings[0].numbers == [Number("changed", 0, "== 0")]
+    assert (again.badge, again.passed) == (found.badge, False)
+    assert found.badge == (
+        "rlsdk 0.1.0 conformance · rollout mine · 1/2 of what is claimed · my-plugin 2.0 · engine 3.1 · interface 1.0"
+    )
+    print_report([found])
+    said = capsys.readouterr().out
+    assert "left behind: [port 5]" in said
+    assert "changed: 0 (== 0)" in said
+    with pytest.raises(ValueError, match="format 99"):
+        from_json(json.dumps({"format": 99}))
+
+
+def test_what_an_engine_leaves_is_named(tmp_path: Path) -> None:
+    before = held(tmp_path)
+    (tmp_path / "left.bin").write_bytes(b"x")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert left_behind(before, tmp_path) == [f"file {tmp_path / 'left.bin'}", f"process {process.pid}"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None:
+    (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy")
+    assert (suite.backend, suite.kind, suite.passed) == ("transformers", "rollout", True)
+    assert [found.name for found in suite.findings if found.name == "greedy"] == ["greedy"]
+    assert suite.count(Outcome.PASSED) == 5
+    with pytest.raises(PluginNotFoundError, match="no backend is named 'transfomers'; did you mean 'transformers'"):
+        check_backend("transfomers")
+    with pytest.raises(PluginNotFoundError, match="transformers"):
+        check_backend("transformers", kind=BackendKind.TRAIN)
+
+
+def test_the_pytest_plugin_is_light() -> None:
+    code = (
+        "import sys, rlsdk.testing.plugin; print(*sorted({'torch', 'ray', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.strip() == ""
