@@ -189,7 +189,7 @@ def test_the_core_never_compares_with_the_name_of_a_backend() -> None:
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_imports_interfaces_and_kit_and_no_other_plugin(plugin: Path) -> None:
     own = f"rlsdk_{plugin.name}"
-    oracles = {"testing", "reference", "algorithms", "registry"}
+    oracles = {"testing", "reference", "algorithms", "registry", "sharding"}
     for part, allowed in (("src", {"interfaces", "kit"}), ("tests", {"interfaces", "kit", *oracles})):
         found = [i for file in sorted((plugin / part).rglob("*.py")) for i in imports(file)]
         wrong = [i for i in found if i.top == "rlsdk" and i.room not in allowed]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
-from rlsdk.cli.train import model_type
+from rlsdk.cli.train import model_fields
 from rlsdk.config import check_run, config_error, load_config
 from rlsdk.registry import Registry
 
@@ -22,7 +22,9 @@ def run(args: Sequence[str]) -> None:
 
     device = resolve_device(config)
     devices = role_devices(config, device, train_only=True)
-    if problems := check_run(config, registry, model_type(config), device, devices=devices, train_only=True):
+    model = model_fields(config)
+    kind = model.get("model_type")
+    if problems := check_run(config, registry, kind, device, devices=devices, train_only=True, model=model):
         raise config_error(problems)
     check_sources(config, registry)
     run_dir = make_run_dir(config)

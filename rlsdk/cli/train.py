@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
@@ -57,8 +57,9 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
         device = resolve_device(config)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
-    kind_of_model = "llama" if quickstart else model_type(config)
-    if problems := check_run(checked, registry, kind_of_model, device, devices=role_devices(config, device)):
+    model = {"model_type": "llama"} if quickstart else model_fields(config)
+    devices = role_devices(config, device)
+    if problems := check_run(checked, registry, model.get("model_type"), device, devices=devices, model=model):
         raise config_error(problems)
     check_sources(config, registry)
     return Resolved(config=config, registry=registry, device=device, makes_model=quickstart)
@@ -83,25 +84,26 @@ def run(args: Sequence[str]) -> None:
     tell(result, config)
 
 
-def model_type(config: RunConfig) -> str | None:
-    """`model_type` of a local model's `config.json`; None for a name on the hub, which its engine looks up.
+def model_fields(config: RunConfig) -> Mapping[str, Any]:
+    """`config.json` of a local model; empty for a name on the hub, which its engine looks up.
 
     Raises:
         ConfigError: the folder is there, but holds no model; or there is none, and it is no name on the hub either.
     """
     folder = Path(config.model.path or "")
     if config.model.path is None:
-        return None
+        return {}
     if not folder.is_dir():
         if not HUB_NAME.fullmatch(config.model.path):
             raise ConfigError(
                 f"model.path {config.model.path!r}: no such folder, and not the name of a model on the hub, which is "
                 "name or org/name"
             )
-        return None
+        return {}
     try:
-        return str(json.loads((folder / "config.json").read_text())["model_type"])
-    except (OSError, ValueError, KeyError) as error:
+        fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
+        return {**fields, "model_type": str(fields["model_type"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"model.path: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
         ) from error

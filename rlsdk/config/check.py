@@ -10,10 +10,10 @@ from typing import Any
 from rlsdk.config.base import Options
 from rlsdk.config.engines import PlacementConfig, RolloutConfig
 from rlsdk.config.explain import shown, unknown_key
-from rlsdk.config.options import options_problems
+from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
 from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, Capability, LogProbKind, RlsdkError
+from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 
@@ -25,6 +25,7 @@ def check_run(
     *,
     devices: Mapping[str, int] | None = None,
     train_only: bool = False,
+    model: Mapping[str, Any] | None = None,
 ) -> list[Problem]:
     """Everything that keeps this configuration from running with what is installed.
 
@@ -37,20 +38,23 @@ def check_run(
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
         devices: number of devices that each role gets; None: as far as `placement` itself says.
         train_only: nothing is sampled (`rlsdk sft`): rollout, rewards and algorithm are not looked at.
+        model: fields of the model's `config.json`, as far as they are known.
     """
     devices = declared_devices(config.placement) if devices is None else devices
+    needed = train_requirements(config, model_type, device, devices)
     train = [
         *_missing_data(config),
-        *check_backend(train_requirements(config, model_type, device, devices), config.train.backend, registry),
-        *_options(BackendKind.TRAIN, config.train.backend, config.train.options, registry),
+        *check_backend(needed, config.train.backend, registry),
+        *_options(needed, config.train.backend, config.train.options, registry, model or {}),
     ]
     if train_only:
         return train
+    needed = rollout_requirements(config, model_type, device)
     return [
         *train,
         *_missing_rollout(config, devices.get("rollout")),
-        *check_backend(rollout_requirements(config, model_type, device), config.rollout.backend, registry),
-        *_options(BackendKind.ROLLOUT, config.rollout.backend, config.rollout.options, registry),
+        *check_backend(needed, config.rollout.backend, registry),
+        *_options(needed, config.rollout.backend, config.rollout.options, registry, model or {}),
         *_log_prob_kind(config, registry),
         *_components(config, registry),
     ]
@@ -147,13 +151,23 @@ def _missing_rollout(config: RunConfig, devices: int | None) -> Iterator[Problem
         yield Problem("rollout.tp_size", f"{tp_size}: expected a divisor of the {devices} devices of the rollout")
 
 
-def _options(kind: BackendKind, name: str, raw: Options, registry: Registry) -> list[Problem]:
+def _options(
+    needed: Requirements, name: str, raw: Options, registry: Registry, model: Mapping[str, Any]
+) -> list[Problem]:
+    kind = needed.kind
     if name not in registry.usable(kind):
         return []  # Reported by `check_backend`.
+    spec = registry.backend(kind, name)
     try:
-        return options_problems(registry.backend(kind, name), raw, registry)
+        if problems := options_problems(spec, raw, registry):
+            return problems
+        options = backend_options(spec, raw, registry)
     except RlsdkError as error:
         return [Problem(f"{kind}.backend", str(error))]
+    if not isinstance(options, ChecksPlace) or needed.device is None:
+        return []
+    found = options.place_problems(num_ranks=needed.num_ranks, device=needed.device, model=model)
+    return [Problem(f"{kind}.{name}.{option}", message) for option, message in found]
 
 
 def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
-from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ComponentSpec
+from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ChecksPlace, ComponentSpec
 from rlsdk.interfaces.batch import SCHEMA, Batch, FieldSpec, Per, check_batch, concat, rejoin
 from rlsdk.interfaces.capability import Capability, LogProbKind
 from rlsdk.interfaces.errors import (
@@ -90,6 +90,7 @@ __all__ = [
     "Bucket",
     "Capability",
     "CheckpointError",
+    "ChecksPlace",
     "ComponentSpec",
     "ConfigError",
     "DataError",

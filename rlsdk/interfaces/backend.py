@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
 
 from rlsdk.interfaces.capability import Capability, LogProbKind
 
@@ -51,6 +52,22 @@ class BackendSpec:
     unavailable and says how to get it. Outside the window: a warning."""
     install_hint: str = ""
     """The command that makes it available."""
+
+
+@runtime_checkable
+class ChecksPlace(Protocol):
+    """What an options class may have: it knows which values fit a model and a number of ranks, and is asked before any
+    process starts. Its engine checks again when it is built."""
+
+    def place_problems(self, *, num_ranks: int, device: str, model: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+        """Yields an option's name and what is wrong with its value, with the values that would work.
+
+        Args:
+            num_ranks: processes that one engine spans.
+            device: `cpu` or `cuda`.
+            model: fields of `config.json`; empty where they are not known yet.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_mlflow_has_every_step_the_samples_and_the_configuration(
     assert run.info.status == "FINISHED"
 
 
+def summary_with(tracker: WandbTracker, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The run's summary once it has these entries: another process of wandb's makes it, in its own time."""
+    end = time.monotonic() + 60
+    while not wanted.items() <= (found := dict(tracker._run.summary)).items():
+        assert time.monotonic() < end, f"{wanted} are not in {found}"
+        time.sleep(0.02)
+    return found
+
+
 def test_wandb_keeps_steps_that_begin_anew_after_the_warm_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +57,7 @@ def test_wandb_keeps_steps_that_begin_anew_after_the_warm_start(
     logged: list[dict[str, Any]] = []
     for step, metrics in ((1, {"sft/loss": 3.0}), (2, {"sft/loss": 2.0}), (1, {"reward/mean": 0.1})):
         tracker.log(step, metrics)
-        logged.append(dict(tracker._run.summary))
+        logged.append(summary_with(tracker, {"step": step, **metrics}))
     tracker.log_samples(1, SAMPLES)
     assert tracker._run.id == "run-1"
     tracker.close()

@@ -39,7 +39,7 @@ def pair(qwen2: Any) -> Iterator[Any]:
     assert len(workers) >= 2
     yield engine
     engine.close()
-    _, alive = psutil.wait_procs(list(workers), timeout=20)
+    _, alive = psutil.wait_procs(list(workers), timeout=60)
     assert not alive
 
 

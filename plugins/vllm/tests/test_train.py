@@ -40,7 +40,7 @@ def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tm
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*command, *TASK, "--trainer.run_name", "run", *RUNS[name]],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed to close" not in done.stdout + done.stderr

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.atomic import atomic_write_json
+from rlsdk.kit.together import agreed
 from rlsdk_fsdp.shards import Piece
-from rlsdk_fsdp.together import agreed
 
 STATE = "engine.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -34,13 +34,13 @@ from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
+from rlsdk.kit.parking import Parking
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
+from rlsdk.kit.together import Tally, agreed
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
-from rlsdk_fsdp.parking import Parking
 from rlsdk_fsdp.shards import local, pieces_of
-from rlsdk_fsdp.together import Tally, agreed
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, keep_shared, make_mesh, regain, release, set_reduction, shard
 
 PARTS = ("weights", "optimizer", "gradients")

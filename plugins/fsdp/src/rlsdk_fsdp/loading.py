@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,8 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
 from rlsdk_fsdp.shards import Piece
-
-INDEX = "model.safetensors.index.json"
-HEADS = ("score", "classifier")
-"""Modules that make values and scores, which a language model's checkpoint does not have."""
 
 
 def load_weights(
@@ -56,26 +51,6 @@ def load_weights(
             piece.fill(heads[piece.name])
 
 
-def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
-    """Tensor name -> safetensors file that holds it.
-
-    Raises:
-        ConfigError: the model has no safetensors.
-    """
-    folder = _folder(spec)
-    if (folder / INDEX).is_file():
-        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise ConfigError(
-            f"model.path {spec.path!r}: found neither model.safetensors nor {INDEX}; save it with save_pretrained, or "
-            "set model.init_from_config to start from random weights"
-        )
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single)
-
-
 @torch.no_grad()
 def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
     """Fills buffers, which hold nothing after a model was built empty: from the checkpoint, or as the model makes them.
@@ -100,22 +75,6 @@ def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
         if any(_is_unfilled(buffer) for key, buffer in buffers.items() if key not in files):
             return False
     return True
-
-
-def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
-    """Values of a head that the checkpoint does not have, drawn as transformers draws them, the same on every rank."""
-    values: dict[str, Tensor] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for name in HEADS:
-            if isinstance(head := getattr(model, name, None), nn.Module):
-                whole = copy.copy(head)
-                whole._parameters = {
-                    key: nn.Parameter(torch.empty(p.shape)) for key, p in head.named_parameters(recurse=False)
-                }
-                model._init_weights(whole)
-                values |= {f"{name}.{key}": p.detach() for key, p in whole._parameters.items() if p is not None}
-    return values
 
 
 def _copy_whole(whole: nn.Module, model: nn.Module, pieces: Iterable[Piece]) -> None:
@@ -159,11 +118,3 @@ def _unfilled(buffer: Tensor) -> float:
 def _is_unfilled(buffer: Tensor) -> bool:
     mark = buffer.isnan() if buffer.is_floating_point() else buffer == torch.iinfo(buffer.dtype).min
     return bool(mark.any())
-
-
-def _folder(spec: ModelSpec) -> Path:
-    if Path(spec.path).is_dir():
-        return Path(spec.path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=["*.safetensors", "*.json"]))

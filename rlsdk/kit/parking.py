@@ -13,8 +13,8 @@ from torch import Tensor
 class Parking:
     """Storages whose bytes are on the host.
 
-    A storage is emptied in place, so every view of it (FSDP's, the optimizer's, `shards()`) is valid again once its
-    bytes are back; no tensor object is replaced.
+    A storage is emptied in place, so every view of it (the engine's, the optimizer's, `shards()`) is valid again once
+    its bytes are back; no tensor object is replaced.
     """
 
     lots: dict[str, list[tuple[torch.UntypedStorage, Tensor]]] = field(default_factory=dict)

@@ -1,0 +1,392 @@
+"""`megatron`: a TrainEngine on Megatron-Core."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Batch,
+    ConfigError,
+    ForwardBackwardResult,
+    Objective,
+    OptimSpec,
+    OptimStepResult,
+    Parallel,
+    RankContext,
+    RlsdkError,
+    TensorMeta,
+    TrainEngine,
+    TrainSpec,
+    WeightLayout,
+    WeightShard,
+    nearest,
+)
+from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
+from rlsdk.kit.microbatch import micro_batches
+from rlsdk.kit.optim import learning_rate
+from rlsdk.kit.parking import Parking
+from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
+from rlsdk.kit.together import Tally, agreed
+from rlsdk_megatron import checkpoint, groups
+from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.loading import load_weights
+from rlsdk_megatron.modeling import (
+    Stage,
+    build_stages,
+    make_trainable,
+    transformer_config,
+    uses_transformer_engine,
+)
+from rlsdk_megatron.optimizer import optimizers, settings_of, slot_of
+from rlsdk_megatron.outputs import check_names, last_stage_outputs
+from rlsdk_megatron.parts import Shapes, all_parts, held_by
+from rlsdk_megatron.passes import STAND_IN, run_passes
+from rlsdk_megatron.shim import device_scope
+from rlsdk_megatron.sizes import split_problems
+
+PARTS = ("weights", "optimizer", "gradients")
+
+
+class MegatronTrainEngine(TrainEngine):
+    """Ranks are cut into tensor, context, data and pipeline parallel ones, in Megatron's order: neighbours share
+    matrices, the farthest apart are stages.
+
+    Weights are held in `ModelSpec.dtype`; with bfloat16 the optimizer keeps float32 copies. All ranks run the same
+    number of micro-batches; one with fewer rows runs a token without weight in place of the rest.
+    """
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        try:
+            self._initialize(ctx, spec)
+        except BaseException:
+            self.close()  # what was joined is left, so that another engine of this process can join
+            raise
+
+    def _initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        self.ctx, self.spec = ctx, spec
+        self.options = options_of(spec)
+        self.device = torch.device(ctx.device)
+        self.hf_config = load_model_config(spec.model)
+        _check(ctx, spec, self.options, self.hf_config.to_dict())
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        with device_scope(self.device):
+            groups.join(ctx, self.options)
+            self.place = groups.here()
+            self._build()
+        self.parking = Parking()
+        self.away: set[str] = set()
+        self.num_steps = 0
+        self.has_gradient = False
+        self.optim: OptimSpec | None = None
+        self.optimizer: Any = None
+        if spec.optim is not None:
+            self.reset_optimizer(spec.optim)
+
+    def _build(self) -> None:
+        spec, head = self.spec, self.spec.model.head
+        empty = build_model(spec.model, empty=True)
+        self.exported = empty.config
+        named, self.tied = canonical_parameters(empty)
+        config = transformer_config(self.hf_config, spec, self.options, self.device)
+        self.stages: list[Stage] = build_stages(
+            config,
+            self.hf_config,
+            head,
+            engine=uses_transformer_engine(self.options, self.device),
+            tied="lm_head.weight" in self.tied,
+        )
+        # Training moves parameters into buffers, so values come after it.
+        trained = spec.optim is not None
+        for stage in self.stages:
+            stage.requires_grad_(trained).train(trained)
+        self.modules: Sequence[Any] = make_trainable(config, self.stages, self.options) if trained else self.stages
+        shapes = Shapes.of(config, {name: tuple(p.shape) for name, p in named.items()})
+        self.held = held_by(self.stages, shapes, self.tied)
+        self.shapes = shapes.shapes
+        load_weights(self.held, empty, spec.model, seed=self.ctx.seed, random=spec.init_from_config)
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.place
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self._here("weights")
+        check_names(outputs, self.spec.model.head)
+        found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
+        cut = self._cut(batch)
+        remaining = iter(cut)
+
+        def at_end(stage: Stage, hidden: Tensor, part: Batch) -> Tensor:
+            rows = next(remaining)
+            values = self._outputs(stage, hidden, part, outputs)
+            if len(rows):
+                for name, value in values.items():
+                    found[name][rows if name == "scores" else batch.token_index(rows)] = value.cpu()
+            return hidden
+
+        with torch.no_grad(), device_scope(self.device):
+            run_passes(self.stages, self._parts(batch, cut), at_end, backward=False)
+        return found if self.place.is_collector else {}
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
+        self._trained()
+        self._here("weights", "gradients")
+        check_names(objective.outputs, self.spec.model.head)
+        cut, tally, failures = self._cut(batch), Tally(), list[Exception]()
+        remaining = iter(cut)
+
+        def at_end(stage: Stage, hidden: Tensor, part: Batch) -> Tensor:
+            rows = next(remaining)
+            values = self._outputs(stage, hidden, part, objective.outputs)
+            # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
+            nothing = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
+            if not len(rows) or failures:
+                return nothing
+            try:
+                result = objective(values, part)
+            except Exception as error:  # the other stages are in the middle of a schedule; all end it first
+                failures.append(error)
+                return nothing
+            if self.place.is_collector:
+                tally.add(result)
+            return result.loss
+
+        with device_scope(self.device):
+            earlier = self._set_gradient_aside()
+            run_passes(self.modules, self._parts(batch, cut), at_end, backward=True)
+            for buffer, values in earlier:
+                buffer += values
+        self.has_gradient = True
+        self._agree(failures)
+        return tally.join(len(cut))
+
+    def optim_step(self) -> OptimStepResult:
+        optimizer, spec = self._trained()
+        self._here(*PARTS)
+        lr = learning_rate(self.num_steps, spec)
+        with device_scope(self.device), torch.no_grad():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            finite = math.isfinite(norm)
+            if finite:
+                self._clip(norm, spec.max_grad_norm)
+                for group in optimizer.param_groups:
+                    group["lr"], group["weight_decay"] = lr, spec.weight_decay * group["wd_mult"]
+                optimizer.step_with_ready_grads()
+                self.num_steps += 1
+            self._drop_gradients()
+        return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
+
+    def layout(self) -> WeightLayout:
+        boxes = tuple((part.name, part.box) for part, _ in all_parts(self.held))
+        dtypes = {part.name: str(p.dtype).removeprefix("torch.") for part, p in all_parts(self.held)}
+        return WeightLayout(
+            rank=self.ctx.rank,
+            node=self.ctx.node,
+            device=self.ctx.device,
+            process=f"{self.ctx.node}:{os.getpid()}",
+            tensors=tuple(TensorMeta(name=n, shape=self.shapes[n], dtype=dtype) for n, dtype in dtypes.items()),
+            boxes=boxes,
+            tied=self.tied,
+        )
+
+    def shards(self) -> Iterator[WeightShard]:
+        self._here("weights")
+        for part, parameter in all_parts(self.held):
+            yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
+
+    def save_checkpoint(self, path: Path) -> None:
+        """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
+        self._here("weights", "optimizer")
+        shared = self.options.distributed_optimizer
+        with device_scope(self.device):
+            checkpoint.save(path, self.held, self.optimizer, self.num_steps, shared=shared)
+
+    def load_checkpoint(self, path: Path) -> None:
+        self._here(*PARTS)
+        with device_scope(self.device):
+            self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
+            if self.optimizer is not None:
+                self._drop_gradients()
+
+    def save_pretrained(self, path: Path) -> None:
+        """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
+        self._here("weights")
+        whole = checkpoint.gathered(self.held, list(self.shapes), self.shapes)
+        with agreed(f"{path} cannot be written"):
+            try:
+                if self.ctx.rank == 0:
+                    save_hf_folder(path, self.exported, whole, source=self.spec.model.path)
+            finally:
+                for _ in whole:  # ranks that do not write, and rank 0 where the disk refused, take part to the end
+                    pass
+
+    def offload(self, parts: Sequence[str] = PARTS) -> None:
+        """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
+        so that a run that works on a CPU works on a GPU."""
+        for part in _known(parts):
+            if part not in self.away and self.device.type == "cuda":
+                self.parking.leave(part, self._tensors_of(part))
+            self.away.add(part)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self, parts: Sequence[str] = PARTS) -> None:
+        for part in _known(parts):
+            self.parking.back(part)
+            self.away.discard(part)
+
+    def reset_optimizer(self, optim: object) -> None:
+        if not isinstance(optim, OptimSpec):
+            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
+        if self.spec.optim is None:
+            self._trained()
+        self._here(*PARTS)
+        learning_rate(0, optim)
+        dtype = getattr(torch, self.spec.model.dtype)
+        settings = OptimizerConfig(
+            **settings_of(optim),
+            bf16=dtype is torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=self.options.distributed_optimizer,
+        )
+        with device_scope(self.device):
+            self.optimizer = get_megatron_optimizer(settings, list(self.modules), use_gloo_process_groups=False)
+        self.optim, self.num_steps = optim, 0
+
+    def close(self) -> None:
+        if "ctx" in vars(self):
+            groups.leave(self.ctx)
+            destroy_process_group(self.ctx)
+        vars(self).clear()  # model, optimizer and graphs go with their last reference
+
+    def _trained(self) -> tuple[Any, OptimSpec]:
+        if self.optimizer is None or self.optim is None:
+            raise ConfigError(
+                f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec and can only run "
+                "`forward`; give TrainSpec.optim to train it"
+            )
+        return self.optimizer, self.optim
+
+    def _cut(self, batch: Batch) -> list[Tensor]:
+        """Rows of each micro-batch; as many on every rank, at least one, and whole rounds of interleaved stages."""
+        tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
+        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows)
+        most = torch.tensor(len(mine))
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        round_size = self.place.pp_size if self.options.virtual_stages > 1 else 1
+        count = -(-int(most) // round_size) * round_size
+        if len(mine) == count:
+            return mine
+        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=count)
+
+    def _parts(self, batch: Batch, cut: Sequence[Tensor]) -> list[Batch]:
+        """Micro-batches on the device; one without rows has a stand-in."""
+        found = [batch.select(rows) if len(rows) else Batch.from_rows(STAND_IN) for rows in cut]
+        return [part.to(self.device) for part in found]
+
+    def _outputs(self, stage: Stage, hidden: Tensor, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        return last_stage_outputs(stage, hidden, part, names, self.spec.model.head, int(self.hf_config.vocab_size))
+
+    def _buffers(self) -> Iterator[Tensor]:
+        """Gradients, as Megatron keeps them."""
+        for module in self.modules:
+            for buffer in (*module.buffers, *module.expert_parallel_buffers):
+                yield buffer.grad_data
+
+    def _set_gradient_aside(self) -> list[tuple[Tensor, Tensor]]:
+        """Empties the buffers for the next passes; gives what was in them. Gradients are reduced over ranks at the end
+        of each call, and reduced once only."""
+        kept = [(buffer, buffer.clone()) for buffer in self._buffers()] if self.has_gradient else []
+        self._drop_gradients()
+        return kept
+
+    def _drop_gradients(self) -> None:
+        for module in self.modules:
+            module.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        self.has_gradient = False
+
+    def _clip(self, norm: float, limit: float | None) -> None:
+        for one in optimizers(self.optimizer) if limit is not None else ():
+            clip_grad_by_total_norm_fp32(one.get_parameters(), limit, norm)
+
+    def _here(self, *parts: str) -> None:
+        """Refuses what needs a part that is off the device."""
+        if away := [part for part in parts if part in self.away]:
+            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
+
+    def _tensors_of(self, part: str) -> list[Tensor]:
+        """Device memory of a part. Parameters are views of buffers, and float32 ones are what the optimizer steps."""
+        if part == "weights":
+            return [one.parameter.detach() for one in self.held]
+        if self.optimizer is None:
+            return []
+        if part == "gradients":
+            return list(self._buffers())
+        slots = [(one.parameter, slot) for one in self.held if (slot := slot_of(self.optimizer, one.parameter))]
+        moments = [tensor for _, slot in slots for tensor in slot.moments().values()]
+        copies = [slot.main for parameter, slot in slots if not _share_memory(parameter, slot.main)]
+        return moments + copies
+
+    def _agree(self, failures: Sequence[Exception]) -> None:
+        """Raises on every rank what an objective raised on one."""
+        told: list[str | None] = [None] * self.ctx.world_size
+        mine = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
+        dist.all_gather_object(told, mine)
+        if not any(told):
+            return
+        with device_scope(self.device):
+            self._drop_gradients()
+        if failures:
+            raise failures[0]
+        rank, text = next((rank, text) for rank, text in enumerate(told) if text)
+        raise RlsdkError(f"the objective failed on rank {rank}: {text}")
+
+
+def _known(parts: Sequence[str]) -> Sequence[str]:
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
+    return parts
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def options_of(spec: TrainSpec) -> MegatronOptions:
+    if spec.options is None:
+        return MegatronOptions()
+    if not isinstance(spec.options, MegatronOptions):
+        raise ConfigError(
+            f"TrainSpec.options is a {type(spec.options).__name__}; backend 'megatron' expects an "
+            "rlsdk_megatron.config:MegatronOptions, or None for its defaults"
+        )
+    return spec.options
+
+
+def _check(ctx: RankContext, spec: TrainSpec, options: MegatronOptions, model: Mapping[str, Any]) -> None:
+    device = torch.device(ctx.device).type
+    problems = list(split_problems(options, num_ranks=ctx.world_size, device=device, model=model))
+    if problems:
+        raise ConfigError("; ".join(f"train.megatron.{name}: {message}" for name, message in problems))
+    if spec.optim is not None and spec.model.dtype not in ("float32", "bfloat16"):
+        raise ConfigError(
+            f"model.dtype {spec.model.dtype!r}: backend 'megatron' trains in 'float32' or 'bfloat16'; float16 "
+            "gradients underflow without loss scaling"
+        )
+    micro_batches(torch.ones(1), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)

@@ -1,0 +1,96 @@
+"""Megatron's process groups. They are globals of the process, so the engines of one process share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+
+from rlsdk.interfaces import ConfigError, Parallel, RankContext
+from rlsdk_megatron.config import MegatronOptions
+
+Sizes = tuple[int, int, int, int, int]
+"""Tensor, pipeline, virtual stages, context, expert."""
+
+
+@dataclass
+class _Users:
+    """Engines of this process that use the groups."""
+
+    roles: set[str]
+    sizes: Sizes
+
+
+_users = _Users(set(), (1, 1, 1, 1, 1))
+
+
+def join(ctx: RankContext, options: MegatronOptions) -> None:
+    """Makes the groups, or shares those that are there. torch's default group must stand; every rank must call.
+
+    Raises:
+        ConfigError: another role of this process has groups of other sizes.
+    """
+    sizes = sizes_of(options)
+    if _users.roles:
+        if sizes != _users.sizes:
+            raise ConfigError(
+                f"{ctx.role} asks for tensor, pipeline, virtual, context and expert parallel sizes {sizes}, but this "
+                f"process holds groups of {_users.sizes} for {sorted(_users.roles)}: Megatron-Core has one set a "
+                "process; give the roles the same sizes, or pools of their own"
+            )
+    else:
+        tensor, pipeline, virtual, context, expert = sizes
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+            context_parallel_size=context,
+            expert_model_parallel_size=expert,
+            expert_tensor_parallel_size=expert_tensor_size(options),
+            distributed_timeout_minutes=max(1, round(ctx.timeout_s / 60)),
+            create_gloo_process_groups=False,
+        )
+        with torch.random.fork_rng(devices=[]):
+            tensor_parallel.model_parallel_cuda_manual_seed(ctx.seed + 1)
+        _users.sizes = sizes
+    _users.roles.add(ctx.role)
+
+
+def leave(ctx: RankContext) -> None:
+    """Ends the groups with the last engine that uses them. Safe to call twice."""
+    if ctx.role in _users.roles:
+        _users.roles.discard(ctx.role)
+        if not _users.roles:
+            parallel_state.destroy_model_parallel()
+
+
+def sizes_of(options: MegatronOptions) -> Sizes:
+    return (
+        options.tensor_parallel,
+        options.pipeline_parallel,
+        options.virtual_stages,
+        options.context_parallel,
+        options.expert_parallel,
+    )
+
+
+def expert_tensor_size(options: MegatronOptions) -> int:
+    """Experts are dealt whole where they are dealt, and split like everything else where they are not."""
+    return 1 if options.expert_parallel > 1 else options.tensor_parallel
+
+
+def here() -> Parallel:
+    """Where this rank stands."""
+    return Parallel(
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
+        ep_rank=parallel_state.get_expert_model_parallel_rank(),
+        ep_size=parallel_state.get_expert_model_parallel_world_size(),
+    )

@@ -1,0 +1,156 @@
+"""From normed hidden states to log-probs, entropy, values and scores, with a vocabulary that is split over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
+from rlsdk_megatron.modeling import Stage
+
+CHUNK_ELEMENTS = 1 << 25
+"""Most float32 logits that exist at once on a rank; with a gradient, each chunk's are computed again."""
+
+
+def check_names(names: Sequence[str], head: Head) -> None:
+    """Raises `ConfigError` for an output that the head does not give."""
+    gives = {Head.LM: ("log_probs", "entropy"), Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
+    for name in names:
+        if name not in gives:
+            known = f"a model with head {head.value!r} gives {list(gives)}"
+            raise ConfigError(f"output {name!r}{nearest(name, OUTPUTS)}: {known}")
+
+
+def last_stage_outputs(
+    stage: Stage, hidden: Tensor, batch: Batch, names: Sequence[str], head: Head, vocabulary: int
+) -> dict[str, Tensor]:
+    """`names` of `OUTPUTS`, equal on all tensor-parallel ranks; differentiable.
+
+    Log-probs and entropy are computed for the tokens that count only, at most `CHUNK_ELEMENTS` logits at a time.
+
+    Args:
+        stage: the last one.
+        hidden: what it ended in: `[T, B, H]`, or this rank's positions of it under sequence parallelism. More rows than
+            the batch has are padding.
+        batch: the rows, on the same device.
+        names: of `OUTPUTS`.
+        head: what the model ends in.
+        vocabulary: true size, without padding.
+
+    Raises:
+        ConfigError: a temperature that is not above 0.
+    """
+    splits = bool(stage.config.sequence_parallel)
+    if splits:
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=head is Head.LM)
+    elif head is Head.LM:
+        hidden = copy_to_tensor_model_parallel_region(hidden)
+    rows, places = batch.row_of_token, batch.position_ids
+    flat, width = hidden.reshape(-1, hidden.shape[2]), hidden.shape[1]
+    if head is Head.SCORE:
+        last = batch.lengths - 1
+        return {
+            "scores": _numbers(stage, flat[last * batch.num_rows + torch.arange(batch.num_rows, device=last.device)])
+        }
+    wanted = places > 0
+    if head is Head.LM and "response_mask" in batch:
+        wanted = wanted & batch["response_mask"]
+    tokens = wanted.nonzero()[:, 0]
+    # What stands at t was predicted from the state at t - 1.
+    states = flat[(places[tokens] - 1) * width + rows[tokens]]
+    if head is Head.VALUE:
+        return {"values": _at(tokens, _numbers(stage, states), batch)}
+    if not batch.temperature > 0:
+        raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
+    chosen, entropy = _in_chunks(stage, states, batch["input_ids"][tokens], batch.temperature, vocabulary)
+    found = {"log_probs": _at(tokens, chosen, batch)}
+    if "entropy" in names:
+        found["entropy"] = _at(tokens, entropy, batch)
+    return {name: found[name] for name in names}
+
+
+def _numbers(stage: Any, states: Tensor) -> Tensor:
+    numbers: Tensor = stage.score(states).float().squeeze(-1)
+    return numbers
+
+
+def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
+    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the graph even where there are none."""
+    return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
+
+
+def _in_chunks(
+    stage: Any, states: Tensor, targets: Tensor, temperature: float, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    tied = stage.share_embeddings_and_output_weights
+    weight: Tensor = stage.shared_embedding_or_output_weight() if tied else stage.output_layer.weight
+    start = parallel_state.get_tensor_model_parallel_rank() * len(weight)
+    real = min(max(vocabulary - start, 0), len(weight))
+    size = max(CHUNK_ELEMENTS // max(real, 1), 1)
+    found = []
+    for part, chosen in zip(torch.split(states, size), torch.split(targets, size), strict=True):
+        arguments = (part, weight, chosen, temperature, start, real)
+        if len(states) > size and torch.is_grad_enabled():
+            found.append(checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            found.append(_chunk(*arguments))
+    return torch.cat([chosen for chosen, _ in found]), torch.cat([entropy for _, entropy in found])
+
+
+def _chunk(
+    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, start: int, real: int
+) -> tuple[Tensor, Tensor]:
+    # Padding of the vocabulary takes no part.
+    logits = F.linear(states, weight if real == len(weight) else weight[:real]).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    found: tuple[Tensor, Tensor] = SplitVocabulary.apply(logits, targets - start)  # type: ignore[no-untyped-call]
+    return found
+
+
+class SplitVocabulary(torch.autograd.Function):
+    """Log-prob of the target and entropy, of `[M, V / ranks]` float32 logits; keeps one tensor of that size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """`targets [M]` are counted from this rank's first logit. Both results are `[M]`, equal on all ranks."""
+        peak = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
+        _reduce(peak, dist.ReduceOp.MAX)
+        logs = logits - peak[:, None]
+        total = logs.exp().sum(-1)
+        _reduce(total)
+        logs -= total.log()[:, None]
+        mine = (targets >= 0) & (targets < logits.shape[1])
+        row = mine.nonzero()[:, 0]
+        at = (row, targets[row])
+        found = logits.new_zeros(2, len(logits))
+        found[0, row] = logs[at]
+        found[1] = -(logs.exp() * logs).sum(-1)
+        _reduce(found)
+        ctx.save_for_backward(logs, found[1], *at)
+        return found[0], found[1]
+
+    @staticmethod
+    def backward(ctx: Any, chosen: Tensor, entropy: Tensor) -> tuple[Tensor, None]:
+        """d log p(y) / d x_j = [j = y] - p_j and d H / d x_j = -p_j (log p_j + H): no ranks need to speak."""
+        logs, value, row, target = ctx.saved_tensors
+        slope = (logs + value[:, None]).mul_(entropy[:, None]).add_(chosen[:, None])
+        slope = slope.mul_(logs.exp()).neg_()
+        slope[row, target] += chosen[row]
+        return slope, None
+
+
+def _reduce(tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+    if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        dist.all_reduce(tensor, operation, group=parallel_state.get_tensor_model_parallel_group())

@@ -1,0 +1,36 @@
+"""Registers the backend. Imports no engine."""
+
+from __future__ import annotations
+
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, RegisterBackend, hookimpl
+
+
+@hookimpl
+def rlsdk_register_backends(register: RegisterBackend) -> None:
+    register(
+        BackendSpec(
+            name="megatron",
+            kind=BackendKind.TRAIN,
+            engine="rlsdk_megatron.engine:MegatronTrainEngine",
+            options="rlsdk_megatron.config:MegatronOptions",
+            description="Megatron-Core: data, tensor, sequence, pipeline and expert parallel training.",
+            capabilities=frozenset(
+                {
+                    Capability.VALUE_HEAD,
+                    Capability.SCORE_HEAD,
+                    Capability.ENTROPY,
+                    Capability.OFFLOAD,
+                    Capability.EXPORT,
+                    Capability.RESHARD_ON_LOAD,
+                    Capability.DATA_PARALLEL,
+                    Capability.TENSOR_PARALLEL,
+                    Capability.PIPELINE_PARALLEL,
+                    Capability.EXPERT_PARALLEL,
+                }
+            ),
+            dtypes=frozenset({"float32", "bfloat16"}),
+            architectures=frozenset({"llama", "qwen2", "qwen3", "qwen3_moe"}),
+            engine_requires={"megatron-core": ">=0.16,<0.17"},
+            install_hint="pip install rlsdk-megatron",
+        )
+    )

@@ -1,0 +1,65 @@
+"""Every case, by the size of the world that it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from worlds import Case
+
+from rlsdk_megatron.config import MegatronOptions
+
+TP2 = MegatronOptions(tensor_parallel=2)
+SP2 = MegatronOptions(tensor_parallel=2, sequence_parallel=True)
+PP2 = MegatronOptions(pipeline_parallel=2)
+VPP2 = MegatronOptions(pipeline_parallel=2, virtual_stages=2)
+TP2PP2 = MegatronOptions(tensor_parallel=2, pipeline_parallel=2)
+FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "export")
+
+
+def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
+    plain = models["plain"]
+    return [
+        Case("all rows", plain),
+        Case("micro 3", plain, rows=3),
+    ]
+
+
+def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
+    plain = models["plain"]
+    # In the order of their groups, which are made anew where they change.
+    return [
+        Case("tp2", plain, TP2, export=str(folder / "export")),
+        Case("tp2 micro 3", plain, TP2, rows=3, first=True, save=str(folder / "saved_tp2")),
+        Case("tp2 sp", plain, SP2),
+        Case("tp2 sp micro 3", plain, SP2, rows=3),
+        Case("tp2 parked", plain, MegatronOptions(tensor_parallel=2, distributed_optimizer=False), rows=3, parked=True),
+        Case("random", plain, TP2, rows=3, random=True),
+        Case("recomputed", plain, TP2, rows=3, checkpointing=True),
+        Case("recomputed in part", plain, MegatronOptions(tensor_parallel=2, recompute="selective"), rows=3),
+        Case("value tp2", plain, TP2, head="value", rows=3),
+        Case("value sp", plain, SP2, head="value", rows=3),
+        Case("pp2", plain, PP2),
+        Case("pp2 micro 3", plain, PP2, rows=3, first=True, save=str(folder / "saved_pp2")),
+        Case("two calls pp2", plain, PP2, calls=2, rows=3),
+        Case("score pp2", plain, PP2, head="score", rows=3),
+        Case("vpp2", plain, VPP2),
+        Case("vpp2 micro 3", plain, VPP2, rows=3),
+        Case("dp2", plain),
+        Case("dp2 micro 3", plain, rows=3, first=True, save=str(folder / "saved_dp2")),
+        Case("dp2 by tokens", plain, tokens=45),
+        Case("dp2 whole optimizer", plain, MegatronOptions(distributed_optimizer=False), rows=3),
+        Case("dp2 overlapped", plain, MegatronOptions(overlap_grad_reduce=True), rows=3),
+        Case("dp2 parked", plain, rows=3, parked=True),
+        Case("dp2 idle rank", plain, rows=2, lonely=True),
+        Case("two calls", plain, calls=2, rows=3),
+    ]  # fmt: skip
+
+
+def four(models: Mapping[str, str], folder: Path) -> list[Case]:
+    plain = models["plain"]
+    return [
+        Case("tp2 pp2", plain, TP2PP2, rows=3),
+        Case("tp2 dp2", plain, SP2, rows=3),
+        Case("pp2 dp2 idle rank", plain, PP2, rows=2, lonely=True),
+    ]  # fmt: skip

@@ -1,0 +1,62 @@
+"""Where the weights of a Hugging Face model lie, and what a head that they lack begins with."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from rlsdk.interfaces import ConfigError, ModelSpec
+
+INDEX = "model.safetensors.index.json"
+HEADS = ("score", "classifier")
+"""Modules that make values and scores, which a language model's checkpoint does not have."""
+
+
+def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
+    """Tensor name -> safetensors file that holds it.
+
+    Raises:
+        ConfigError: the model has no safetensors.
+    """
+    folder = _folder(spec)
+    if (folder / INDEX).is_file():
+        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise ConfigError(
+            f"model.path {spec.path!r}: found neither model.safetensors nor {INDEX}; save it with save_pretrained, or "
+            "set model.init_from_config to start from random weights"
+        )
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
+    """Values of a head that the checkpoint does not have, drawn as transformers draws them, the same on every rank."""
+    values: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name in HEADS:
+            if isinstance(head := getattr(model, name, None), nn.Module):
+                whole = copy.copy(head)
+                whole._parameters = {
+                    key: nn.Parameter(torch.empty(p.shape)) for key, p in head.named_parameters(recurse=False)
+                }
+                model._init_weights(whole)
+                values |= {f"{name}.{key}": p.detach() for key, p in whole._parameters.items() if p is not None}
+    return values
+
+
+def _folder(spec: ModelSpec) -> Path:
+    if Path(spec.path).is_dir():
+        return Path(spec.path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(spec.path, revision=spec.revision, allow_patterns=["*.safetensors", "*.json"]))
