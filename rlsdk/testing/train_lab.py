@@ -53,7 +53,7 @@ class TrainLab:
         """A model of four experts a layer, two of which each token takes."""
         if self.suite.expert_model is not None:
             return self.suite.expert_model
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         return str(write_tiny_model(self.folder / "experts", architecture="qwen3_moe", seed=2, **experts))
 
     def case(self, **fields: Any) -> Case:
