@@ -21,6 +21,9 @@ from rlsdk.testing.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"
+TIMEOUT_S = 800
+"""Of a command: one of them brings a whole environment, over a slow line and from a cold cache maybe."""
+pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 LIGHT = ("sharding", "reward", "algorithm", "tracker")
 TASK = (
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 40, seed: 1, max_terms: 2, max_digits: 1}",
@@ -33,7 +36,7 @@ def call(*command: str | Path, cwd: Path | None = None, expect: int = 0, **envir
     """Runs a command to its end; returns what it printed."""
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COVERAGE_FILE")}
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=290, check=False,
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         env={**outside, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **environment},
     )  # fmt: skip
     assert done.returncode == expect, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

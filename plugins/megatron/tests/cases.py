@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import probes
 from worlds import Case
 
 from rlsdk_megatron.config import MegatronOptions
@@ -14,7 +15,7 @@ SP2 = MegatronOptions(tensor_parallel=2, sequence_parallel=True)
 PP2 = MegatronOptions(pipeline_parallel=2)
 VPP2 = MegatronOptions(pipeline_parallel=2, virtual_stages=2)
 TP2PP2 = MegatronOptions(tensor_parallel=2, pipeline_parallel=2)
-FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "export")
+FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "export", "export_tied")
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -22,11 +23,14 @@ def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
     return [
         Case("all rows", plain),
         Case("micro 3", plain, rows=3),
+        Case("scaled positions", models["llama3"], rows=3),
+        Case("mixture", models["mixture"], rows=3),
+        Case("resumed from tp2", plain, rows=3, load=str(folder / "saved_tp2")),
     ]
 
 
 def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
-    plain = models["plain"]
+    plain, tied, qwen3, mixture = (models[name] for name in ("plain", "tied", "qwen3", "mixture"))
     # In the order of their groups, which are made anew where they change.
     return [
         Case("tp2", plain, TP2, export=str(folder / "export")),
@@ -39,10 +43,22 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("recomputed in part", plain, MegatronOptions(tensor_parallel=2, recompute="selective"), rows=3),
         Case("value tp2", plain, TP2, head="value", rows=3),
         Case("value sp", plain, SP2, head="value", rows=3),
+        Case("tied tp2 sp", tied, SP2, rows=3),
+        Case("odd vocabulary tp2", qwen3, TP2, rows=3),
+        Case("odd vocabulary sp", qwen3, SP2, rows=3),
+        Case("scaled positions", models["llama3"], SP2, rows=3),
+        Case("mixture tp2", mixture, SP2, rows=3),
+        Case("chunked vocabulary", plain, TP2, rows=3, probe=probes.chunked),
+        Case("bfloat16 tp2", plain, TP2, rows=3, dtype="bfloat16"),
+        Case("frozen", plain, TP2, rows=3, probe=probes.frozen),
+        Case("two roles", plain, TP2, probe=probes.two_roles),
         Case("pp2", plain, PP2),
         Case("pp2 micro 3", plain, PP2, rows=3, first=True, save=str(folder / "saved_pp2")),
         Case("two calls pp2", plain, PP2, calls=2, rows=3),
         Case("score pp2", plain, PP2, head="score", rows=3),
+        Case("tied pp2", tied, PP2, rows=3, export=str(folder / "export_tied")),
+        Case("resumed from tp2", plain, PP2, rows=3, load=str(folder / "saved_tp2")),
+        Case("failed", plain, PP2, rows=3, probe=probes.failed_objective),
         Case("vpp2", plain, VPP2),
         Case("vpp2 micro 3", plain, VPP2, rows=3),
         Case("dp2", plain),
@@ -53,6 +69,13 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("dp2 parked", plain, rows=3, parked=True),
         Case("dp2 idle rank", plain, rows=2, lonely=True),
         Case("two calls", plain, calls=2, rows=3),
+        Case("mixture dp2", mixture, rows=3),
+        Case("bfloat16 dp2", plain, rows=3, dtype="bfloat16"),
+        Case("resumed", plain, rows=3, load=str(folder / "saved_dp2")),
+        Case("skipped", plain, probe=probes.skipped_step),
+        Case("offloaded", plain, probe=probes.offloaded),
+        Case("reset", plain, probe=probes.reset),
+        Case("kwargs", plain, probe=probes.kwargs),
     ]  # fmt: skip
 
 

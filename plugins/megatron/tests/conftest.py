@@ -28,8 +28,57 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(folder: Path) -> dict[str, str]:
     found = {
         "plain": write_tiny_model(folder / "plain", seed=1, layers=4),
+        "tied": write_tiny_model(folder / "tied", tied=True, seed=2, architecture="llama"),
+        # Norms of queries and keys; a vocabulary that no number of ranks divides.
+        "qwen3": write_tiny_model(folder / "qwen3", seed=3, architecture="qwen3", vocab_size=131),
+        # Scaled rotary frequencies, and no bias anywhere.
+        "llama3": write_tiny_model(
+            folder / "llama3",
+            seed=4,
+            architecture="llama",
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 2.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        "mixture": write_mixture(folder / "mixture"),
     }
     return {name: str(path) for name, path in found.items()}
+
+
+def write_mixture(folder: Path) -> Path:
+    """Experts, which transformers joins into one tensor while it loads them."""
+    import torch
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.08)
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+from comparing import good
 
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, ChecksPlace, ConfigError
 from rlsdk_megatron.config import MegatronOptions
@@ -63,6 +65,21 @@ def test_splits_that_fit_pass(options: dict[str, Any], num_ranks: int, device: s
     assert not list(split_problems(MegatronOptions(**options), num_ranks=num_ranks, device=device, model=model))
 
 
+def test_rlsdk_train_refuses_a_wrong_split_before_any_process_starts(models: dict[str, str], tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "rlsdk.cli", "train", "--model", models["plain"], "--data", "reasoning_gym:chain_sum",
+        "--reward", "exact_match", "--train-backend", "megatron", "--placement.devices_per_node", "8",
+        "--train.megatron.tensor_parallel", "8",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert "train.megatron.tensor_parallel" in said
+    assert "8 does not split 4 attention heads, 2 key-value heads" in said
+    assert "expected one of [1, 2, 4]" in said
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -82,6 +99,19 @@ def test_models_with_more_than_is_built_are_refused(changed: dict[str, Any], sai
     with pytest.raises(ConfigError, match="backend 'megatron' builds") as caught:
         check_model(SimpleNamespace(**{**plain, **changed}))
     assert said in str(caught.value)
+
+
+def test_a_frozen_model_only_runs_forward(results: Any) -> None:
+    for rank in good(results[2, "frozen"]):
+        assert "built without an OptimSpec" in str(rank["train"])
+        assert "built without an OptimSpec" in str(rank["reset"])
+        assert "a model with head 'lm' gives" in str(rank["head"])
+
+
+def test_engine_kwargs_reach_megatrons_configuration(results: Any) -> None:
+    for rank in good(results[2, "kwargs"]):
+        assert rank["reached"] == 0.5
+        assert "did you mean 'layernorm_epsilon'" in str(rank["odd"]) or "'layer_norm'" in str(rank["odd"])
 
 
 def test_nothing_of_the_stand_ins_is_left_after_a_call() -> None:

@@ -53,6 +53,11 @@ class _CpuMode(TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             return _CUDA_TYPES.get(args[0].dtype) or func(*args)
+        if getattr(func, "__name__", "") == "all_to_all_single":
+            # Megatron makes lists of these where it copies them from the device; here they were never on one.
+            args = (*args[:2], *map(_listed, args[2:]))
+            splits = {name: _listed(value) for name, value in (kwargs or {}).items() if name.endswith("split_sizes")}
+            kwargs = {**(kwargs or {}), **splits}
         if kwargs:
             if _is_cuda(kwargs.get("device")):
                 kwargs = {**kwargs, "device": _CPU}
@@ -60,6 +65,10 @@ class _CpuMode(TorchFunctionMode):
                 kwargs = {**kwargs, "pin_memory": False}
             return func(*args, **kwargs)
         return func(*args)
+
+
+def _listed(value: object) -> object:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def _is_cuda(device: object) -> bool:

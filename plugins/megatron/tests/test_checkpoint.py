@@ -1,0 +1,34 @@
+"""A run that stops and goes on, under another split, ends in the numbers of one that never stopped.
+
+Cases named "resumed ..." are compared with one process in `test_parity`: their first step was taken by the run that
+saved, so moments and the step count of Adam must have come along.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from comparing import good, whole
+
+
+def test_resuming_under_the_same_split_is_exact(results: Any) -> None:
+    went_on, resumed = whole(good(results[2, "dp2 micro 3"])), whole(good(results[2, "resumed"]))
+    for name, tensor in went_on.items():
+        assert torch.equal(resumed[name], tensor), name
+    assert good(results[2, "resumed"])[0]["norms"] == good(results[2, "dp2 micro 3"])[0]["norms"]
+
+
+def test_a_checkpoint_holds_no_pickle_and_each_box_once(results: Any, folder: Path) -> None:
+    from safetensors import safe_open
+
+    good(results[2, "dp2 micro 3"])
+    files = sorted(path.name for path in (folder / "saved_dp2").iterdir())
+    assert files == ["engine.json", "rank-00000.safetensors", "rank-00001.safetensors"]
+    keys: list[str] = []
+    for name in files[1:]:
+        with safe_open(folder / "saved_dp2" / name, framework="pt") as file:
+            keys += file.keys()
+    assert len(keys) == len(set(keys))
+    assert {key.partition("/")[0].partition("@")[0] for key in keys} == {"weight", "exp_avg", "exp_avg_sq", "random"}
