@@ -152,7 +152,7 @@ def bare_step(engine: Any, rows: Tensor, micro_batch_rows: int) -> Callable[[], 
         return module(ids, positions.expand_as(ids), future, labels=targets), loss
 
     def step() -> None:
-        parts = list(zip(*(t.split(micro_batch_rows) for t in (rows, labels, weight)), strict=True))
+        parts = list(zip(*(torch.split(t, micro_batch_rows) for t in (rows, labels, weight)), strict=True))
         for stage in engine.stages:
             stage.__class__ = GPTModel
         with device_scope(engine.device):

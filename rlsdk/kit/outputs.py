@@ -174,7 +174,8 @@ def _numbers(model: nn.Module, hidden: Tensor) -> Tensor:
     """`[M]` float32: what a head of one label makes of `[M, H]`."""
     for name in ("score", "classifier"):
         if isinstance(head := getattr(model, name, None), nn.Module):
-            return head(hidden).float().squeeze(-1)  # type: ignore[no-any-return]
+            # A sum over one number: not a view, which FSDP2 warns about where it leaves a wrapped module.
+            return head(hidden).float().sum(-1)  # type: ignore[no-any-return]
     raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
 
 
@@ -183,7 +184,7 @@ def _of_nothing(model: nn.Module, head: Head, batch: Batch, names: Sequence[str]
     model's collectives take place on every rank, and its gradients are zero and not absent."""
     stand_in = Batch.from_rows([[0]]).to(batch.lengths.device)
     found = compute_outputs(model, head, stand_in, names)
-    return {name: values[:0] for name, values in found.items()}
+    return {name: values[:0].clone() for name, values in found.items()}
 
 
 def _check_names(names: Sequence[str], head: Head) -> None:

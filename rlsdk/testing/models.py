@@ -12,7 +12,7 @@ from rlsdk.interfaces import Batch, nearest
 from rlsdk.kit.tokenizers import write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
-CONFIGS = {"qwen2": "Qwen2Config", "llama": "LlamaConfig", "qwen3": "Qwen3Config"}
+CONFIGS = {"qwen2": "Qwen2Config", "llama": "LlamaConfig", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig"}
 
 
 def write_tiny_model(
@@ -24,7 +24,7 @@ def write_tiny_model(
 
     Args:
         folder: where to.
-        architecture: `qwen2`, `llama` or `qwen3`.
+        architecture: `qwen2`, `llama`, `qwen3` or `qwen3_moe`.
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.

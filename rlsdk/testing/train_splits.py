@@ -46,6 +46,15 @@ class SplitRequirements:
         """Tokens of a row over two ranks: losses, gradient, weights and outputs are those of one."""
         self._holds(lab, measured, Capability.CONTEXT_PARALLEL)
 
+    @requirement("parallel.expert", needs=Capability.EXPERT_PARALLEL)
+    def test_split_expert(self, lab: TrainLab, measured: Measured) -> None:
+        """Experts over two ranks: losses, gradient norm over three steps and outputs behind them are those of one.
+
+        Weights are not compared one by one: checkpoints and transformers name those of experts differently.
+        """
+        case = replace(split_case(lab, Capability.EXPERT_PARALLEL), model=lab.expert_model)
+        lab.holds_to_plain(measured, lab.drive_split(case), case, weights=False)
+
     @requirement("parallel.resume", needs=Capability.DATA_PARALLEL)
     def test_split_resume(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of two ranks goes on exactly on two ranks."""

@@ -28,6 +28,8 @@ class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequire
     model: ClassVar[str | None] = None
     """Folder of a small causal LM of 128 tokens at least; None: a random Qwen2 of 0.3 million parameters. Only float32
     is compared."""
+    expert_model: ClassVar[str | None] = None
+    """The same of a mixture of experts, for backends that claim expert parallelism; None: a random Qwen3-MoE."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of an output from plain transformers on a CPU, float32."""
     step_tolerance: ClassVar[float] = 1e-4
