@@ -24,7 +24,7 @@ TASK = (
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
 )  # fmt: skip
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "sglang")
 TIMEOUT_S = 400
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 NO_PICKLE = Path(__file__).parent / "no_pickle"

@@ -21,6 +21,8 @@ from rlsdk.testing.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"
+OURS = ("PYTHONPATH", "COVERAGE_FILE", "PYTEST_ADDOPTS")
+"""Variables of these tests that are not for the commands they call."""
 TIMEOUT_S = 800
 """Of a command: one of them brings a whole environment, over a slow line and from a cold cache maybe."""
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
@@ -34,7 +36,7 @@ TASK = (
 
 def call(*command: str | Path, cwd: Path | None = None, expect: int = 0, **environment: str) -> str:
     """Runs a command to its end; returns what it printed."""
-    outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COVERAGE_FILE")}
+    outside = {name: value for name, value in os.environ.items() if name not in OURS}
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         env={**outside, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", **environment},

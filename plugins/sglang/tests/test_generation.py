@@ -161,15 +161,8 @@ def test_requests_that_make_no_sense_are_refused_and_leave_nothing_behind(
     assert len(run(served, [ask("x", [5], 2)])) == 2
 
 
-VARIANTS = {
-    "tied llama": {"architecture": "llama", "tied": True, "seed": 3},
-    "qwen3, padded vocabulary": {"architecture": "qwen3", "vocab_size": 131, "seed": 4},
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_other_models_are_exact_before_and_after_an_update(tmp_path: Path, variant: str) -> None:
-    folder = write_tiny_model(tmp_path / "model", **VARIANTS[variant])
+def test_tied_weights_padded_vocabularies_and_other_models_are_exact(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", architecture="qwen3", vocab_size=131, tied=True, seed=4)
     engine, plain = make_engine(folder), plain_model(folder)
     try:
         requests = [ask(str(at), [5, 6, at + 7], 3, max_tokens=20) for at in range(3)]
@@ -188,17 +181,3 @@ def test_a_model_that_sglang_would_serve_without_some_of_its_tensors_is_refused(
     folder = write_tiny_model(tmp_path / "model", architecture="llama", attention_bias=True, mlp_bias=True)
     with pytest.raises(ConfigError, match=r"bias' could not be followed into the engine"):
         make_engine(folder)
-
-
-def test_bfloat16_serves_what_it_was_sent_rounded(tmp_path: Path, qwen2: Path) -> None:
-    engine, plain = make_engine(qwen2, dtype="bfloat16"), plain_model(qwen2, "bfloat16")
-    try:
-        requests = [ask(str(at), [5, 6, at + 7], 3, max_tokens=20) for at in range(3)]
-        assert worst(plain, requests, run(engine, requests)) < 0.15
-        state = changed({name: tensor.float() for name, tensor in state_of(plain).items()}, 1)
-        engine.update_weights(whole_shards(state), 1)
-        for name, parameter in state_of(plain).items():
-            parameter.copy_(state[name])
-        assert worst(plain, requests, run(engine, requests)) < 0.15
-    finally:
-        engine.close()

@@ -29,7 +29,6 @@ ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
 RUNS = {
     "two replicas, colocated with fsdp": COLOCATED,
     "one replica of two workers, colocated with fsdp": [*COLOCATED, *SPLIT],
-    "separate from torch": SEPARATE,
     "asynchronous, separate from torch": [*SEPARATE, *ASYNCHRONOUS],
 }
 
