@@ -263,6 +263,8 @@ def main() -> None:
     parser.add_argument("--row-tokens", type=int, default=256)
     parser.add_argument("--micro-batch-rows", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=2)
+    parser.add_argument("--engines", nargs="+", default=sorted({case.backend for case in CASES}))
+    parser.add_argument("--dtypes", nargs="+", default=sorted({case.dtype for case in CASES}))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     size = Size(
@@ -276,7 +278,7 @@ def main() -> None:
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model", size)
-        for case in CASES:
+        for case in (c for c in CASES if c.backend in args.engines and c.dtype in args.dtypes):
             results += measure(case, size, str(model))
             last = results[-1]
             print(f"{last.case}: {last.phase} {last.error:+.1%}", flush=True)

@@ -73,7 +73,8 @@ def show(plan: RunPlan, console: Console) -> None:
     console.print(_title(plan))
     for section in (_placement(plan), _batches(plan), _reshard(plan), _memory(plan), _times(plan)):
         if section is not None:
-            console.print()
+            title, section.title = section.title, None  # rich would fold it to the width of the table
+            console.print(f"\n[bold]{title}[/]")
             console.print(section)
     console.print()
     for line in _verdict(plan):
@@ -211,7 +212,7 @@ def _verdict(plan: RunPlan) -> Iterator[str]:
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.show_header = any(name for name, _ in columns)
     for name, justify in columns:
         table.add_column(name, justify="right" if justify else "left", header_style="dim", overflow="fold")

@@ -259,7 +259,7 @@ def work(**changed: Any) -> Work:
 def finished_run(tmp_path: Path, model: str) -> Path:
     from rlsdk.config import dump_config
 
-    (tmp_path / "config.yaml").write_text(dump_config(config_of(model)))
+    (tmp_path / "config.yaml").write_text(dump_config(config_of(model, "--placement.device", "cpu")))
     line = {"time/rollout_s": 2.0, "time/update_s": 4.0, "time/sync_s": 0.5, "time/log_probs_s": 1.0,
             "time/other_s": 0.1, "time/step_s": 7.6, "throughput/tokens_per_s": 100.0,
             "response/tokens_mean": 25.0}  # fmt: skip
@@ -295,13 +295,17 @@ def test_a_run_of_the_same_kind_is_predicted_to_take_as_long(
 
 
 def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
-    model: str, capsys: pytest.CaptureFixture[str]
+    model: str, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["--model", model, *TASK]
     run(args, hardware="24GiB", calibration=None, as_json=False)
     said = capsys.readouterr().out
     for section in ("Placement", "Batch sizes", "Weights, each sync", "Memory, the fullest device", "fits: at most"):
         assert section in said
+    run(args, hardware="24GiB", calibration=finished_run, as_json=False)
+    said = capsys.readouterr().out
+    assert "\nSeconds of a step, at the rates of the calibrating run\n" in said
+    assert "times are far-fetched: device: here 'cuda', calibrated with 'cpu'" in said
     with pytest.raises(SystemExit) as caught:
         run(args, hardware="1GiB", calibration=None, as_json=False)
     assert caught.value.code == 1
