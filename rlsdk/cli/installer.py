@@ -149,14 +149,20 @@ def find_uv() -> list[str]:
     return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else []
 
 
-def run(command: Sequence[str], more_environment: dict[str, str] | None = None) -> str:
+def run(command: Sequence[str], more_environment: dict[str, str] | None = None, *, as_worker: bool = False) -> str:
     """Runs a command; returns what it printed.
+
+    Args:
+        command: with its arguments.
+        more_environment: variables to set.
+        as_worker: with the folders that this process was given for its imports, as Ray starts workers.
 
     Raises:
         PluginError: it failed; with its last lines.
     """
-    # A folder that was given to this process for its own imports has no place in another environment.
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    # What is installed must not depend on folders that were given to this process for its own imports.
+    left_out = () if as_worker else ("PYTHONPATH", "PYTHONHOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= more_environment or {}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

@@ -225,7 +225,8 @@ def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
     processes = roles.places.processes
     source = layouts_of(actor, processes["actor"])
     target = layouts_of(rollout, processes["rollout"])
-    return summarize(source, target, bucket_bytes=config.sharding.bucket_mb << 20)
+    sharding = config.sharding
+    return summarize(source, target, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 
 
 def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:

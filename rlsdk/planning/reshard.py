@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlsdk.interfaces import Forecast, ReshardPlan, WeightLayout
+from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.packed_plan import bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.transports import TRANSPORTS, InProcessTransport
+from rlsdk.sharding.transports import InProcessTransport, named_transports
 
 MAX_BUCKETS = 5_000
 """That are looked at for their size. Targets are much alike: what the first of them need stands for all."""
@@ -50,13 +51,25 @@ def layouts_of(forecast: Forecast, processes: Sequence[str]) -> tuple[WeightLayo
     )
 
 
-def summarize(source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int) -> ReshardSummary:
+class _StoreOfTheRun(ObjectStoreTransport):
+    """This process is on no cluster, and the run will be."""
+
+    @classmethod
+    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
+        return True
+
+
+def summarize(
+    source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int, transport: str = "auto"
+) -> ReshardSummary:
     """Plans the move and counts it.
 
     Raises:
-        LayoutError: the two sides do not fit.
+        LayoutError: the two sides do not fit, or the transport that was named does not reach between them.
     """
-    plan = plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=TRANSPORTS)
+    named = named_transports(None if transport == "auto" else [transport])
+    transports = [_StoreOfTheRun if known is ObjectStoreTransport else known for known in named]
+    plan = plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=transports)
     routes = bytes_by_route(plan)
     by_transport: dict[str, int] = {}
     between = 0

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import FinishReason, RlsdkError
+from rlsdk.kit.sampling import RowSampling, draw, uniforms
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
 from rlsdk.reference.lockstep import Rows
-from rlsdk.reference.sampling import RowSampling, draw, uniforms
 
 PREFILL_TOKENS = 1 << 14
 """Most tokens in one pass over prompts, pads included; a longer prompt goes alone."""

@@ -28,12 +28,12 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
+from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job
 from rlsdk.reference.loading import load_shards
 from rlsdk.reference.lockstep import rows_for
-from rlsdk.reference.sampling import mixed_seed
 
 PAUSED_S = 0.005
 """Between two looks whether a paused engine goes on."""

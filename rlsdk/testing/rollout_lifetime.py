@@ -16,14 +16,14 @@ class LifetimeRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("sleep", needs=Capability.SLEEP)
-    def test_sleep(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    def test_sleep(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Asleep nothing is generated; after `wake` all is as before (level 1: the same weights)."""
         request = lab.ask("r", lab.prompt(20, 110), 3, max_tokens=12)
         lab.run([request])
-        changing.sleep(1)
-        measured.none("samples of a sleeping engine", _refused(lab, changing))
-        changing.wake(("weights",))
-        changing.wake(("kv_cache",))
+        engine.sleep(1)
+        measured.none("samples of a sleeping engine", _refused(lab, engine))
+        engine.wake(("weights",))
+        engine.wake(("kv_cache",))
         outputs = lab.run([request])
         measured.at_most("largest difference after it", lab.worst([request], outputs), lab.suite.tolerance)
 
@@ -47,15 +47,15 @@ class LifetimeRequirements:
         measured.none("other versions than 6", sorted({o.policy_version for o in outputs} - {6}))
 
     @requirement("memory")
-    def test_memory(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    def test_memory(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Memory does not grow from call to call, updates included."""
         warm, counted, before = lab.suite.leak_calls // 3, lab.suite.leak_calls, 0
         for call in range(warm + counted):
             if call == warm:
                 before = resident_bytes()
             lab.run([lab.ask("r", lab.prompt(8, 200 + call), 4, max_tokens=6, seed=call)])
-            if call % 5 == 0:
-                changing.update_weights(whole_shards(lab.base), 0)
+            if lab.spec.takes_weights and call % 5 == 0:
+                engine.update_weights(whole_shards(lab.base), 0)
         grown = (resident_bytes() - before) / MIB
         measured.at_most(f"MiB that {counted} calls added", grown, lab.suite.leak_mib)
 

@@ -10,6 +10,7 @@ import pytest
 
 from rlsdk.interfaces import BackendKind, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.requirement import NOT_CLAIMED
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
@@ -65,9 +66,11 @@ class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightReq
     def changing(
         self, engine: RolloutEngine, lab: RolloutLab, request: pytest.FixtureRequest
     ) -> Iterator[RolloutEngine]:
-        """The shared engine for requirements that change its weights: it has the first ones back afterwards."""
+        """The shared engine for requirements about its weights: it has the first ones back afterwards."""
         from rlsdk.testing.plugin import FAILED
 
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
         yield engine
         if not request.node.stash.get(FAILED, False):
             try:

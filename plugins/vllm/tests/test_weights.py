@@ -28,7 +28,7 @@ from cases import (
 )
 
 from rlsdk.interfaces import Box, RlsdkError, WeightShard, WeightSyncError, fingerprint
-from rlsdk_vllm.intake import joined
+from rlsdk.kit.intake import joined
 
 
 def worker_of(engine: Any) -> Any:

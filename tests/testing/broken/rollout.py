@@ -248,8 +248,10 @@ class OneTensorNeverUpdated(TransformersRolloutEngine):
                 yield shard
 
         old = self.parameters[self.STUCK].clone()
-        receipt = super().update_weights(heard(), version)
-        self.parameters[self.STUCK].copy_(old)
+        try:
+            receipt = super().update_weights(heard(), version)
+        finally:
+            self.parameters[self.STUCK].copy_(old)
         return replace(receipt, fingerprints={name: value % 2**32 for name, value in arrived.items()})
 
 

@@ -18,13 +18,14 @@ import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, WeightShard, nearest
 from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.intake import Fingerprints
+from rlsdk.kit.kv_cache import head_size
+from rlsdk.kit.staging import batches
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.intake import Fingerprints
-from rlsdk_vllm.memory import head_size, kv_cache_bytes
+from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
-from rlsdk_vllm.staging import batches
 
 OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
 """Arguments without which nothing here works."""

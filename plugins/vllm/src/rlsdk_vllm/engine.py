@@ -27,10 +27,10 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
+from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
 from rlsdk.kit.stop_text import StopText
-from rlsdk_vllm import intake
 from rlsdk_vllm.adapter import InProcessEngine, Progress, VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions

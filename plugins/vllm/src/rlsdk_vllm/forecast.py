@@ -19,8 +19,9 @@ from rlsdk.interfaces import (
     Workload,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
+from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE, bytes_per_token
+from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:

@@ -13,8 +13,8 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from rlsdk.kit.tracing import Piece, trace_loaders
 from rlsdk_vllm.replacing import replaced
-from rlsdk_vllm.tracing import Piece, trace_loaders
 
 LOAD_FORMAT = "rlsdk"
 CPU_DISPATCH = "dispatch_cpu_unquantized_gemm"

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from rlsdk.interfaces import WeightShard, fingerprint
+from rlsdk.kit.intake import Fingerprints, write_shard
+from rlsdk.kit.parked import Parked
+from rlsdk.kit.staging import BlockName, attached
 from rlsdk_vllm import loader
-from rlsdk_vllm.intake import Fingerprints, write_shard
-from rlsdk_vllm.memory import Parked
 from rlsdk_vllm.sampler import ContractSampler
-from rlsdk_vllm.staging import BlockName, attached
 
 
 class WorkerExtension:

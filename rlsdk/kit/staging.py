@@ -34,7 +34,7 @@ class Staging:
     """One block, filled and sent again and again. Nothing is left behind, whatever ends either process."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._file = os.memfd_create("rlsdk-vllm")
+        self._file = os.memfd_create("rlsdk-weights")
         os.ftruncate(self._file, num_bytes)
         self._map = mmap.mmap(self._file, num_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, nearest
-from rlsdk_vllm.tracing import Piece
+from rlsdk.kit.tracing import Piece
 
 Fingerprints = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], int]]]
 """By tensor, of each box that a worker serves: where it starts, its size, its fingerprint. Plain values, as in

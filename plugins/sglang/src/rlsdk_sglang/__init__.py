@@ -1,0 +1,3 @@
+"""SGLang rollout backend of rlsdk."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,253 @@
+"""What is asked of SGLang, and what it answers.
+
+Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `launch` and `server`, and for
+`inside` and `sampler`, which run in its schedulers' processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.intake import Fingerprints
+from rlsdk.kit.staging import batches
+from rlsdk_sglang import inside
+from rlsdk_sglang.client import ClientThread
+from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.launch import OwnEngine
+from rlsdk_sglang.messages import Answer, Command
+from rlsdk_sglang.remote import RemoteServer
+from rlsdk_sglang.samples import Sample
+
+STAGING_BYTES = 64 << 20
+"""Most weights on their way to the schedulers."""
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one report adds to a sample."""
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    finished: FinishReason | None
+    versions: tuple[int, int] | None
+    """Of a finished sample: those that its first and its last token were sampled under."""
+
+
+class ServedModel:
+    """What can be asked of SGLang: of an engine of this process's own, or of a server."""
+
+    def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
+        self._ctx = ctx
+        self._client = ClientThread()
+        home = OwnEngine if options.url is None else RemoteServer
+        try:
+            self._home: OwnEngine | RemoteServer = home(self._client, ctx, spec, options)
+        except BaseException:
+            self._client.stop()
+            raise
+        self._front = self._home.front
+        self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
+
+    def call(self, function: Any, *args: Any) -> Any:
+        """Runs a function on the engine's thread, where samples are followed."""
+        return self._client.call(function, *args)
+
+    def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
+        """To be called on the engine's thread."""
+        return self._client.loop.create_task(coroutine)
+
+    async def follow(self, sample: Sample) -> AsyncGenerator[Progress, None]:
+        """Has a sample made. Whoever leaves early ends it.
+
+        Raises:
+            ConfigError: SGLang refuses it.
+        """
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        asked = GenerateReqInput(
+            rid=sample.key,
+            input_ids=list(sample.request.prompt_ids),
+            sampling_params=sampling_params(sample),
+            return_logprob=True,
+            stream=True,
+        )
+        seen = 0
+        try:
+            async with aclosing(self._front.generate_request(asked)) as reports:
+                async for report in reports:
+                    progress = _progress(report, seen)
+                    seen += len(progress.token_ids)
+                    yield progress
+        except ValueError as error:
+            raise ConfigError(f"request {sample.request.request_id!r}: SGLang refuses it: {error}") from error
+
+    def pause(self) -> None:
+        """Gives running samples' keys and values up; what they have so far was reported when this returns."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._run(self._front.pause_generation(PauseGenerationReqInput(mode="retract")))
+        # A pause is not answered; what comes after it is.
+        self._run(self._front.get_internal_state())
+
+    def resume(self) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        self._run(self._front.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False)))
+
+    def drop_caches(self, *, paused: bool = False) -> None:
+        """Forgets all keys and values, once what was aborted has left; what is paused holds none.
+
+        Raises:
+            RlsdkError: something still holds on to them.
+        """
+        found = self._run(self._front.flush_cache(timeout_s=None if paused else self._ctx.timeout_s))
+        if not found.success:
+            raise RlsdkError(f"SGLang did not give its prefix cache up: {getattr(found, 'message', '')}")
+
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Readies the schedulers; returns what speaks against serving this model."""
+        with self._session():
+            return sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+
+    def write(self, shards: Iterator[WeightShard]) -> None:
+        """Brings weights to where the schedulers compute from."""
+        with self._session():
+            for block in batches(shards, STAGING_BYTES):
+                self._command("write", block=block.name, entries=block.entries)
+
+    def fingerprints(self) -> list[Fingerprints]:
+        """By scheduler: `inside.Hand.fingerprints`."""
+        with self._session():
+            return self._command("fingerprints")
+
+    def name_version(self, version: int) -> None:
+        """Tokens from now on are of this version."""
+        from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
+
+        named = UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
+        self._run(self._front.update_weight_version(named))
+
+    def sleep(self, parts: Sequence[str]) -> int:
+        """Frees keys and values, or weights as well. On a GPU weights are kept on the host.
+
+        Returns:
+            Bytes that were given back, where that is known: on a CPU.
+        """
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        self.drop_caches()
+        self._run(self._front.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(parts))))
+        if self._ctx.device == "cpu":
+            # SGLang itself frees nothing there.
+            with self._session():
+                return sum(self._command("park", parts=list(parts)))
+        return 0
+
+    def wake(self, parts: Sequence[str]) -> None:
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        if self._ctx.device == "cpu":
+            with self._session():
+                self._command("restore", parts=list(parts))
+        self._run(self._front.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(parts))))
+
+    def close(self) -> None:
+        """Ends the engine; a server goes on."""
+        self._home.close()
+        self._client.stop()
+
+    def check_alive(self) -> None:
+        """Raises: RlsdkError: a scheduler ended."""
+        self._home.check_alive()
+
+    def _run(self, coroutine: Any) -> Any:
+        self.check_alive()
+        try:
+            return self._client.run(coroutine, self._ctx.timeout_s)
+        except TimeoutError:
+            self.check_alive()
+            raise RlsdkError(f"SGLang did not answer within {self._ctx.timeout_s:.0f} s") from None
+
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Inside, weights may be touched."""
+        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
+
+        self._sure(self._front.begin_weight_update(BeginWeightUpdateReqInput(selector="target")))
+        try:
+            yield
+        finally:
+            self._sure(self._front.end_weight_update(EndWeightUpdateReqInput()))
+
+    def _command(self, name: str, **arguments: Any) -> list[Any]:
+        """What each scheduler answered."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        answers = [Answer() for _ in range(self._home.num_ranks)]
+        asked = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[_payload(Command(name, arguments, answer.address)) for answer in answers],
+            load_format=inside.LOADER,
+            flush_cache=False,
+            selector="target",
+        )
+        self._sure(self._front.update_weights_from_tensor(asked))
+        values = []
+        for rank, answer in enumerate(answers):
+            value, error = answer.read()
+            if error is not None:
+                raise RlsdkError(f"scheduler {rank} of SGLang could not {name!r}: {error}")
+            values.append(value)
+        return values
+
+    def _sure(self, coroutine: Any) -> None:
+        """Waits for an answer of the kind (whether it went well, what was said)."""
+        success, message = self._run(coroutine)
+        if not success:
+            raise RlsdkError(f"SGLang refused: {message}")
+
+
+def sampling_params(sample: Sample) -> dict[str, Any]:
+    """How SGLang draws one sample. Stop strings are looked for by the caller: the engine has no tokenizer."""
+    asked = sample.request.sampling
+    return {
+        "max_new_tokens": sample.limit,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k or -1,
+        "min_p": asked.min_p,
+        "stop_token_ids": list(asked.stop_token_ids),
+        "sampling_seed": sample.seed,
+    }
+
+
+def _progress(report: Mapping[str, Any], seen: int) -> Progress:
+    """What a report of all so far adds to what was seen."""
+    about = report["meta_info"]
+    ended = about["finish_reason"]
+    log_probs = [entry[0] for entry in about["output_token_logprobs"][seen:]]
+    tokens = list(report["output_ids"][seen:])
+    if ended is not None and ended["type"] == "abort" and ended.get("status_code") is not None:
+        raise ValueError(ended.get("message"))
+    spans = about.get("weight_versions") if ended is not None else None
+    return Progress(
+        token_ids=tokens,
+        log_probs=log_probs[: len(tokens)],
+        finished=None if ended is None else REASONS[ended["type"]],
+        versions=(int(spans[0]["version"]), int(spans[-1]["version"])) if spans else None,
+    )
+
+
+def _payload(command: Command) -> bytes:
+    """As SGLang's schedulers unpack it: a list of named tensors, values and all."""
+    data = torch.frombuffer(bytearray(command.encoded()), dtype=torch.uint8)
+    return pickle.dumps([("command", data)])

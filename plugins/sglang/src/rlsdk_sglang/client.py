@@ -1,0 +1,58 @@
+"""The thread on which SGLang's side in this process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ClientThread:
+    """An event loop on a thread of its own.
+
+    SGLang binds itself to the first loop that it is used from, while each call of `generate` may come from another; it
+    also takes signal handlers wherever it is started on the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.SelectorEventLoop()
+        # A daemon: a request that hangs must not keep a process alive that was told to exit.
+        self._thread = threading.Thread(target=self._work, name="rlsdk-sglang", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Runs a function there."""
+
+        async def job() -> T:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(job(), self.loop).result()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Runs a coroutine there, to its end.
+
+        Raises:
+            TimeoutError: it took longer.
+        """
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self.loop).result()
+
+    def stop(self) -> None:
+        """Cancels what still runs and ends the thread."""
+
+        async def cancel_all() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel_all(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()

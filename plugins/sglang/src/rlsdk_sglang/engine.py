@@ -1,0 +1,317 @@
+"""`sglang`: a RolloutEngine around `sglang.Engine`, whose schedulers are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+
+import numpy as np
+
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    Box,
+    ConfigError,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    Head,
+    RankContext,
+    RlsdkError,
+    RolloutEngine,
+    RolloutSpec,
+    SyncReceipt,
+    TensorMeta,
+    WeightLayout,
+    WeightShard,
+    WeightSyncError,
+)
+from rlsdk.kit import intake
+from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.requests import check_requests
+from rlsdk.kit.sampling import mixed_seed, row_keys
+from rlsdk.kit.stop_text import StopText
+from rlsdk_sglang.adapter import Progress, ServedModel
+from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.samples import Call, Sample
+
+PARTS = ("weights", "kv_cache")
+LOOK_S = 1.0
+"""Between two looks whether SGLang's processes still live, while samples run."""
+
+
+class SglangRolloutEngine(RolloutEngine):
+    """SGLang runs on its own from request to request; samples are followed on a thread of the engine's.
+
+    Weights are written straight into the parameters that the model computes with, wherever SGLang's own loaders would
+    have put them, inside its weight sessions; fingerprints are read back from there. A failed update leaves the engine
+    without weights: it refuses `generate` until a whole update has come. Updates are refused while requests run, unless
+    they are paused; what was computed for them under the old weights is then computed anew.
+    """
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        check_spec(spec)
+        self.ctx, self.spec = ctx, spec
+        options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
+        skeleton = build_model(spec.model, empty=True)
+        parameters, self.tied = canonical_parameters(skeleton)
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self.engine = ServedModel(ctx, spec, options)
+        found = self.engine.prepare(self.shapes)
+        if found:
+            self.engine.close()
+            raise ConfigError(
+                f"model.path {spec.model.path!r}: SGLang cannot serve it with weights that can be replaced and proven: "
+                f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
+            )
+        self.stop_text = StopText(spec.model)
+        self.samples: dict[str, Sample] = {}
+        """Those that run, by key. This and `tasks` change on the engine's thread only."""
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.version: int | None = 0 if spec.load_weights else None
+        self.refusal = "no weights have come yet; the first update_weights brings them"
+        """Why nothing is served while `version` is None."""
+        self.latest = 0
+        """The version that was served last."""
+        self.asleep: set[str] = set()
+        self.released: set[str] = set()
+        """Of what is asleep: what gave its memory back."""
+        self.released_bytes = 0
+        """By the last `sleep`, where that is known: on a CPU."""
+        self.paused = False
+        self.num_calls = 0
+        self.lock = threading.RLock()
+        """Held by whoever begins samples or touches the weights."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        self._served()
+        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
+        for request in requests:
+            if request.sampling.stop_strings:
+                self.stop_text.window(request.sampling.stop_strings)
+                _ = self.stop_text.tokenizer
+        call = Call(sum(request.n for request in requests))
+        with self.lock:
+            self._served()
+            self.num_calls += 1
+            samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
+            self.engine.call(self._begin, samples)
+        try:
+            while outputs := await self._news(call):
+                for output in outputs:
+                    yield output
+        finally:
+            if call.left and hasattr(self, "engine"):
+                self.engine.call(self._withdraw, samples)
+
+    def layout(self) -> Sequence[WeightLayout]:
+        dtype = self.spec.model.dtype
+        return [
+            WeightLayout(
+                rank=0,
+                node=self.ctx.node,
+                device=self.ctx.device,
+                process=f"{self.ctx.node}:{os.getpid()}",
+                tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in self.shapes.items()),
+                boxes=tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()),
+                tied=self.tied,
+            )
+        ]
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        with self.lock:
+            if self.samples and not self.paused:
+                raise WeightSyncError(
+                    f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
+                )
+            self._awake("weights")
+            self.version = None
+            self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
+            self.engine.write(intake.checked(self.shapes, shards, version))
+            # Keys and values of the old weights, and the version: neither is ever seen with the other's.
+            self.engine.drop_caches(paused=self.paused)
+            fingerprints = intake.joined(self.engine.fingerprints(), version)
+            self.engine.name_version(version)
+            self.version = self.latest = version
+        num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
+        return SyncReceipt(
+            version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
+        )
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """Ends them with the tokens that SGLang has reported. May be called from any thread."""
+        wanted = None if request_ids is None else set(request_ids)
+
+        def leave() -> None:
+            running = list(self.samples.values())
+            for sample in running:
+                if wanted is None or sample.request.request_id in wanted:
+                    self._end(sample, FinishReason.ABORT)
+
+        self.engine.call(leave)
+
+    def pause(self) -> None:
+        """Unfinished samples keep their tokens; their keys and values are given up."""
+        self.engine.pause()
+        self.paused = True
+
+    def resume(self) -> None:
+        """Goes on; where the last update failed, what was paused ends with an error instead."""
+        if self.version is None:
+            self.engine.call(self._fail, WeightSyncError(f"nothing can be generated: {self.refusal}"))
+        self.engine.resume()
+        self.paused = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
+        with self.lock:
+            if self.samples:
+                raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
+            wanted = PARTS if level > 1 or self.ctx.device != "cpu" else ("kv_cache",)
+            if releasing := [part for part in wanted if part not in self.released]:
+                self.released_bytes = self.engine.sleep(releasing)
+                self.released.update(releasing)
+            if level > 1:
+                self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
+            self.asleep = set(PARTS)
+
+    def wake(self, parts: Sequence[str] = PARTS) -> None:
+        with self.lock:
+            waking = [part for part in PARTS if part in parts and part in self.asleep]
+            if released := [part for part in waking if part in self.released]:
+                self.engine.wake(released)
+                self.released -= set(released)
+            self.asleep -= set(waking)
+
+    def close(self) -> None:
+        """Ends the engine; what runs is ended with an error."""
+        self.version, self.refusal = None, "the engine was closed"
+        if hasattr(self, "engine"):
+            with self.lock:
+                self.engine.call(self._fail, RlsdkError(self.refusal))
+                self.engine.close()
+                del self.engine
+
+    def _samples(self, call: Call, at: int, request: GenerationRequest) -> list[Sample]:
+        """All samples of the request at this place of a call."""
+        asked = request.sampling
+        seed = asked.seed
+        if seed is None:
+            seed = mixed_seed(self.ctx.seed, self.ctx.rank, self.num_calls, at)
+        keys = row_keys(np.full(request.n, seed % 2**64, np.uint64), np.arange(request.n)).view(np.int64)
+        limit = min(asked.max_tokens, self.spec.max_model_tokens - len(request.prompt_ids))
+        return [
+            Sample(
+                key=f"{self.num_calls}-{at}-{index}.",
+                call=call,
+                request=request,
+                index=index,
+                seed=int(keys[index]),
+                limit=limit,
+            )
+            for index in range(request.n)
+        ]
+
+    async def _news(self, call: Call) -> list[GenerationOutput]:
+        """What finished; waits for something. Empty once nothing is left."""
+        while True:
+            try:
+                return await asyncio.wait_for(call.take(), LOOK_S)
+            except TimeoutError:
+                self._check_alive()
+
+    def _check_alive(self) -> None:
+        if not hasattr(self, "engine"):
+            raise RlsdkError(f"nothing can be generated: {self.refusal}")
+        try:
+            self.engine.check_alive()
+        except RlsdkError as error:
+            self.version, self.refusal = None, str(error)
+            raise
+
+    # What follows runs on the engine's thread.
+
+    def _begin(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self.samples[sample.key] = sample
+            self.tasks[sample.key] = self.engine.create_task(self._follow(sample))
+
+    async def _follow(self, sample: Sample) -> None:
+        """Takes reports of a sample until it ends; an error is its call's."""
+        try:
+            async with aclosing(self.engine.follow(sample)) as reports:
+                async for progress in reports:
+                    self._take(sample, progress)
+                    if sample.key not in self.samples:
+                        return
+        except Exception as error:
+            sample.call.fail(error)
+            self._withdraw([sample])
+
+    def _take(self, sample: Sample, progress: Progress) -> None:
+        for token, log_prob in zip(progress.token_ids, progress.log_probs, strict=True):
+            sample.extend([token], [log_prob], self.latest)
+            if self._ends_in_text(sample):
+                self._end(sample, FinishReason.STOP)
+                return
+        if progress.versions is not None and sample.token_ids:
+            sample.first_version, sample.last_version = progress.versions
+        if progress.finished is not None:
+            self._end(sample, progress.finished)
+
+    def _ends_in_text(self, sample: Sample) -> bool:
+        strings = sample.request.sampling.stop_strings
+        return bool(strings) and self.stop_text.ends(strings, sample.token_ids[-self.stop_text.window(strings) :])
+
+    def _end(self, sample: Sample, reason: FinishReason) -> None:
+        self._withdraw([sample])
+        if not all(map(math.isfinite, sample.log_probs)):
+            error = RlsdkError(
+                f"the model gives logits that are not finite, with the weights of version {self.latest}: training has "
+                "diverged, or the weights are damaged"
+            )
+            sample.call.fail(error)
+        else:
+            sample.finish(reason, self.latest)
+
+    def _withdraw(self, samples: Sequence[Sample]) -> None:
+        """Forgets samples; SGLang ends what it still does for them."""
+        for sample in samples:
+            task = self.tasks.pop(sample.key, None)
+            self.samples.pop(sample.key, None)
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends everything that runs with this error."""
+        running = list(self.samples.values())
+        for sample in running:
+            sample.call.fail(error)
+        self._withdraw(running)
+
+    def _served(self) -> None:
+        self._awake(*PARTS)
+        if self.version is None:
+            raise WeightSyncError(f"nothing can be generated: {self.refusal}")
+
+    def _awake(self, *parts: str) -> None:
+        if self.asleep & set(parts):
+            raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")
+
+
+def check_spec(spec: RolloutSpec) -> None:
+    """Raises: ConfigError: no engine of this kind could serve it."""
+    if spec.model.head is not Head.LM:
+        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
+    if spec.options is not None and not isinstance(spec.options, SglangOptions):
+        raise ConfigError(f"RolloutSpec.options is a {type(spec.options).__name__}; expected SglangOptions, or None")
+    for name, value, least in (
+        ("tp_size", spec.tp_size, 1),
+        ("max_running", spec.max_running, 1),
+        ("max_model_tokens", spec.max_model_tokens, 2),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} {value}: expected {least} or more")

@@ -1,0 +1,177 @@
+"""A running SGLang server, in the place of an engine of this process's own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from rlsdk.interfaces import ConfigError, RankContext, RlsdkError, RolloutSpec
+from rlsdk_sglang import inside
+from rlsdk_sglang.client import ClientThread
+from rlsdk_sglang.config import SglangOptions
+
+LONGEST_REPORT_BYTES = 1 << 26
+CLOSE_S = 20.0
+"""Deadline of hanging up."""
+
+
+START = "python -m rlsdk_sglang.server --model-path MODEL --port PORT"
+
+
+class RemoteServer:
+    """A server that somebody else started, on this machine, and that goes on when a run ends.
+
+    Raises:
+        ConfigError: it is not the kind of server, or not the size, that the run asks for.
+    """
+
+    def __init__(self, client: ClientThread, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
+        self._client = client
+        self.front: RemoteFront = client.call(RemoteFront, options.url)
+        try:
+            about = client.run(self.front.about(), ctx.timeout_s)
+            _check_server(about, ctx, spec, options)
+            # Whatever a run before this one left.
+            client.run(self.front.begin_anew(), ctx.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self.num_ranks = spec.tp_size
+
+    def check_alive(self) -> None:
+        """A server that ended is an error of what is asked next."""
+
+    def close(self) -> None:
+        self._client.run(self.front.close(), CLOSE_S)
+
+
+def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
+    def refuse(fault: str) -> ConfigError:
+        return ConfigError(f"rollout.sglang.url {options.url!r}: {fault}. Start one by: {START}")
+
+    if inside.LOADER not in (about.get("custom_weight_loader") or ()):
+        raise refuse("this server has no part of rlsdk in it")
+    for name, wanted in (("tp_size", spec.tp_size), ("dtype", spec.model.dtype), ("device", ctx.device.split(":")[0])):
+        if about.get(name) not in (wanted, "auto"):
+            raise refuse(f"its {name} is {about.get(name)!r}, the run's {wanted!r}")
+    if spec.engine_kwargs:
+        raise refuse(f"a server that runs takes no engine_kwargs, such as {sorted(spec.engine_kwargs)}")
+
+
+class RemoteFront:
+    """What SGLang's `TokenizerManager` does for this plugin, asked over HTTP.
+
+    The server is one that `python -m rlsdk_sglang.server` started on this machine: weights go through memory that both
+    see, and draws are the plugin's own.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            # Every sample that runs holds a connection, and a report of a long one is a long line.
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=LONGEST_REPORT_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def about(self) -> dict[str, Any]:
+        """The server's arguments and state."""
+        found: dict[str, Any] = json.loads(await self._ask("GET", "/server_info"))
+        return found
+
+    async def begin_anew(self) -> None:
+        await self._ask("POST", "/abort_request", {"abort_all": True})
+        await self._ask("POST", "/continue_generation", {"torch_empty_cache": False})
+        await self._ask("POST", "/update_weight_version", {"new_version": "0", "abort_all_requests": False})
+
+    async def generate_request(self, asked: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """Reports of a sample; whoever leaves early ends it."""
+        body = {
+            "rid": asked.rid,
+            "input_ids": asked.input_ids,
+            "sampling_params": asked.sampling_params,
+            "return_logprob": True,
+            "stream": True,
+        }
+        ended = False
+        try:
+            async with self._session.post(f"{self.url}/generate", json=body) as answer:
+                if answer.status != 200:
+                    raise ValueError(await answer.text())
+                async for line in answer.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    report = json.loads(line[len(b"data: ") :])
+                    if "error" in report:
+                        raise ValueError(report["error"].get("message"))
+                    ended = report["meta_info"]["finish_reason"] is not None
+                    yield report
+        finally:
+            if not ended:
+                with suppress(aiohttp.ClientError):
+                    await asyncio.shield(self._ask("POST", "/abort_request", {"rid": asked.rid}))
+
+    async def pause_generation(self, asked: Any) -> None:
+        await self._ask("POST", "/pause_generation", {"mode": asked.mode})
+
+    async def continue_generation(self, asked: Any) -> None:
+        await self._ask("POST", "/continue_generation", {"torch_empty_cache": asked.torch_empty_cache})
+
+    async def get_internal_state(self) -> dict[str, Any]:
+        return await self.about()
+
+    async def flush_cache(self, timeout_s: float | None) -> Any:
+        async with self._session.post(f"{self.url}/flush_cache", params={"timeout": timeout_s or 0.0}) as answer:
+            return SimpleNamespace(success=answer.status == 200, message=await answer.text())
+
+    async def begin_weight_update(self, asked: Any) -> tuple[bool, str]:
+        return await self._try("/begin_weight_update", {"selector": asked.selector})
+
+    async def end_weight_update(self, asked: Any) -> tuple[bool, str]:
+        return await self._try("/end_weight_update", {})
+
+    async def update_weights_from_tensor(self, asked: Any) -> tuple[bool, str]:
+        tensors = [base64.b64encode(data).decode() for data in asked.serialized_named_tensors]
+        body = {"load_format": asked.load_format, "flush_cache": asked.flush_cache, "selector": asked.selector}
+        return await self._try("/update_weights_from_tensor", {"serialized_named_tensors": tensors, **body})
+
+    async def update_weight_version(self, asked: Any) -> None:
+        body = {"new_version": asked.new_version, "abort_all_requests": asked.abort_all_requests}
+        await self._ask("POST", "/update_weight_version", body)
+
+    async def release_memory_occupation(self, asked: Any) -> None:
+        await self._ask("POST", "/release_memory_occupation", {"tags": asked.tags})
+
+    async def resume_memory_occupation(self, asked: Any) -> None:
+        await self._ask("POST", "/resume_memory_occupation", {"tags": asked.tags})
+
+    async def _try(self, path: str, body: dict[str, Any]) -> tuple[bool, str]:
+        async with self._session.post(self.url + path, json=body) as answer:
+            text = await answer.text()
+            try:
+                found = json.loads(text)
+                return bool(found["success"]), str(found["message"])
+            except (ValueError, KeyError, TypeError):
+                return False, f"{path}: HTTP {answer.status}: {text[:500]}"
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        try:
+            async with self._session.request(method, self.url + path, json=body) as answer:
+                text: str = await answer.text()
+        except aiohttp.ClientError as error:
+            raise RlsdkError(
+                f"rollout.sglang.url {self.url!r} does not answer: {error}. Start a server there: {START}"
+            ) from error
+        if answer.status != 200:
+            raise RlsdkError(f"SGLang's server refused {path}: HTTP {answer.status}: {text[:500]}")
+        return text

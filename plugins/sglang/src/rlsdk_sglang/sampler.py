@@ -1,0 +1,52 @@
+"""Drawing tokens as the contract asks for it: what is drawn depends on the seed, and log-probs precede the filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
+from torch import Tensor
+
+from rlsdk.kit.sampling import RowSampling, draw, uniforms
+
+
+class ContractSampler(Sampler):  # type: ignore[misc]
+    """In place of SGLang's, whose draws follow seeds in a deterministic mode of some kernels only, and which replaces
+    logits that are not numbers in silence."""
+
+    def forward(
+        self,
+        logits_output: Any,
+        sampling_info: Any,
+        return_logprob: bool,
+        top_logprobs_nums: Any,
+        token_ids_logprobs: Any,
+        positions: Tensor,
+        *,
+        logprob_logits: Tensor | None = None,
+    ) -> Tensor:
+        """`[R]` int32 tokens; their log-probs, `[R]` float32, go to `logits_output`."""
+        logits = logits_output.next_token_logits
+        if sampling_info.has_custom_logit_processor:
+            apply_custom_logit_processor(logits, sampling_info)
+        keys = sampling_info.sampling_seed.cpu().numpy().view(np.uint64)
+        noise = uniforms(keys, positions.cpu().numpy().astype(np.int64), logits.shape[1])
+        tokens, log_probs = draw(logits, row_sampling(sampling_info), noise)
+        logits_output.next_token_logprobs = log_probs
+        tokens = tokens.to(torch.int32)
+        self._sync_token_ids_across_tp(tokens, sampling_info)
+        return tokens
+
+
+def row_sampling(info: Any) -> RowSampling:
+    """SGLang writes a greedy row as the likeliest token at temperature 1."""
+    return RowSampling(
+        temperature=info.temperatures.view(-1),
+        greedy=info.top_ks == 1,
+        top_k=info.top_ks.long(),
+        top_p=info.top_ps,
+        min_p=info.min_ps,
+        stops=info.top_ks.new_empty((len(info.top_ks), 0), dtype=torch.int64),
+    )

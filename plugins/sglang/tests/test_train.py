@@ -1,0 +1,41 @@
+"""Whole runs through the command line: SGLang in the process of the train engine, and on a device of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TASK = (
+    "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
+    "--reward", f"{ROOT / 'tests' / 'e2e' / 'digits.py'}:share_of_digits", "--data.max_prompt_tokens", "96",
+    "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
+    "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
+    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
+)  # fmt: skip
+COLOCATED = ["--train-backend", "fsdp", "--placement.devices_per_node", "2"]
+SEPARATE = [
+    "--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node: [1]}}",
+    "--placement.roles", "{actor: a, rollout: b}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [COLOCATED, SEPARATE], ids=["colocated with fsdp", "separate from torch"])
+def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tmp_path: Path, extra: list[str]) -> None:
+    command = [sys.executable, "-m", "rlsdk.cli", "train", "--model", str(qwen2), "--rollout-backend", "sglang"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, *TASK, "--trainer.run_name", "run", *extra],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed to close" not in done.stdout + done.stderr
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)
+    assert first["parity/log_prob_diff_max"] < 2e-5
+    assert second["policy/grad_norm"] > 0
