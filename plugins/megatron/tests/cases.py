@@ -15,7 +15,7 @@ SP2 = MegatronOptions(tensor_parallel=2, sequence_parallel=True)
 PP2 = MegatronOptions(pipeline_parallel=2)
 VPP2 = MegatronOptions(pipeline_parallel=2, virtual_stages=2)
 TP2PP2 = MegatronOptions(tensor_parallel=2, pipeline_parallel=2)
-FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "export", "export_tied")
+FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "saved_ep2", "export", "export_tied", "export_mixture")
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -26,6 +26,7 @@ def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("scaled positions", models["llama3"], rows=3),
         Case("mixture", models["mixture"], rows=3),
         Case("resumed from tp2", plain, rows=3, load=str(folder / "saved_tp2")),
+        Case("resumed from ep2", models["mixture"], rows=3, load=str(folder / "saved_ep2")),
     ]
 
 
@@ -76,6 +77,10 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("offloaded", plain, probe=probes.offloaded),
         Case("reset", plain, probe=probes.reset),
         Case("kwargs", plain, probe=probes.kwargs),
+        Case("mixture ep2", mixture, MegatronOptions(expert_parallel=2), rows=3, first=True,
+             save=str(folder / "saved_ep2"), export=str(folder / "export_mixture")),
+        Case("mixture tp2 ep2", mixture,
+             MegatronOptions(tensor_parallel=2, sequence_parallel=True, expert_parallel=2), rows=3),
     ]  # fmt: skip
 
 
@@ -83,6 +88,14 @@ def four(models: Mapping[str, str], folder: Path) -> list[Case]:
     plain = models["plain"]
     return [
         Case("tp2 pp2", plain, TP2PP2, rows=3),
+        Case("tp2 pp2 sp", models["tied"],
+             MegatronOptions(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=True), rows=3),
         Case("tp2 dp2", plain, SP2, rows=3),
         Case("pp2 dp2 idle rank", plain, PP2, rows=2, lonely=True),
+        # More ranks than key-value heads: Megatron splits within a head, and gathers.
+        Case("tp4", models["qwen3"], MegatronOptions(tensor_parallel=4), rows=3),
+        Case("mixture dp4 ep2", models["mixture"], MegatronOptions(expert_parallel=2), rows=3),
+        Case("resumed from dp2", plain, TP2PP2, rows=3, load=str(folder / "saved_dp2")),
+        Case("resumed from pp2", plain, SP2, rows=3, load=str(folder / "saved_pp2")),
+        Case("damaged", plain, TP2, probe=probes.damaged, load=str(folder / "damaged")),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -184,3 +185,14 @@ def kwargs(case: Case, ctx: RankContext) -> dict[str, Any]:
     reached = engine.stages[0].config.layernorm_epsilon
     engine.close()
     return {"reached": reached, "odd": error_of(lambda: start(ctx, replace(spec, engine_kwargs={"layer_norm": 1})))}
+
+
+def damaged(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """What each damaged checkpoint is refused with, and whether it changed anything."""
+    engine = start(ctx, spec_of(case, case.options))
+    before = weights(engine)
+    folder = Path(str(case.load))
+    errors = {path.name: error_of(lambda path=path: engine.load_checkpoint(path)) for path in sorted(folder.iterdir())}
+    unchanged = same(weights(engine), before)
+    engine.close()
+    return {"errors": errors, "unchanged": unchanged}

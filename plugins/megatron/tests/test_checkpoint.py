@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from comparing import good, whole
 
+from rlsdk.interfaces import CheckpointError
+
 
 def test_resuming_under_the_same_split_is_exact(results: Any) -> None:
     went_on, resumed = whole(good(results[2, "dp2 micro 3"])), whole(good(results[2, "resumed"]))
@@ -32,3 +34,13 @@ def test_a_checkpoint_holds_no_pickle_and_each_box_once(results: Any, folder: Pa
             keys += file.keys()
     assert len(keys) == len(set(keys))
     assert {key.partition("/")[0].partition("@")[0] for key in keys} == {"weight", "exp_avg", "exp_avg_sq", "random"}
+
+
+def test_damaged_checkpoints_are_refused_on_every_rank_and_change_nothing(results: Any) -> None:
+    for rank in good(results[4, "damaged"]):
+        assert rank["unchanged"]
+        for name, error in rank["errors"].items():
+            assert isinstance(error, CheckpointError), name
+        assert "engine.json" in str(rank["errors"]["no state"])
+        assert "rank-00001" in str(rank["errors"]["half"])
+        assert "saved from another model" in str(rank["errors"]["other model"])

@@ -10,7 +10,7 @@ import torch
 from comparing import EXACT, LOG_PROBS, by_row, compare, good, reference
 from worlds import Case
 
-SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "two roles", "kwargs",
+SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "two roles", "kwargs", "damaged",
            "offloaded"}  # fmt: skip
 SIZES = (2, 1, 4)
 """The second world saves what the others load."""

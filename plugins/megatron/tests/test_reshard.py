@@ -13,8 +13,8 @@ from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import TRANSPORTS
 
 SPLITS = [
-    (2, "tp2"), (2, "pp2"), (2, "vpp2"), (2, "tied pp2"), (2, "odd vocabulary tp2"),
-    (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"),
+    (2, "tp2"), (2, "pp2"), (2, "vpp2"), (2, "tied pp2"), (2, "odd vocabulary tp2"), (2, "mixture ep2"),
+    (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"), (4, "tp4"),
 ]  # fmt: skip
 TARGETS = ("whole", "rows of 3", "tensor parallel 1", "tensor parallel 2", "tensor parallel 4")
 

@@ -61,3 +61,14 @@ def test_tensor_parallel_megatron_trains_what_transformers_samples(place: Path, 
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["parity/log_prob_diff_max"] < 2e-5
     assert (place / "runs" / "run" / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_the_run_goes_on_as_a_pipeline_with_vllm(place: Path, models: dict[str, str]) -> None:
+    """Another split, another rollout engine with tensor parallelism of its own, the same numbers where they meet."""
+    options = ("--train.megatron.pipeline_parallel", "2", "--rollout-backend", "vllm", "--rollout.tp_size", "2")
+    run = ("--model", models["plain"], "--trainer.run_name", "run", "--trainer.save_every_steps", "2")
+    rlsdk("train", *run, *TASK, *options, "--trainer.steps", "4", cwd=place)
+    lines = steps(place)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["parity/log_prob_diff_max"] < 5e-5 for line in lines)
+    assert lines[-1]["policy/version"] == 8

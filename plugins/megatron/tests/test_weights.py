@@ -13,7 +13,8 @@ from rlsdk.interfaces import Box
 
 SPLITS = [
     (2, "tp2"), (2, "tp2 sp"), (2, "pp2"), (2, "vpp2"), (2, "dp2"), (2, "value tp2"), (2, "score pp2"), (2, "tied pp2"),
-    (2, "odd vocabulary tp2"), (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"),
+    (2, "odd vocabulary tp2"), (2, "mixture ep2"), (2, "mixture tp2"), (4, "tp2 pp2"), (4, "tp2 dp2"), (4, "tp4"),
+    (4, "mixture dp4 ep2"),
 ]  # fmt: skip
 
 
@@ -42,7 +43,9 @@ def test_tied_weights_are_named_once_and_held_by_both_ends_of_the_pipeline(resul
         assert names.count("model.embed_tokens.weight") == 1
 
 
-@pytest.mark.parametrize(("case", "export"), [("tp2", "export"), ("tied pp2", "export_tied")])
+@pytest.mark.parametrize(
+    ("case", "export"), [("tp2", "export"), ("tied pp2", "export_tied"), ("mixture ep2", "export_mixture")]
+)
 def test_an_export_is_read_by_transformers_bit_for_bit(case: str, export: str, results: Any, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -53,7 +56,8 @@ def test_an_export_is_read_by_transformers_bit_for_bit(case: str, export: str, r
     assert parameters.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(parameters[name], tensor), name
-    assert AutoTokenizer.from_pretrained(folder / export).eos_token == "<eos>"
+    if case != "mixture ep2":
+        assert AutoTokenizer.from_pretrained(folder / export).eos_token == "<eos>"
 
 
 def test_offloaded_parts_are_refused_by_name_and_come_back(results: Any) -> None:
