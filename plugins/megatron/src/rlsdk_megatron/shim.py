@@ -53,11 +53,6 @@ class _CpuMode(TorchFunctionMode):
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             return _CUDA_TYPES.get(args[0].dtype) or func(*args)
-        if getattr(func, "__name__", "") == "all_to_all_single":
-            # Megatron makes lists of these where it copies them from the device; here they were never on one.
-            args = (*args[:2], *map(_listed, args[2:]))
-            splits = {name: _listed(value) for name, value in (kwargs or {}).items() if name.endswith("split_sizes")}
-            kwargs = {**(kwargs or {}), **splits}
         if kwargs:
             if _is_cuda(kwargs.get("device")):
                 kwargs = {**kwargs, "device": _CPU}
@@ -102,9 +97,18 @@ def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
     def set_random_state(state: torch.Tensor, *args: object, **kwargs: object) -> None:
         torch.set_rng_state(state)
 
+    exchange = torch.distributed.all_to_all_single
+
+    def exchange_by_lists(*args: Any, **kwargs: Any) -> Any:
+        # Megatron makes lists of the sizes where it copies them from the device; here they were never on one. The
+        # backward pass calls it too, where no function mode reaches.
+        sizes = {name: _listed(value) for name, value in kwargs.items() if name.endswith("split_sizes")}
+        return exchange(*args, **{**kwargs, **sizes})
+
     def nothing(*args: object, **kwargs: object) -> None:
         pass
 
+    yield torch.distributed, "all_to_all_single", exchange_by_lists
     yield torch.cuda, "current_device", lambda: _CPU
     yield torch.cuda, "synchronize", nothing
     yield torch.cuda, "empty_cache", nothing
