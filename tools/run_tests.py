@@ -1,11 +1,13 @@
-"""Runs every test folder in its own pytest process, in turn, then prints one coverage figure and one total.
+"""Runs every test folder in its own pytest process, two at a time, then prints one coverage figure and one total.
 
-One process per folder: Ray, process groups and signal handlers of one never meet those of another. A test that fails is
-run once more by itself: one that then passes does not stop a landing, but is named at the end, for somebody to mend.
+One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
+is waiting for processes to start, so two share two cores well. A test that fails is run once more when nothing else
+runs: one that then passes does not stop a landing, but is named at the end, for somebody to mend.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -13,107 +15,138 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/tests"))
-FOLDERS = [*sorted(p for p in (ROOT / "tests").iterdir() if any(p.glob("**/test_*.py"))), *PLUGINS]
+LONGEST = ("plugins/vllm", "plugins/sglang", "plugins/megatron", "tests/e2e", "tests/isolated", "tests/testing")
+"""These begin first, so that none is left to run alone at the end."""
 MOST_REPEATED = 3
-"""More failures than these are no accident."""
-LOOSE = sorted((ROOT / "tests").glob("test_*.py"))
+"""More failures than these in one folder are no accident."""
 FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?\n")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tests that share a process."""
+
+    name: str
+    """As a person knows it: a folder of the repository."""
+    paths: Sequence[Path]
+
+    @property
+    def plugin(self) -> Path | None:
+        """Folder of the plugin that is tested."""
+        return self.paths[0] if self.paths[0].parent.name == "plugins" else None
+
+    @property
+    def python(self) -> Path:
+        """A plugin whose engine pins versions that the core does not share (`tested.txt`) has its own environment."""
+        if self.plugin is None or not (self.plugin / "tested.txt").exists():
+            return Path(sys.executable)
+        python = Path(f"{sys.prefix.removesuffix('-dev')}-{self.plugin.name}") / "bin" / "python"
+        if not python.exists():
+            sys.exit(f"{self.name} is tested in {python.parent.parent}, which is not there; run: make test")
+        return python
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What pytest said."""
+
+    suite: Suite
+    code: int
+    counts: Counter[str]
+    bad: Sequence[str]
+    """Tests that failed, as pytest names them."""
+    output: str
+
+
 def main() -> None:
-    only = sys.argv[1:]
-    suites = [[str(path) for path in LOOSE], *([str(folder)] for folder in FOLDERS)]
-    chosen = [s for s in suites if s and (not only or any(word in path for word in only for path in s))]
-    (ROOT / ".coverage").unlink(missing_ok=True)
-    totals: Counter[str] = Counter()
-    failed: list[str] = []
-    unsteady: list[str] = []
-    start = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="folders at a time")
+    args = parser.parse_args()
+    chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
+    for leftover in ROOT.glob(".coverage*"):
+        leftover.unlink()
     for suite in chosen:
-        names = " ".join(str(Path(path).relative_to(ROOT)) for path in suite)
-        print(f"== {names}", flush=True)
-        code, counts, bad = _run(suite)
-        if code == 1 and 0 < len(bad) <= MOST_REPEATED:
-            print(f"== once more: {' '.join(bad)}", flush=True)
-            code, again, _ = _run(suite, only=bad)
-            if not code:
-                unsteady += bad
-                counts = Counter(passed=counts["passed"] + again["passed"], skipped=counts["skipped"])
-        totals.update(counts)
-        if code:
-            failed.append(names)
-    _coverage()
+        _ = suite.python  # Says at once when an environment is missing.
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in as_completed([pool.submit(run, suite) for suite in chosen]):
+            outcomes.append(show(done.result()))
+    unsteady: list[str] = []
+    for at, outcome in enumerate(outcomes):
+        if outcome.code == 1 and 0 < len(outcome.bad) <= MOST_REPEATED:
+            print(f"== once more: {' '.join(outcome.bad)}", flush=True)
+            again = show(run(outcome.suite, only=outcome.bad))
+            if not again.code:
+                unsteady += outcome.bad
+                passed = outcome.counts["passed"] + again.counts["passed"]
+                counts = Counter(passed=passed, skipped=outcome.counts["skipped"])
+                outcomes[at] = Outcome(suite=outcome.suite, code=0, counts=counts, bad=(), output="")
+    print(coverage())
     if unsteady:
         print(f"PASSED ONLY AT THE SECOND TRY, mend them: {' '.join(unsteady)}")
+    failed = [outcome.suite.name for outcome in outcomes if outcome.code]
+    totals = sum((outcome.counts for outcome in outcomes), Counter[str]())
     print(f"{time.monotonic() - start:.0f} s; suites that failed: {failed or 'none'}")
     num_bad = totals["failed"] + totals["error"] + totals["errors"]
     print(f"{totals['passed']} passed, {num_bad} failed, {totals['skipped']} skipped")
     sys.exit(1 if failed else 0)
 
 
-def _run(paths: list[str], only: Sequence[str] = ()) -> tuple[int, Counter[str], list[str]]:
-    """Exit status, counts by outcome, and the tests that failed, of these folders or of some tests in them."""
+def suites() -> list[Suite]:
+    """Every folder of tests, longest first."""
+    folders = [path for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))]
+    folders += [path.parent for path in (ROOT / "plugins").glob("*/tests")]
+    named = [Suite(name=str(path.relative_to(ROOT)), paths=[path]) for path in sorted(folders)]
+    named.append(Suite(name="tests", paths=sorted((ROOT / "tests").glob("test_*.py"))))
+    return sorted(named, key=lambda s: LONGEST.index(s.name) if s.name in LONGEST else len(LONGEST))
+
+
+def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
+    """Runs a folder's tests, or some of them, to their end."""
+    measured = ["rlsdk", *([f"rlsdk_{suite.plugin.name}"] if suite.plugin else [])]
     command = [
-        str(_python(paths)),
-        "-m",
-        "pytest",
-        *(only or paths),
-        *(f"--cov={package}" for package in _measured(paths)),
+        str(suite.python), "-m", "pytest", *(only or map(str, suite.paths)),
+        *(f"--cov={package}" for package in measured), "--cov-report=", "--cov-append",
         # No deadline for single examples: machines that are shared pause whenever they like.
-        "--hypothesis-profile=ci",
-        "--cov-report=",
-        "-p",
-        "no:cacheprovider",
-    ]
-    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / ".coverage")}
-    process = subprocess.Popen(
-        [*command, "--cov-append"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        "--hypothesis-profile=ci", "-p", "no:cacheprovider",
+    ]  # fmt: skip
+    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{suite.name.replace('/', '-')}")}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     counts: Counter[str] = Counter()
     bad: list[str] = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
+    for line in done.stdout.splitlines(keepends=True):
         if name := FAILED.fullmatch(line):
             bad.append(name[1])
         if " in " in line and (found := COUNT.findall(line)):
             counts = Counter({word: int(number) for number, word in found})
-    return process.wait(), counts, bad
+    return Outcome(suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout)
 
 
-def _python(paths: list[str]) -> Path:
-    """A plugin whose engine pins versions that the core does not share (`tested.txt`) has an environment of its own."""
-    folder = Path(paths[0])
-    if not (folder / "tested.txt").exists():
-        return Path(sys.executable)
-    python = Path(f"{sys.prefix.removesuffix('-dev')}-{folder.name}") / "bin" / "python"
-    if not python.exists():
-        sys.exit(f"{folder.relative_to(ROOT)} is tested in {python.parent.parent}, which is not there; run: make test")
-    return python
+def show(outcome: Outcome) -> Outcome:
+    """Prints what a folder's tests said, all at once."""
+    print(f"== {outcome.suite.name}\n{outcome.output}", end="", flush=True)
+    return outcome
 
 
-def _measured(paths: list[str]) -> list[str]:
-    """The core, and a plugin's own package in its own folder."""
-    plugins = [Path(path).name for path in paths if Path(path).parent.name == "plugins"]
-    return ["rlsdk", *(f"rlsdk_{name}" for name in plugins)]
-
-
-def _coverage() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "coverage", "report", "--skip-covered", "--sort=cover"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    print("\n".join(result.stdout.splitlines()[-12:]))
+def coverage() -> str:
+    """The last lines of the report over all folders."""
+    tool = [sys.executable, "-m", "coverage"]
+    files = sorted(map(str, ROOT.glob(".coverage.*")))
+    subprocess.run([*tool, "combine", "--quiet", *files], cwd=ROOT, check=False)
+    report = subprocess.run(
+        [*tool, "report", "--skip-covered", "--sort=cover"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return "\n".join(report.stdout.splitlines()[-12:])
 
 
 if __name__ == "__main__":
