@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import OPTIM, Case, Weighed, drive, plain_model_of, share, train_batch
+from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, plain_model_of, share, train_batch, whole
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirement import Measured, requirement
 from rlsdk.testing.resources import held, left_behind, resident_bytes
@@ -214,8 +214,8 @@ def with_offload(seat: Seat, case: Case) -> dict[str, Any]:
             engine.optim_step()
             engine.offload(("weights", "gradients"))
             engine.onload(("weights", "gradients"))
-        weights = {shard.name: shard.tensor.detach().cpu().clone() for shard in engine.shards()}
-        return {"done": done, "weights": weights, "freed": freed}
+        held = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
+        return {"done": done, "weights": whole([Driven(shards=held, layout=engine.layout())]), "freed": freed}
     finally:
         engine.close()
 
