@@ -118,7 +118,12 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
     ]  # fmt: skip
-    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{suite.name.replace('/', '-')}")}
+    # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "COVERAGE_FILE": str(ROOT / f".coverage.{suite.name.replace('/', '-')}"),
+    }
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -16,7 +16,7 @@ from broken.plugin import ROLLOUT, SHARDING, TRAIN, Defect
 from rlsdk.testing.report import Outcome, SuiteReport, read_reports
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 900.0
+TIMEOUT_S = 2400.0
 BROKEN = {"rollout": ROLLOUT, "train": TRAIN, "sharding manager": SHARDING}
 
 
@@ -41,7 +41,8 @@ def run_suites(kind: str, report: Path) -> list[SuiteReport]:
             sys.executable, "-m", "pytest", str(HERE / "broken" / "suites.py"), "-c", os.devnull, "-q", "--no-summary",
             "-p", "no:cacheprovider", "--rootdir", str(HERE), "-k", f"Test_{kind}", "--rlsdk-report", str(report),
         ],
-        env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     return read_reports([report])
