@@ -70,7 +70,7 @@ def parse_hardware(text: str) -> Hardware:
     if (amount := _BYTES.fullmatch(what)) is None:
         known = ["cpu", *GPU_MIB]
         raise ConfigError(
-            f"--hardware {text!r}{nearest(what, known)}: expected one of {known}, or bytes of a device, such as 80GiB"
+            f"--hardware {text!r}: expected one of {known}, or bytes of a device, such as 80GiB{nearest(what, known)}"
         )
     size = int(float(amount["number"]) * _UNITS[amount["unit"].lower().removesuffix("b")])
     return Hardware(name=what, device="cuda", device_bytes=size, num_nodes=nodes, devices_per_node=devices)

@@ -53,6 +53,9 @@ def not_found(kind: Kind, name: str, rows: Sequence[Row]) -> PluginError:
         hint = f"run `pip install {installable[name]}`"
         return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed; {installed}; {hint}")
     near = nearest(name, [*usable, *installable])
+    for absent in installable.keys() - usable:
+        if near.endswith(f"{absent!r}?"):
+            near += f" Then run `pip install {installable[absent]}`"
     return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed ({installed}){near}")
 
 

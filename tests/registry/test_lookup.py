@@ -54,6 +54,11 @@ def test_a_misspelt_backend_answers_with_the_nearest_name_and_what_is_installed(
         registry.backend(BackendKind.TRAIN, "torhc")
 
 
+def test_a_misspelt_backend_that_is_not_installed_either_answers_with_the_pip_command() -> None:
+    with pytest.raises(PluginNotFoundError, match=r"did you mean 'vllm'\? Then run `pip install rlsdk-vllm`"):
+        Registry().backend(BackendKind.ROLLOUT, "vlm")
+
+
 @pytest.mark.parametrize(("kind", "name"), [("train", "megatron"), ("rollout", "vllm"), ("rollout", "sglang")])
 def test_a_known_backend_that_is_not_installed_answers_with_the_pip_command(kind: str, name: str) -> None:
     with pytest.raises(PluginNotFoundError, match=f"run `pip install rlsdk-{name}`"):
