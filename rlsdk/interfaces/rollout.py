@@ -16,7 +16,8 @@ class RolloutEngine(ABC):
     """Order of calls: `initialize`, then `generate` and `update_weights` in any order, then `close`.
 
     An engine with tensor parallelism spreads its own workers over `RankContext.bundles`; the caller sees one object.
-    `generate` is an asynchronous generator; every other method blocks.
+    `generate` is an asynchronous generator; every other method blocks. `abort`, `pause` and `resume` may come from any
+    thread while `generate` is under way; the others come from the thread that runs it, between two of its samples.
     """
 
     @abstractmethod
@@ -49,29 +50,36 @@ class RolloutEngine(ABC):
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         """Replaces the weights: all or nothing.
 
-        Takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache that was
-        made with the old weights, and only then serves `version`. Items come in any order of names; those of one
-        name come together. If anything fails the engine either still serves the old version whole, or refuses
+        While samples run and are not paused, an engine either refuses with a WeightSyncError, before it touches
+        anything and without harm to them, or lets each go on under the new weights, with versions and log-probs that
+        say so. It takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache
+        that was made with the old weights, and only then serves `version`. Items come in any order of names; those of
+        one name come together. If anything fails the engine either still serves the old version whole, or refuses
         `generate` until the next successful update: never a mixture.
 
         Args:
-            shards: values in any float dtype, on CPU or the engine's device.
+            shards: values in any float dtype, on CPU or the engine's device; of tied tensors only the one that
+                `layout()` holds.
             version: what outputs carry from now on.
 
         Raises:
-            WeightSyncError: a tensor of `layout()` was not covered, one is unknown, or a shape does not fit.
+            WeightSyncError: a tensor of `layout()` was not covered, one is unknown, a shape does not fit, or samples
+                run and are not paused.
         """
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Ends these requests (None: all). Each sample is still yielded, with what it has. Unknown ids are ignored."""
+        """Ends these requests (None: all), also of a paused engine: those of calls that began before this one, each
+        call wholly; later calls are not touched. Returns at once and takes effect before the next decoding step. Each
+        sample is still yielded, with what it has (perhaps no token). Unknown ids are ignored."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ABORT.value!r}")
 
     def pause(self) -> None:
-        """Stops decoding and keeps unfinished requests."""
+        """Stops decoding before the next step and keeps unfinished requests; calls of `generate` wait meanwhile."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def resume(self) -> None:
-        """Goes on with what `pause` kept, under the weights now served."""
+        """Goes on with what `pause` kept, under the weights now served: keys and values of older weights are computed
+        anew, tokens and log-probs that were sampled stay as they are."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def sleep(self, level: int = 1) -> None:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("log_probs", "entropy", "values", "scores")
 """What may be asked of a forward pass. `log_probs`, `entropy`, `values`: flat `[N]` float32, 0 at the first position
-of each row; `values` at t is the value of the state in which token t is chosen. `scores`: `[B]` float32. Where the
-batch has a `response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads."""
+of each row; log-probs and entropy in nats, of logits divided by `Batch.temperature`. `values` at t is the value of the
+state in which token t is chosen. `scores`: `[B]` float32, read at each row's last token. Where the batch has a
+`response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,12 @@ class TrainEngine(ABC):
 
         The engine owns micro-batching, packing and schedules; it cuts `batch` into whole rows. The gradient after
         the call is that of the sum of all `ObjectiveResult.loss`, over micro-batches and data-parallel ranks.
+        Several calls before `optim_step` add up.
+
+        Raises:
+            ConfigError: the model is frozen (`TrainSpec.optim` is None), or the objective asks for an unknown output.
+            Exception: whatever the objective raised; gradients are then zero. Ranks that were not the ones to raise
+                should raise too rather than wait for a collective that never comes.
         """
 
     @abstractmethod
