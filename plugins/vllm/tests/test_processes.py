@@ -59,3 +59,31 @@ def test_a_core_that_hangs_is_an_error_and_one_whose_host_is_killed_ends(qwen2: 
     assert len(processes) >= 3
     assert "brought no token of 2 samples that run within 2 s" in found["generate"]
     assert "brought no answer (rlsdk_take) within 2 s" in found["update"]
+
+
+SLOW = """
+import json, sys
+import psutil
+from rlsdk.interfaces import DeadlineError, ModelSpec, RankContext, RolloutSpec
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.engine import VllmRolloutEngine
+
+engine = VllmRolloutEngine()
+# No process of Python's begins and imports vLLM in so short a time.
+ctx = RankContext(role="rollout", timeout_s=0.05)
+options = VllmOptions(asynchronous=True, kv_cache_mb=64)
+try:
+    engine.initialize(ctx, RolloutSpec(model=ModelSpec(path=sys.argv[1], dtype="float32"), options=options))
+except DeadlineError as error:
+    engine.close()
+    names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    print(json.dumps([str(error), [name for name in names if "resource_tracker" not in name]]))
+"""
+
+
+def test_a_start_that_takes_too_long_is_an_error_and_leaves_no_process(qwen2: Path) -> None:
+    command = [sys.executable, "-c", SLOW, str(qwen2)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    message, left = json.loads(done.stdout.splitlines()[-1])
+    assert "vLLM's processes did not start within 0.05 s and were killed" in message
+    assert left == []

@@ -24,6 +24,8 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when the thread that started it ends."""
 NAMES = ("EngineCore", "VllmWorker")
 """How vLLM's processes are called."""
+POLL_S = 0.2
+"""Between two looks for processes whose start has taken too long."""
 
 
 class EndsWithParent:
@@ -76,25 +78,27 @@ def started_within(timeout_s: float) -> Iterator[None]:
     Raises: DeadlineError: it took longer.
     """
     others = set(multiprocessing.active_children())
-    late = threading.Event()
+    started, killed = threading.Event(), threading.Event()
 
-    def end() -> None:
-        late.set()
-        for process in set(multiprocessing.active_children()) - others:
-            if process.name.startswith(NAMES):
-                process.kill()
+    def watch() -> None:
+        ended = started.wait(timeout_s)
+        # Some may only come now.
+        while not ended:
+            for process in set(multiprocessing.active_children()) - others:
+                if process.name.startswith(NAMES):
+                    killed.set()
+                    process.kill()
+            ended = started.wait(POLL_S)
 
-    timer = threading.Timer(timeout_s, end)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, name="rlsdk-vllm-start", daemon=True).start()
     try:
         yield
     except Exception as error:
-        if late.is_set():
+        if killed.is_set():
             raise DeadlineError(
                 f"vLLM's processes did not start within {timeout_s:g} s and were killed. Give a larger "
                 "trainer.timeout_s, or look for the cause with rollout.vllm.log_level INFO"
             ) from error
         raise
     finally:
-        timer.cancel()
+        started.set()
