@@ -13,6 +13,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.ROLLOUT,
             engine="rlsdk_sglang.engine:SglangRolloutEngine",
             options="rlsdk_sglang.config:SglangOptions",
+            forecast="rlsdk_sglang.forecast:forecast",
             description="SGLang: radix cache, continuous batching, workers in processes of their own.",
             capabilities=frozenset(
                 {
