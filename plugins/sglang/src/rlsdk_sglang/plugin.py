@@ -28,6 +28,6 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
             engine_requires={"sglang": ">=0.5.23,<0.5.24"},
-            install_hint="pip install rlsdk-sglang (without a GPU: see plugins/sglang/README.md)",
+            install_hint="pip install rlsdk-sglang  # without a GPU: see plugins/sglang/README.md",
         )
     )
