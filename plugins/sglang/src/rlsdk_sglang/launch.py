@@ -25,8 +25,11 @@ from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.quiet import QuietEngine
 
-OWNED = {"model_path", "load_format", "tp_size", "custom_weight_loader", "sampling_backend", "skip_tokenizer_init"}
-"""Arguments without which nothing here works."""
+OWNED = {
+    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "nnodes", "tokenizer_worker_num"),
+    *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
+}
+"""Arguments without whose values nothing here works."""
 RESERVED_TOKENS = 16
 """More than what SGLang keeps back from a context for itself."""
 MAX_SHARE = 0.25
