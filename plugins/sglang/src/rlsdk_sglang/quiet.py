@@ -24,7 +24,7 @@ from rlsdk.interfaces import RlsdkError
 from rlsdk_sglang import inside
 from rlsdk_sglang.belongings import Belongings
 
-LEAVE_S = 5.0
+LEAVE_S = 10.0
 """For schedulers that are asked to end: until they are killed."""
 KILL_S = 20.0
 """Deadline of processes that were killed."""
@@ -34,7 +34,7 @@ logger = logging.getLogger("rlsdk_sglang")
 class QuietEngine:
     """Everything that a start of SGLang's engine brings to life, also where it fails half-way.
 
-    To be used on one thread only, which must live as long as the schedulers: they end with it.
+    Started and ended on one thread, which must live as long as the schedulers: they end with it.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class QuietEngine:
     def check_alive(self) -> None:
         """Raises: RlsdkError: something of it ended."""
         for process in self._seen:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            if _has_ended(process):
                 raise RlsdkError(
                     f"a scheduler of SGLang (process {process.pid}) ended; its last words are in this worker's log. "
                     "Start the run again, or give rollout.sglang.log_level 'info' to see more"
@@ -78,10 +78,16 @@ class QuietEngine:
         """Ends its processes, sockets and files. May be called twice."""
         if self._engine is not None:
             atexit.unregister(self._engine.shutdown)
+        family = [member for process in self.processes for member in _below(process)]
         if self.front is not None and self.processes:
             self._dismiss()
         for process in self.processes:
-            _kill(process)
+            process.kill()
+            process.join(KILL_S)
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=KILL_S)
         self._close()
         self.belongings.clear()
 
@@ -159,15 +165,16 @@ def _engine_class(quiet: QuietEngine) -> Any:
     return Own
 
 
-def _kill(process: BaseProcess) -> None:
-    """A process and all below it."""
+def _has_ended(process: psutil.Process) -> bool:
     try:
-        family = psutil.Process(process.pid).children(recursive=True)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        family = []
-    process.kill()
-    for member in family:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.join(KILL_S)
-    psutil.wait_procs(family, timeout=KILL_S)
+        return True
+
+
+def _below(process: BaseProcess) -> list[psutil.Process]:
+    """What a process has started, and so on."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
