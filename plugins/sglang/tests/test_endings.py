@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import pickle
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -40,16 +38,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def contexts() -> set[zmq.Context[Any]]:
-    """Those that are open, but for the one of the whole process: each has threads of its own."""
-    found = {thing for thing in gc.get_objects() if isinstance(thing, zmq.Context) and not thing.closed}
-    return found - {zmq.Context.instance()}
-
-
 def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) -> None:
-    before = contexts()
     engine = make_engine(qwen2)
     quiet = engine.engine._home._engine
+    contexts = [quiet._engine.send_to_rpc.context, quiet.front.recv_from_detokenizer.context]
     (scheduler,) = quiet.processes
     request = ask("x", [5, 6], 4, max_tokens=120, stop_token_ids=())
 
@@ -78,7 +70,7 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) 
                 time.sleep(0.01)
     finally:
         engine.close()
-    assert not contexts() - before
+    assert all(context.closed for context in contexts), "each has threads of its own"
     assert left_in(quiet.belongings.folder, [scheduler.pid]) == []
 
 

@@ -5,6 +5,7 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ RUNNERS: list[Any] = []
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """In place of SGLang's own function, in a new process: the same, with what the contract asks for."""
     from sglang.srt.managers import scheduler
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     # Else tqdm takes a semaphore with a name, for bars in several processes: it would outlive one that is killed.
     tqdm.set_lock(threading.RLock())
@@ -108,6 +109,9 @@ class Hand:
         pieces = trace_loaders(self.model.load_weights, shapes)
         PIECES.clear()
         PIECES.update(pieces)
+        # SGLang collects garbage with every command. What is here by now stays, and need not be looked through.
+        gc.collect()
+        gc.freeze()
         return faults(self.model, pieces)
 
     def write(self, block: list[int], entries: list[Any]) -> None:

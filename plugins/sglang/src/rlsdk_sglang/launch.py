@@ -93,6 +93,8 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "max_total_tokens": num_cached_tokens(ctx, spec, options),
         "enable_memory_saver": not on_cpu,
         "enable_weights_cpu_backup": not on_cpu,
+        # Else each scheduler keeps a core busy while there is nothing to do.
+        "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
         "log_level": options.log_level,
     }

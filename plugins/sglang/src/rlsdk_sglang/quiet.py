@@ -95,14 +95,16 @@ class QuietEngine:
         """Lets schedulers give back what a killed process cannot: device memory, semaphores, shared memory."""
         from sglang.srt.managers.io_struct import ShutdownReq
 
-        try:
-            self.front._dispatch_to_scheduler(ShutdownReq())
-        except Exception as error:
-            logger.warning("SGLang's schedulers could not be asked to end, and are killed: %r", error)
-            return
         deadline = time.monotonic() + LEAVE_S
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and any(process.is_alive() for process in self.processes):
+            try:
+                # Again and again: one that sleeps looks up when something comes, and then sleeps for another second.
+                self.front._dispatch_to_scheduler(ShutdownReq())
+            except Exception as error:
+                logger.warning("SGLang's schedulers could not be asked to end, and are killed: %r", error)
+                return
+            for process in self.processes:
+                process.join(0.1)
 
     def _close(self) -> None:
         """Sockets go with their contexts, each of which has threads of its own."""
