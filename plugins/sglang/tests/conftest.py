@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:::sglang.*")
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
-    # pytest looks for the last time after its own filters were set: what SGLang leaves open is no failure then either.
-    warnings.filterwarnings("ignore", category=ResourceWarning)
 
 
 @pytest.fixture(scope="session")

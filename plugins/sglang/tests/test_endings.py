@@ -13,17 +13,21 @@ from pathlib import Path
 
 import pytest
 import zmq
-from cases import ask, collect, make_engine
+from cases import make_engine
 
-from rlsdk.interfaces import RlsdkError, WeightSyncError
+from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams, WeightSyncError
+from rlsdk.testing.rollout_lab import collect
 from rlsdk_sglang.belongings import SHARED, Belongings, clear_leftovers
 
 HOST = """
-import sys
+import asyncio, pathlib, sys
 sys.path.insert(0, sys.argv[1])
-from cases import ask, make_engine, run
-engine = make_engine(sys.argv[2])
-assert len(run(engine, [ask("x", [5], 2)])) == 2
+from cases import make_engine
+from rlsdk.interfaces import GenerationRequest, SamplingParams
+from rlsdk.testing.rollout_lab import collect
+engine = make_engine(pathlib.Path(sys.argv[2]))
+request = GenerationRequest(request_id="x", prompt_ids=(5,), n=2, sampling=SamplingParams(max_tokens=4))
+assert len(asyncio.run(collect(engine, [request]))) == 2
 print(engine.engine._home._engine.belongings.folder)
 """
 KILLED = """
@@ -43,7 +47,7 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) 
     quiet = engine.engine._home._engine
     contexts = [quiet._engine.send_to_rpc.context, quiet.front.recv_from_detokenizer.context]
     (scheduler,) = quiet.processes
-    request = ask("x", [5, 6], 4, max_tokens=120, stop_token_ids=())
+    request = GenerationRequest(request_id="x", prompt_ids=(5, 6), n=4, sampling=SamplingParams(max_tokens=120))
 
     async def killed_midway() -> None:
         task = asyncio.create_task(collect(engine, [request]))

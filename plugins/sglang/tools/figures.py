@@ -1,52 +1,54 @@
 """Parity with transformers through ten updates, and tokens a second: `python plugins/sglang/tools/figures.py`.
 
-With the tests' stand-ins and their random model of 0.3 million parameters, so it says what SGLang's scheduling costs on
-a CPU, and nothing of its kernels.
+With a random model of 0.3 million parameters, so it says what SGLang's scheduling costs, and nothing of its kernels.
+Without a GPU: with PYTHONPATH=plugins/sglang/tests/standins.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import conftest  # noqa: F401 - the stand-ins
-from cases import adopt, ask, changed, halves, make_engine, plain_model, run, state_of, worst
-
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.interfaces import RolloutEngine
+from rlsdk.testing import RolloutConformance
+from rlsdk.testing.rollout_lab import RolloutLab, pieces
 from rlsdk_sglang.config import SglangOptions
 
 NUM_SAMPLES, NUM_TOKENS, ROUNDS = 256, 32, 3
 
 
+class Figures(RolloutConformance):
+    """Nothing is required here: the same tools, for figures."""
+
+    backend = "sglang"
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        model = write_tiny_model(Path(folder) / "model", seed=1)
-        for tp_size in (1, 2):
-            for interval in (1, NUM_TOKENS) if tp_size == 1 else (1,):
-                measure(model, tp_size, interval)
+        lab = Figures.make_lab(Path(folder))
+        for tp_size, interval in ((1, 1), (1, NUM_TOKENS), (2, 1)):
+            measure(lab, tp_size, interval)
+        lab.close()
 
 
-def measure(model: Path, tp_size: int, interval: int) -> None:
+def measure(lab: RolloutLab, tp_size: int, interval: int) -> None:
     start = time.monotonic()
     options = SglangOptions(kv_cache_mb=256, stream_interval=interval)
-    engine = make_engine(model, tp_size=tp_size, max_running=NUM_SAMPLES, options=options)
+    engine = lab.start(tp_size=tp_size, max_running=NUM_SAMPLES, options=options)
     begun = time.monotonic() - start
     try:
-        plain, differences, updates = plain_model(model), [], []
-        requests = [ask(str(at), range(5, 20 + at), 4, max_tokens=40, seed=at, temperature=0.8) for at in range(8)]
-        for version in range(11):
-            if version:
-                state = changed(state_of(plain), version)
-                start = time.monotonic()
-                engine.update_weights(iter(halves(state)), version)
-                updates.append(time.monotonic() - start)
-                adopt(plain, state)
-            differences.append(worst(plain, requests, run(engine, requests)))
-        rates = [tokens_a_second(engine, at) for at in range(ROUNDS)]
+        requests = [lab.ask(str(at), lab.prompt(15 + at), 4, max_tokens=40, temperature=0.8) for at in range(8)]
+        differences, updates = [lab.worst(requests, lab.run(requests, engine))], []
+        for version in range(1, 11):
+            state = lab.changed(version)
+            start = time.monotonic()
+            engine.update_weights(pieces(state), version)
+            updates.append(time.monotonic() - start)
+            outputs = lab.run(requests, engine)
+            differences.append(lab.worst(requests, outputs, lab.plain.with_state(state)))
+        rates = [tokens_a_second(lab, engine, seed) for seed in range(ROUNDS)]
     finally:
         start = time.monotonic()
         engine.close()
@@ -58,10 +60,10 @@ def measure(model: Path, tp_size: int, interval: int) -> None:
     )
 
 
-def tokens_a_second(engine: object, seed: int) -> float:
-    request = ask("x", range(5, 20), NUM_SAMPLES, max_tokens=NUM_TOKENS, seed=seed, stop_token_ids=())
+def tokens_a_second(lab: RolloutLab, engine: RolloutEngine, seed: int) -> float:
+    request = lab.ask("x", lab.prompt(15), NUM_SAMPLES, max_tokens=NUM_TOKENS, seed=seed)
     start = time.monotonic()
-    outputs = run(engine, [request])
+    outputs = lab.run([request], engine)
     return sum(len(output.token_ids) for output in outputs) / (time.monotonic() - start)
 
 
