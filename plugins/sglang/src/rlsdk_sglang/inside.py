@@ -5,7 +5,6 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -109,9 +108,6 @@ class Hand:
         pieces = trace_loaders(self.model.load_weights, shapes)
         PIECES.clear()
         PIECES.update(pieces)
-        # SGLang collects garbage with every command. What is here by now stays, and need not be looked through.
-        gc.collect()
-        gc.freeze()
         return faults(self.model, pieces)
 
     def write(self, block: list[int], entries: list[Any]) -> None:
