@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlsdk.interfaces import Bucket, Forecast, ReshardPlan, WeightLayout
+from rlsdk.interfaces import Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
+from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
@@ -42,11 +43,13 @@ class ReshardSummary:
     """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
 
 
-def layouts_of(forecast: Forecast, processes: Sequence[str]) -> tuple[WeightLayout, ...]:
-    """Of all ranks, each in the process that hosts it."""
+def layouts_of(
+    forecast: Forecast, processes: Sequence[str], contexts: Sequence[RankContext]
+) -> tuple[WeightLayout, ...]:
+    """Of all ranks, each in the process and on the device that host it."""
     return tuple(
-        layout if layout.process else replace(layout, process=process)
-        for layouts, process in zip(forecast.layouts, processes, strict=True)
+        on_physical_device(layout if layout.process else replace(layout, process=process), ctx.accelerators)
+        for layouts, process, ctx in zip(forecast.layouts, processes, contexts, strict=True)
         for layout in layouts
     )
 
