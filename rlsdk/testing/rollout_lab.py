@@ -161,6 +161,7 @@ class RolloutLab:
         given: dict[str, Any] = {
             "max_model_tokens": self.suite.max_model_tokens,
             "max_running": self.suite.max_running,
+            "tp_size": self.suite.tp_size,
             "options": self.options,
             "engine_kwargs": dict(self.suite.engine_kwargs),
             **fields,

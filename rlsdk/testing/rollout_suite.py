@@ -34,8 +34,10 @@ class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightReq
     """Largest difference of a log-prob from plain transformers on a CPU, float32."""
     max_model_tokens: ClassVar[int] = 128
     max_running: ClassVar[int] = 16
+    tp_size: ClassVar[int] = 1
+    """Workers of the engine that all requirements share."""
     tensor_parallel: ClassVar[int] = 2
-    """Workers of one replica, for backends that claim tensor parallelism."""
+    """Workers of one replica in the requirement of tensor parallelism, for backends that claim it."""
     timeout_s: ClassVar[float] = 120.0
     """Of one call of `generate`."""
     leak_calls: ClassVar[int] = 30
