@@ -1,8 +1,9 @@
 """Runs every test folder in its own pytest process, two at a time, then prints one coverage figure and one total.
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
-is waiting for processes to start, so two share two cores well. A test that fails is run once more when nothing else
-runs: one that then passes does not stop a landing, but is named at the end, for somebody to mend.
+is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
+run once more when nothing else runs: what then passes does not stop a landing, but is named at the end, for somebody to
+mend.
 """
 
 from __future__ import annotations
@@ -81,13 +82,14 @@ def main() -> None:
             outcomes.append(show(done.result()))
     unsteady: list[str] = []
     for at, outcome in enumerate(outcomes):
-        if outcome.code == 1 and 0 < len(outcome.bad) <= MOST_REPEATED:
-            print(f"== once more: {' '.join(outcome.bad)}", flush=True)
+        if outcome.code and len(outcome.bad) <= MOST_REPEATED:
+            what = outcome.bad or [f"all of {outcome.suite.name} (exit code {outcome.code})"]
+            print(f"== once more: {' '.join(what)}", flush=True)
             again = show(run(outcome.suite, only=outcome.bad))
             if not again.code:
-                unsteady += outcome.bad
-                passed = outcome.counts["passed"] + again.counts["passed"]
-                counts = Counter(passed=passed, skipped=outcome.counts["skipped"])
+                unsteady += what
+                kept = Counter(passed=outcome.counts["passed"], skipped=outcome.counts["skipped"])
+                counts = kept + again.counts if outcome.bad else again.counts
                 outcomes[at] = Outcome(suite=outcome.suite, code=0, counts=counts, bad=(), output="")
     print(coverage())
     if unsteady:
@@ -95,7 +97,8 @@ def main() -> None:
     failed = [outcome.suite.name for outcome in outcomes if outcome.code]
     totals = sum((outcome.counts for outcome in outcomes), Counter[str]())
     print(f"{time.monotonic() - start:.0f} s; suites that failed: {failed or 'none'}")
-    num_bad = totals["failed"] + totals["error"] + totals["errors"]
+    died = sum(1 for outcome in outcomes if outcome.code and not outcome.bad)
+    num_bad = totals["failed"] + totals["error"] + totals["errors"] + died
     print(f"{totals['passed']} passed, {num_bad} failed, {totals['skipped']} skipped")
     sys.exit(1 if failed else 0)
 
@@ -113,10 +116,11 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
     measured = ["rlsdk", *([f"rlsdk_{suite.plugin.name}"] if suite.plugin else [])]
     command = [
-        str(suite.python), "-m", "pytest", *(only or map(str, suite.paths)),
-        *(f"--cov={package}" for package in measured), "--cov-report=", "--cov-append",
+        # Not by a plugin of pytest, which adds the data of all child processes up at the end: one that was killed while
+        # it wrote would fail a suite whose tests all passed.
+        str(suite.python), "-m", "coverage", "run", f"--source={','.join(measured)}",
         # No deadline for single examples: machines that are shared pause whenever they like.
-        "--hypothesis-profile=ci", "-p", "no:cacheprovider",
+        "-m", "pytest", *(only or map(str, suite.paths)), "--hypothesis-profile=ci", "-p", "no:cacheprovider",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
     environment = {
@@ -140,6 +144,8 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
 def show(outcome: Outcome) -> Outcome:
     """Prints what a folder's tests said, all at once."""
     print(f"== {outcome.suite.name}\n{outcome.output}", end="", flush=True)
+    if outcome.code and not outcome.bad:
+        print(f"{outcome.suite.name}: no test failed, but its process ended with {outcome.code}", flush=True)
     return outcome
 
 

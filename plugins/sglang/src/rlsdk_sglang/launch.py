@@ -227,8 +227,9 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _close_sockets(engine: Any) -> None:
+    """With their contexts, whose threads SGLang leaves to the garbage collector."""
     front = engine.tokenizer_manager
     for socket in (engine.send_to_rpc, front.recv_from_detokenizer, front.send_to_scheduler):
-        close = getattr(socket, "close", None)
-        if close is not None:
-            close(linger=0)
+        context = getattr(socket, "context", None)
+        if context is not None:
+            context.destroy(linger=0)
