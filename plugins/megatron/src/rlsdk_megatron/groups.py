@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from rlsdk.interfaces import ConfigError, Parallel, RankContext
 from rlsdk_megatron.config import MegatronOptions
@@ -62,8 +64,12 @@ def leave(ctx: RankContext) -> None:
     """Ends the groups with the last engine that uses them. Safe to call twice."""
     if ctx.role in _users.roles:
         _users.roles.discard(ctx.role)
+        RotaryEmbedding.forward.cache_clear()  # it keeps modules, and with them the groups that they know
         if not _users.roles:
             parallel_state.destroy_model_parallel()
+            for name, value in list(vars(parallel_state).items()):
+                if isinstance(value, dist.ProcessGroup):  # Megatron-Core 0.16 forgets to forget one
+                    setattr(parallel_state, name, None)
 
 
 def sizes_of(options: MegatronOptions) -> Sizes:

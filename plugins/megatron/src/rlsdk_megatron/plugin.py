@@ -26,6 +26,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.DATA_PARALLEL,
                     Capability.TENSOR_PARALLEL,
                     Capability.PIPELINE_PARALLEL,
+                    Capability.CONTEXT_PARALLEL,
                     Capability.EXPERT_PARALLEL,
                 }
             ),

@@ -73,11 +73,10 @@ def split_problems(
     yield from _experts(options, num_ranks, model)
     if options.sequence_parallel and options.tensor_parallel == 1:
         yield "sequence_parallel", "True splits over the tensor-parallel ranks, but tensor_parallel is 1; set it to 2"
-    if options.context_parallel > 1 and (device == "cpu" or options.transformer_engine == "never"):
+    if options.overlap_param_gather and not options.distributed_optimizer:
         yield (
-            "context_parallel",
-            f"{options.context_parallel}: needs the attention of Transformer Engine, which runs on CUDA only; expected "
-            "1 here",
+            "overlap_param_gather",
+            "True gathers what a distributed_optimizer shares; set that to True, or this to False",
         )
     if options.transformer_engine == "always" and device == "cpu":
         yield (
