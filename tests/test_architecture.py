@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
     "data": {"interfaces"},
-    "rewards": {"interfaces"},
+    "rewards": {"interfaces", "registry"},
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
     "cluster": {"interfaces", "kit"},

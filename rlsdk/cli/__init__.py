@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if wants_traceback:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        if error.__cause__ is not None and not wants_traceback:
-            print(f"({TRACEBACK_VARIABLE}=1 shows where it came from)", file=sys.stderr)
         refused = isinstance(error, ConfigError | DataError | PluginError | UnsupportedCapabilityError)
+        # What a person typed or wrote is said in full; only what came from deeper down needs a trace.
+        if error.__cause__ is not None and not wants_traceback and not isinstance(error, ConfigError | DataError):
+            print(f"({TRACEBACK_VARIABLE}=1 shows where it came from)", file=sys.stderr)
         sys.exit(EXIT_REFUSED if refused else EXIT_FAILURE)

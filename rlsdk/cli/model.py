@@ -27,6 +27,7 @@ def make(folder: Path, *, architecture: str, hidden: int, layers: int, context: 
         raise ConfigError(f"{str(folder)!r} is not empty; name a new folder")
     import transformers
 
+    from rlsdk.kit.hf import no_progress_bars
     from rlsdk.kit.tokenizers import write_byte_tokenizer
 
     tokenizer = write_byte_tokenizer(folder)
@@ -46,6 +47,7 @@ def make(folder: Path, *, architecture: str, hidden: int, layers: int, context: 
         "bos_token_id": None,
     }
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, CONFIGS[architecture])(**fields))
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{folder}: {architecture} of {count:,} random parameters, {len(tokenizer)} tokens (bytes)")

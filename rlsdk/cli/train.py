@@ -85,10 +85,10 @@ def run(args: Sequence[str]) -> None:
 
 
 def model_fields(config: RunConfig) -> Mapping[str, Any]:
-    """`config.json` of a local model; empty for a name on the hub, which its engine looks up.
+    """`config.json` of the model: a folder's, or one of the hub. Empty where the configuration names no model.
 
     Raises:
-        ConfigError: the folder is there, but holds no model; or there is none, and it is no name on the hub either.
+        ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
     """
     folder = Path(config.model.path or "")
     if config.model.path is None:
@@ -99,7 +99,9 @@ def model_fields(config: RunConfig) -> Mapping[str, Any]:
                 f"model.path {config.model.path!r}: no such folder, and not the name of a model on the hub, which is "
                 "name or org/name"
             )
-        return {}
+        from rlsdk.kit.hub import fetch_model_config
+
+        return fetch_model_config(config.model.path, config.model.revision)
     try:
         fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         return {**fields, "model_type": str(fields["model_type"])}

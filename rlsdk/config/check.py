@@ -206,11 +206,12 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
             yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)
     named = {
         ComponentKind.TRACKER: ("tracking.trackers", config.tracking.trackers),
-        ComponentKind.CALLBACK: ("trainer.callbacks", [name for name in config.trainer.callbacks if ":" not in name]),
     }
     for kind, (path, names) in named.items():
         for name in names:
             yield from _registered(registry, kind, path, name)
+    for name in config.trainer.callbacks:
+        yield from _function(registry, ComponentKind.CALLBACK, "trainer.callbacks", name, {})
     if config.sharding.manager != "auto":
         yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
 
@@ -225,7 +226,7 @@ def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -
 def _function(registry: Registry, kind: ComponentKind, path: str, name: str, options: Options) -> Iterator[Problem]:
     """Looks a function up, and its options among its keyword parameters: one that it does not take is an error."""
     try:
-        known = keyword_parameters(registry.component(kind, name))
+        known = keyword_parameters(registry.function(kind, name))
     except RlsdkError as error:
         yield Problem(path, str(error))
         return

@@ -90,11 +90,11 @@ class AlgorithmConfig(Section):
     """How rewards become a gradient."""
 
     advantage: str = "grpo"
-    """Registered advantage estimator."""
+    """Registered advantage estimator, `pkg.mod:fn`, or `file.py:fn`."""
     advantage_options: Options = empty_mapping()
     """Keyword arguments of the estimator."""
     loss: str = "ppo_clip"
-    """Registered policy loss."""
+    """Registered policy loss, `pkg.mod:fn`, or `file.py:fn`."""
     loss_options: Options = empty_mapping()
     """Keyword arguments of the loss, for instance `clip_low` and `clip_high`."""
     loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"

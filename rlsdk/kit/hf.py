@@ -108,7 +108,7 @@ def build_model(
     options: dict[str, Any] = {"dtype": dtype or getattr(torch, spec.dtype)}
     if spec.head is not Head.LM:
         config.num_labels = 1
-    with torch.random.fork_rng(devices=[]), _no_progress_bars():
+    with torch.random.fork_rng(devices=[]), no_progress_bars():
         torch.manual_seed(seed)
         if empty:
             with torch.device("meta"):
@@ -166,7 +166,7 @@ def _is_head(name: str) -> bool:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """transformers draws a bar and prints a table per load; a worker's log is no place for either."""
     from transformers.utils import logging
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rlsdk.registry.checks import installed_version
 from rlsdk.registry.explain import spoken
+from rlsdk.registry.functions import absolute, load_function
 from rlsdk.registry.isolated import (
     HOME,
     SAME,
@@ -42,10 +43,12 @@ __all__ = [
     "Row",
     "Source",
     "State",
+    "absolute",
     "explain_lack",
     "home",
     "installed_version",
     "lacks",
+    "load_function",
     "options_class",
     "plain_row",
     "plain_spec",

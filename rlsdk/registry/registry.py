@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -20,11 +20,20 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry.discovery import discover_rows
 from rlsdk.registry.explain import not_found, unusable
+from rlsdk.registry.functions import load_function
 from rlsdk.registry.load import plugin_rows
 from rlsdk.registry.portable import options_class
 from rlsdk.registry.row import ComponentKind, Isolation, Kind, Row, Source, State
 
 logger = logging.getLogger(__name__)
+
+TAKES: Mapping[ComponentKind, Sequence[str]] = {
+    ComponentKind.ADVANTAGE: ("batch",),
+    ComponentKind.LOSS: ("inputs",),
+    ComponentKind.REWARD: ("sample",),
+    ComponentKind.CALLBACK: ("step", "metrics"),
+}
+"""Positional arguments of functions that may be named by module or file."""
 
 
 class Registry:
@@ -109,6 +118,17 @@ class Registry:
         if not isinstance(target, str):
             return target
         return self._resolve(target, f"{kind} {name!r}", self.row(kind, name).source)
+
+    def function(self, kind: ComponentKind, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        """A function by the name it was registered under, or by `pkg.mod:fn` or `file.py:fn`.
+
+        Raises:
+            ConfigError: there is no such file, module or function, or it cannot be called as one of its kind.
+            PluginError: as `row` does.
+        """
+        if ":" in name:
+            return load_function(name, what=str(kind), takes=TAKES[kind], options=options)
+        return self.component(kind, name)
 
     def sharding_manager(self, train: str, rollout: str, name: str = "auto") -> Any:
         """The sharding manager class of that name, or with `auto` the one closest to this pair of backends."""

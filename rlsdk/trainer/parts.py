@@ -28,6 +28,7 @@ from rlsdk.interfaces import (
     BatchError,
     ConfigError,
     DataError,
+    PolicyLossInputs,
     RewardSample,
     SamplingParams,
     StepCallback,
@@ -35,10 +36,12 @@ from rlsdk.interfaces import (
     TrackerContext,
 )
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.registry import ComponentKind, Registry
-from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner, load_function
+from rlsdk.registry import ComponentKind, Registry, absolute, load_function
+from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlsdk.trainer.events import RunView
 
 
@@ -267,7 +270,7 @@ def build_parts(
         eval_prompts=list(evaluation or ()),
         rewards=rewards,
         sampling=sampling_params(config, tokenizer),
-        advantage=registry.component(ComponentKind.ADVANTAGE, algorithm.advantage),
+        advantage=registry.function(ComponentKind.ADVANTAGE, algorithm.advantage),
         objective=PolicyObjective(
             loss=_loss_target(config, registry),
             loss_options=dict(algorithm.loss_options),
@@ -276,7 +279,7 @@ def build_parts(
             entropy_coef=algorithm.entropy_coef,
         ),
         trackers=build_trackers(config, registry, run_dir),
-        callbacks=[_callback(name, registry) for name in config.trainer.callbacks],
+        callbacks=[registry.function(ComponentKind.CALLBACK, name) for name in config.trainer.callbacks],
     )
 
 
@@ -311,12 +314,29 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
 
 
 def _loss_target(config: RunConfig, registry: Registry) -> Any:
-    return registry.target(ComponentKind.LOSS, config.algorithm.loss)
+    name = config.algorithm.loss
+    return LossByName(absolute(name)) if ":" in name else registry.target(ComponentKind.LOSS, name)
 
 
-def _callback(name: str, registry: Registry) -> StepCallback:
-    found: StepCallback = load_function(name) if ":" in name else registry.component(ComponentKind.CALLBACK, name)
-    return found
+@dataclass(frozen=True)
+class LossByName:
+    """A policy loss of a file or module. It goes to the workers as its name; files must be where it says there too."""
+
+    target: str
+
+    def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """As the function does, loaded in this process."""
+        losses: tuple[Tensor, Mapping[str, Tensor]] = self._function(inputs, **options)
+        return losses
+
+    @property
+    def zero_without_advantage(self) -> bool:
+        """What the function promises."""
+        return bool(getattr(self._function, "zero_without_advantage", False))
+
+    @property
+    def _function(self) -> Any:
+        return load_function(self.target, what="policy loss", takes=("inputs",))
 
 
 def check_failures(result: RewardResult, config: RunConfig, view: RunView) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlsdk.config import check_run, load_config
@@ -110,8 +112,22 @@ def test_components_that_are_not_there_are_refused_with_the_nearest_name(registr
     assert "did you mean 'grpo'" in found[0]
 
 
-def test_functions_by_path_are_left_to_those_who_load_them(registry: Registry) -> None:
-    assert problems(registry, "--reward", "my.py:fn", "--trainer.callbacks", "pkg.mod:fn") == []
+OWN = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
+
+
+def test_functions_of_a_file_are_loaded_and_their_signatures_checked(registry: Registry) -> None:
+    flags = ["--algorithm.advantage", f"{OWN}:best_of_group", "--algorithm.loss", f"{OWN}:reinforce"]
+    flags += ["--algorithm.loss_options", "{limit: 4.0}", "--trainer.callbacks", f"[{OWN}:warn_when_short]"]
+    assert problems(registry, "--reward", "my.py:left_to_the_grading_process", *flags) == []
+    wrong = ["--algorithm.advantage", f"{OWN}:best_of_grup", "--algorithm.loss", f"{OWN}:warn_when_short"]
+    found = problems(registry, *wrong, "--trainer.callbacks", "pkg.mod:fn")
+    assert [line.partition(":")[0] for line in found] == ["algorithm.advantage", "algorithm.loss", "trainer.callbacks"]
+    assert "did you mean 'best_of_group'" in found[0]
+    assert "is called as fn(inputs, **options)" in found[1]
+    assert "No module named 'pkg'" in found[2]
+    assert problems(registry, *flags, "--algorithm.loss_options", "{limt: 4.0}") == [
+        "algorithm.loss_options.limt: 4.0: unknown key; did you mean 'limit'?"
+    ]
 
 
 def test_an_option_that_a_function_does_not_take_is_refused(registry: Registry) -> None:

@@ -152,8 +152,11 @@ def test_supervised_training_killed_with_9_resumes_number_for_number(
     assert losses(run) == losses(supervised[0])
 
 
-def test_a_reference_policy_and_a_warm_start_go_together(model: str, tmp_path: Path) -> None:
+def test_a_reference_policy_a_warm_start_and_an_algorithm_of_a_file_go_together(model: str, tmp_path: Path) -> None:
     extra = ["--algorithm.kl_coef", "0.1", "--sft.steps", "5", "--sft.lr", "1e-3", "--trainer.save_every_steps", "1"]
+    own = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
+    extra += ["--algorithm.advantage", f"{own}:best_of_group", "--algorithm.loss", f"{own}:reinforce"]
+    extra += ["--algorithm.loss_options", "{limit: 4.0}", "--trainer.callbacks", f"[{own}:warn_when_short]"]
     extra += ["--trainer.updates_per_step", "1"]
     rlsdk(*train_arguments(model, "ref", 2, extra), cwd=tmp_path)
     lines = [line for line in read_metrics(tmp_path / "runs" / "ref") if "policy/kl" in line]

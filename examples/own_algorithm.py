@@ -1,0 +1,46 @@
+"""An algorithm of your own, in a file: an advantage estimator, a policy loss and a callback, each a plain function.
+
+    rlsdk train --model m1 --data tests/data/gsm8k/train.jsonl --reward gsm8k --trainer.steps 2 \
+        --algorithm.advantage examples/own_algorithm.py:best_of_group \
+        --algorithm.loss examples/own_algorithm.py:reinforce --algorithm.loss_options '{limit: 4.0}' \
+        --trainer.callbacks '[examples/own_algorithm.py:warn_when_short]'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Batch, PolicyLossInputs
+
+
+def best_of_group(batch: Batch) -> Batch:
+    """1 for a prompt's best samples, 0 for the others; 0 for all of them where all scored alike."""
+    scores = torch.where(batch["valid"], batch["scores"], -torch.inf)
+    uids, group = torch.unique(batch["uid"], return_inverse=True)
+    best, worst = (
+        torch.zeros(len(uids)).scatter_reduce(0, group, scores, how, include_self=False)[group]
+        for how in ("amax", "amin")
+    )
+    wins = ((scores == best) & (best > worst)).float()
+    return batch.with_tokens(advantages=wins[batch.row_of_token] * batch["response_mask"])
+
+
+def reinforce(inputs: PolicyLossInputs, *, limit: float = 2.0) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """`-A log p` of each token (Williams 1992), weighed with its ratio to the sampling policy, cut at `limit` (as in
+    IMPALA, Espeholt et al. 2018)."""
+    ratio = torch.where(inputs.mask, inputs.log_probs.detach() - inputs.old_log_probs, 0.0).exp().clamp(max=limit)
+    return -inputs.advantages * ratio * inputs.log_probs, {"ratio": ratio}
+
+
+# Tokens without an advantage have no gradient: rows of such tokens only may be left out of updates.
+reinforce.zero_without_advantage = True  # type: ignore[attr-defined]
+
+
+def warn_when_short(step: int, metrics: Mapping[str, float]) -> None:
+    """Says when responses have shrunk to almost nothing. What a callback raises ends the run after a save."""
+    if metrics["response/tokens_mean"] < 2:
+        print(f"step {step}: responses of {metrics['rollout/response_tokens_mean']:.1f} tokens", file=sys.stderr)

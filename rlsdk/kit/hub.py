@@ -1,0 +1,75 @@
+"""What can be known of a model on the Hugging Face hub before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import ConfigError
+
+TIMEOUT_S = 10.0
+"""For the hub's first answer."""
+
+
+def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, Any]:
+    """`config.json` of a model on the hub: from the local cache where it is there, else downloaded into it.
+
+    Args:
+        name: `org/name`, or `name`.
+        revision: branch, tag or commit; None: the main branch.
+
+    Raises:
+        ConfigError: there is no such model, revision or file, it is gated, or the hub cannot be reached.
+    """
+    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        path = try_to_load_from_cache(name, "config.json", revision=revision)
+        if not isinstance(path, str):
+            _ask_once(name, revision)
+            path = hf_hub_download(name, "config.json", revision=revision, etag_timeout=TIMEOUT_S)
+        fields = json.loads(Path(path).read_text())
+    except hub_errors.GatedRepoError as error:
+        raise ConfigError(
+            f"model.path {name!r}: the hub gives it only to whom its owners have let in; ask on its page, then run: "
+            "hf auth login"
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"model.path {name!r}: no such folder here, and no such model on the hub (or it is private: hf auth login)"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise ConfigError(f"model.revision {revision!r}: model {name!r} on the hub has no such revision") from error
+    except (ConnectionError, hub_errors.LocalEntryNotFoundError) as error:
+        raise ConfigError(
+            f"model.path {name!r}{at}: no such folder here, not in the local cache, and the hub cannot be reached; "
+            "give a folder, or mend the network (HF_ENDPOINT names a mirror, HF_HOME the cache)"
+        ) from error
+    except hub_errors.EntryNotFoundError as error:
+        raise ConfigError(f"model.path {name!r}{at}: the hub has it, without a config.json") from error
+    except (hub_errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ConfigError(f"model.path {name!r}{at}: its config.json could not be had from the hub: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ConfigError(f"model.path {name!r}{at}: its config.json on the hub has no model_type")
+    return fields
+
+
+def _ask_once(name: str, revision: str | None) -> None:
+    """Whether the hub has it; a download would try for half a minute to reach a hub that is not there.
+
+    Raises:
+        ConnectionError: no answer.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=TIMEOUT_S)
+    except (HfHubHTTPError, ValueError):
+        raise
+    except Exception as error:  # Of the HTTP library under the hub's client, which differs by the client's version.
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,112 @@
+"""Functions by name: `pkg.mod:fn` or `path/file.py:fn`, with errors that name the nearest one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlsdk.interfaces import ConfigError, nearest
+
+
+def load_function(
+    target: str, *, what: str, takes: Sequence[str], options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The function that `target` names, checked to be called the way it will be.
+
+    Args:
+        target: `pkg.mod:fn` or `path/file.py:fn`.
+        what: what it is to be, for errors: "reward".
+        takes: names of the positional arguments that it will be called with.
+        options: keyword arguments that it will be called with.
+
+    Raises:
+        ConfigError: no such file, module or function (with the nearest name), or it cannot be called that way.
+    """
+    said = f"{what} {target!r}"
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")
+    module = _load_file(Path(where), said) if where.endswith(".py") else _load_module(where, said)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{said}: {_why_not(module, name)}")
+    _check_call(function, takes, options or {}, said)
+    checked: Callable[..., Any] = function
+    return checked
+
+
+def absolute(target: str) -> str:
+    """The same name, for a process that stands elsewhere."""
+    where, _, name = target.rpartition(":")
+    return f"{Path(where).expanduser().resolve()}:{name}" if where.endswith(".py") else target
+
+
+def _load_module(name: str, said: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
+        advice = ". Is it installed, or in the current folder? A file is given as path/file.py:function"
+        raise ConfigError(f"{said}: {_said(error, name)}{advice if missing else ''}") from error
+
+
+def _load_file(path: Path, said: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        files = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"{said}: there is no file {str(path)!r}{nearest(path.name, files)}")
+    # Named after its place, so that two files of one name do not stand in each other's way.
+    name = f"_rlsdk_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{said}: {str(path)!r} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours; last, so that they hide nothing
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{said}: {_said(error, str(path))}") from error
+    return module
+
+
+def _said(error: Exception, what: str) -> str:
+    return f"importing {what!r} failed: {type(error).__name__}: {error}"
+
+
+def _why_not(module: ModuleType, name: str) -> str:
+    functions = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    own = sorted(n for n in functions if getattr(module, n).__module__ == module.__name__) or sorted(functions)
+    found = vars(module).get(name)
+    is_what = f"{name!r} is a {type(found).__name__}, not a function" if found is not None else f"no function {name!r}"
+    return f"{is_what}{nearest(name, own)}; {module.__file__} has {own}"
+
+
+def _check_call(function: Callable[..., Any], takes: Sequence[str], options: Mapping[str, Any], said: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # built in: Python does not tell
+    names = list(signature.parameters)[len(takes) :]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    for option in options:
+        if option not in names and not takes_any:
+            raise ConfigError(f"{said} has no option {option!r}{nearest(option, names)}; it has {names}")
+    try:
+        signature.bind(*takes, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{said} is called as fn({', '.join(takes)}, **options) with options {sorted(options)}, but its "
+            f"signature is {signature}: {error}"
+        ) from error
