@@ -13,13 +13,16 @@ from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirement import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
+from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
 
-class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite):
+class RolloutConformance(
+    ProcessRequirements, SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite
+):
     """Subclass it with the name of a backend; a run of pytest does the rest.
 
     One engine serves all requirements that need nothing special; one that fails takes its engine along. Weights are
