@@ -10,7 +10,7 @@ help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
-	@echo "make compatibility   docs/compatibility.md, from the reports of the checks"
+	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
@@ -66,6 +66,7 @@ check-vllm-modes: environment-vllm
 
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py
+	@$(BIN_DEV)/python tools/broken_engines.py
 
 lint:
 	@$(PYTHON) tools/environment.py $(ENV)-dev --extras test,lint --plugins fsdp

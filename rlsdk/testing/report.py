@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rlsdk.testing.requirement import Number
+from rlsdk.testing.requirement import NOT_CLAIMED, Number
 
 SHOWN = 3
 """Numbers of one requirement in a table; all are in the JSON document."""
@@ -172,7 +172,7 @@ def _shown(number: Number) -> str:
 def _lines(found: Finding) -> list[str]:
     """The last numbers: those of a failure, and beside what was right a few."""
     if found.outcome is Outcome.NOT_CLAIMED:
-        return [found.capability]
+        return [found.message.removeprefix(NOT_CLAIMED)]
     shown = [_shown(number) for number in found.numbers[-SHOWN:]]
     more = len(found.numbers) - len(shown)
     return [*shown, f"and {more} more"] if more > 0 else shown

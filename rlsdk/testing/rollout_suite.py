@@ -8,18 +8,21 @@ from typing import ClassVar
 
 import pytest
 
-from rlsdk.interfaces import BackendKind, RolloutEngine
+from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirement import NOT_CLAIMED
+from rlsdk.testing.requirement import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
+from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
 
-class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite):
+class RolloutConformance(
+    ProcessRequirements, SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite
+):
     """Subclass it with the name of a backend; a run of pytest does the rest.
 
     One engine serves all requirements that need nothing special; one that fails takes its engine along. Weights are
@@ -44,6 +47,12 @@ class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightReq
     """Calls whose memory is counted, after a third as many that are not."""
     leak_mib: ClassVar[float] = 24.0
     """Most memory that those calls may add."""
+
+    test_expert_parallel = unmeasured(Capability.EXPERT_PARALLEL)
+    test_lora = unmeasured(Capability.LORA)
+    test_sharded_update = unmeasured(Capability.SHARDED_UPDATE)
+    test_routed_experts = unmeasured(Capability.ROUTED_EXPERTS)
+    test_multimodal = unmeasured(Capability.MULTIMODAL)
 
     @classmethod
     def make_lab(cls, folder: Path) -> RolloutLab:

@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import Registry, Row, installed_version
 from rlsdk.testing.report import Finding, SuiteReport
-from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, requirement
+from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, required, requirement
 
 METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.ABORT: ("abort",),
@@ -145,7 +145,7 @@ class Suite:
 
     @requirement("registration.capabilities")
     def test_registration_capabilities(self, measured: Measured) -> None:
-        """A capability that is claimed is a method that the engine has itself; one that it lacks is not claimed."""
+        """A capability that is claimed is one of this kind of engine, and its methods are the engine's own."""
         spec = self.spec()
         engine = self.registry().load_engine(spec)
         base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
@@ -157,6 +157,8 @@ class Suite:
             if getattr(engine, method, None) is getattr(base, method, None)
         ]
         measured.told("capabilities", len(spec.capabilities))
+        strange = sorted(spec.capabilities - required(type(self)))
+        measured.none(f"claimed, and no capability of a {spec.kind} engine", strange)
         measured.none("claimed and absent", absent)
 
 
