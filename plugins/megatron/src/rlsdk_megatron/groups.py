@@ -11,6 +11,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 
 from rlsdk.interfaces import ConfigError, Parallel, RankContext
 from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.sizes import expert_tensor_size
 
 Sizes = tuple[int, int, int, int, int]
 """Tensor, pipeline, virtual stages, context, expert."""
@@ -79,11 +80,6 @@ def sizes_of(options: MegatronOptions) -> Sizes:
         options.context_parallel,
         options.expert_parallel,
     )
-
-
-def expert_tensor_size(options: MegatronOptions) -> int:
-    """Experts are dealt whole where they are dealt, and split like everything else where they are not."""
-    return 1 if options.expert_parallel > 1 else options.tensor_parallel
 
 
 def here() -> Parallel:

@@ -25,11 +25,9 @@ from rlsdk.interfaces import ConfigError, Head, TrainSpec, nearest
 from rlsdk.kit.shared_memory import share
 from rlsdk_megatron.attention import GatheringAttention
 from rlsdk_megatron.config import MegatronOptions
-from rlsdk_megatron.groups import expert_tensor_size
+from rlsdk_megatron.sizes import expert_tensor_size, padded_vocabulary
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-ROW_ALIGNMENT = 8
-"""Embedding rows of one rank are padded to a multiple of this: kernels like it, and vocabularies seldom divide."""
 ROPE_TYPES = ("default", "linear", "llama3")
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -274,11 +272,6 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
             stage.embedding.word_embeddings.register_forward_hook(_PaddingToken(model.pad_token_id))
         stages.append(stage)
     return stages
-
-
-def padded_vocabulary(size: int, ranks: int) -> int:
-    """Rows of the embedding over all tensor-parallel ranks."""
-    return -(-size // (ranks * ROW_ALIGNMENT)) * ranks * ROW_ALIGNMENT
 
 
 def _set_frequencies(stage: Stage, model: Any) -> None:

@@ -19,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk_megatron.inputs import Inputs, context_size
 from rlsdk_megatron.modeling import Stage
-
-CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits that exist at once on a rank; with a gradient, each chunk's are computed again."""
+from rlsdk_megatron.sizes import CHUNK_ELEMENTS
 
 
 def check_names(names: Sequence[str], head: Head) -> None:
