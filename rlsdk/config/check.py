@@ -167,7 +167,8 @@ def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
     if chosen == "cuda_ipc" and "cpu" in kinds:
         yield Problem(
             "sharding.transport",
-            "'cuda_ipc': expected another, because actor or rollout runs on a CPU; auto takes the quickest that reaches",
+            "'cuda_ipc': expected another, because actor or rollout runs on a CPU; "
+            "auto takes the quickest that reaches",
         )
 
 
