@@ -112,13 +112,12 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
                 num_bytes=_num_bytes(folder),
                 seconds=round(time.monotonic() - start, 1),
             )
-            previous = _previous(distribution)
             atomic_write_json(record_path(distribution), record.to_plain())
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if previous is not None and previous.owned and not users_of(Path(previous.environment)):
-            shutil.rmtree(previous.environment, ignore_errors=True)
+        # The older environment, and what installers wrote that went on for a while after their parent was killed.
+        _clear_leftovers(distribution)
     return record
 
 
@@ -348,7 +347,7 @@ def _only_one(distribution: str) -> Iterator[None]:
 
 
 def _clear_leftovers(distribution: str) -> None:
-    """Environments of this plugin that no record names, and nobody uses."""
+    """Takes away environments of this plugin that no record names, and nobody uses."""
     previous = _previous(distribution)
     kept = Path(previous.environment) if previous else None
     for folder in _environments().glob(f"{distribution}-????????"):

@@ -25,7 +25,7 @@ from rlsdk.interfaces import PluginError
 
 NEVER = "sys_platform == 'never'"
 """The marker of an override that leaves a package out."""
-_TORCH_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
+_TORCH_INDEX = "https://download.pytorch.org/whl"
 _TIMEOUT_S = 3600.0
 _LAST_LINES = 15
 _UV_NAMES = {"UV_FIND_LINKS": "PIP_FIND_LINKS", "UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL"}
@@ -107,8 +107,12 @@ class Pip(Installer):
         kept = [overrides.get(_name(text), text) for text in asked]
         if not overrides:  # Else it is there, alone.
             kept.append(wanted.plugin)
+        backend, options = wanted.torch_backend, list[str]()
+        if backend not in (None, "auto") and "PIP_EXTRA_INDEX_URL" not in os.environ and _torch_index_answers():
+            options = ["--extra-index-url", f"{_TORCH_INDEX}/{backend}"]
         with _listed(wanted.constraints) as constraints:
-            self._pip("install", "--constraint", constraints, *_arguments([text for text in kept if NEVER not in text]))
+            options += ["--constraint", constraints]
+            self._pip("install", *options, *_arguments([text for text in kept if NEVER not in text]))
         if out := [name for name, text in overrides.items() if NEVER in text]:
             self.uninstall(out)
         for text in overrides.values():
@@ -198,7 +202,7 @@ def _listed(lines: Sequence[str]) -> Iterator[str]:
 
 def _torch_index_answers() -> bool:
     try:
-        with urllib.request.urlopen(_TORCH_INDEX, timeout=5) as answer:
+        with urllib.request.urlopen(f"{_TORCH_INDEX}/cpu/torch/", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

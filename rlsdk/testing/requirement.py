@@ -35,6 +35,24 @@ def requirement(name: str, *, needs: Capability | None = None) -> Callable[[Func
     return mark
 
 
+def unmeasured(capability: Capability) -> Callable[..., None]:
+    """A requirement in the place of one that nobody has written: a backend that claims the capability reads "not run"
+    there, and never "passed"."""
+
+    def not_run(self: object) -> None:
+        pytest.skip(f"{capability.value} is claimed, and no requirement measures it: nothing here shows that it works")
+
+    not_run.__doc__ = f"`{capability.value}` is what the interface says of it: not measured by this kit."
+    return requirement(f"unmeasured.{capability.value}", needs=capability)(not_run)
+
+
+def required(suite: type) -> frozenset[Capability]:
+    """Capabilities that requirements of a suite are about."""
+    functions = (getattr(suite, name) for name in dir(suite))
+    marks = (mark for function in functions for mark in getattr(function, "pytestmark", ()))
+    return frozenset(mark.args[1] for mark in marks if mark.name == MARK and mark.args[1] is not None)
+
+
 @dataclass(frozen=True)
 class Number:
     """One thing that was measured."""

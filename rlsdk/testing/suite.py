@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import Registry, Row, installed_version
 from rlsdk.testing.report import Finding, SuiteReport
-from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, requirement
+from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, required, requirement
 
 METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.ABORT: ("abort",),
@@ -145,7 +145,7 @@ class Suite:
 
     @requirement("registration.capabilities")
     def test_registration_capabilities(self, measured: Measured) -> None:
-        """A capability that is claimed is a method that the engine has itself; one that it lacks is not claimed."""
+        """A capability that is claimed is one of this kind of engine, and its methods are the engine's own."""
         spec = self.spec()
         engine = self.registry().load_engine(spec)
         base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
@@ -157,6 +157,8 @@ class Suite:
             if getattr(engine, method, None) is getattr(base, method, None)
         ]
         measured.told("capabilities", len(spec.capabilities))
+        strange = sorted(spec.capabilities - required(type(self)))
+        measured.none(f"claimed, and no capability of a {spec.kind} engine", strange)
         measured.none("claimed and absent", absent)
 
 
@@ -172,6 +174,25 @@ def imported_by(module: str) -> frozenset[str]:
     return frozenset(json.loads(done.stdout.splitlines()[-1]))
 
 
+def settings_of(suite: type[Any]) -> frozenset[str]:
+    """What a subclass of a suite may set, besides its backend."""
+    declared = {name for kind in suite.__mro__ for name, is_a in vars(kind).get("__annotations__", {}).items()
+                if "ClassVar" in str(is_a)}  # fmt: skip
+    return frozenset(declared - {"backend", "kind", "modules"})
+
+
+def variant_of(suite: type[Any]) -> str:
+    """What a suite sets to other than the kit's own values: `asynchronous=True, tp_size=2`."""
+    base = next(kind for kind in suite.__mro__ if kind.__module__.startswith("rlsdk.testing."))
+    found: dict[str, object] = {}
+    for name in sorted(settings_of(base)):
+        value = getattr(suite, name)
+        if value != getattr(base, name):
+            mapped = isinstance(value, Mapping) and name in ("options", "engine_kwargs", "arguments")
+            found |= value if mapped else {name: value}
+    return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
 def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
     """The findings with what was tested: versions of plugin, engine and interface."""
     report = SuiteReport(
@@ -181,6 +202,7 @@ def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
         rlsdk=rlsdk.__version__,
         python=platform.python_version(),
         device=suite.device,
+        variant=variant_of(suite),
         findings=findings,
     )
     try:

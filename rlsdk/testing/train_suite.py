@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from rlsdk.interfaces import BackendKind
+from rlsdk.interfaces import BackendKind, Capability
+from rlsdk.testing.requirement import unmeasured
 from rlsdk.testing.suite import Suite
 from rlsdk.testing.train_gradients import GradientRequirements
 from rlsdk.testing.train_lab import TrainLab
@@ -45,6 +46,10 @@ class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequire
     """Steps whose memory is counted, after a fifth as many that are not."""
     leak_mib: ClassVar[float] = 24.0
     """Most memory that those steps may add."""
+
+    test_lora = unmeasured(Capability.LORA)
+    test_routed_experts = unmeasured(Capability.ROUTED_EXPERTS)
+    test_multimodal = unmeasured(Capability.MULTIMODAL)
 
     @classmethod
     def make_lab(cls, folder: Path) -> TrainLab:

@@ -125,6 +125,11 @@ def test_what_was_written_passes_its_own_tests(kind: str, written: dict[str, Pat
     call(python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", written[kind], cwd=written[kind])
 
 
+def test_the_example_passes_its_own_tests_and_holds_what_it_claims(python: Path) -> None:
+    said = call(python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE, cwd=EXAMPLE, PYTHONPATH="tests")
+    assert "conformance · rollout openai · 21/21 of what is claimed" in said
+
+
 @pytest.mark.parametrize("kind", ["train", "rollout"])
 def test_written_engines_hold_all_that_they_claim(kind: str, rlsdk: Callable[..., str]) -> None:
     assert f"conformance · {kind} my-{kind} · " in rlsdk("plugins", "check", f"my-{kind}")

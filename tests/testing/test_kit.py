@@ -13,11 +13,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from rlsdk.interfaces import BackendKind, Capability, PluginNotFoundError
+from rlsdk.interfaces import BackendKind, Capability, ConfigError, PluginNotFoundError
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
-from rlsdk.testing.requirement import MARK, NUMBERS, Measured, Number, requirement
+from rlsdk.testing.requirement import MARK, NUMBERS, Measured, Number, required, requirement
 from rlsdk.testing.resources import held, left_behind
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
@@ -131,9 +131,11 @@ def test_what_an_engine_leaves_is_named(tmp_path: Path) -> None:
 
 def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None:
     (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy")
-    assert (suite.backend, suite.kind, suite.passed) == ("transformers", "rollout", True)
+    assert (suite.title, suite.kind, suite.passed) == ("transformers (max_running=8)", "rollout", True)
     assert [found.name for found in suite.findings if found.name == "greedy"] == ["greedy"]
     assert suite.count(Outcome.PASSED) == 5
+    with pytest.raises(ConfigError, match="RolloutConformance has no setting 'tp_sise'; did you mean 'tp_size'"):
+        check_backend("transformers", settings={"tp_sise": 2})
     with pytest.raises(PluginNotFoundError, match="no backend is named 'transfomers'; did you mean 'transformers'"):
         check_backend("transfomers")
     with pytest.raises(PluginNotFoundError, match="transformers"):
@@ -148,7 +150,47 @@ def test_the_pytest_plugin_is_light() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_the_page_of_compatibility_is_what_the_reports_say() -> None:
-    tool = Path(__file__).parents[2] / "tools" / "compatibility.py"
+OVERCLAIMING = """
+import sys
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, hookimpl
+from rlsdk.testing import RolloutConformance
+
+@hookimpl
+def rlsdk_register_backends(register):
+    register(BackendSpec(name="proud", kind=BackendKind.ROLLOUT, description="Claims what it cannot show.",
+        engine="rlsdk.reference.transformers_rollout:TransformersRolloutEngine",
+        capabilities=frozenset({Capability.LORA, Capability.SHARDED_UPDATE, Capability.VALUE_HEAD})))
+
+class TestProud(RolloutConformance):
+    backend = "proud"
+    modules = (sys.modules[__name__],)
+"""
+
+
+def test_a_claim_that_nothing_measures_is_not_run_and_one_of_another_kind_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_proud.py").write_text(OVERCLAIMING)
+    command = [
+        sys.executable, "-m", "pytest", "test_proud.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
+        "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
+        "-k", "capabilities or lora or sharded_update or multimodal",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    (suite,) = from_json((tmp_path / "report.json").read_text())
+    found = {finding.name: finding for finding in suite.findings}
+    assert found["unmeasured.lora"].outcome is found["unmeasured.sharded_update"].outcome is Outcome.NOT_RUN
+    assert found["unmeasured.multimodal"].outcome is Outcome.NOT_CLAIMED
+    assert "no requirement measures it" in found["unmeasured.lora"].message
+    failed = found["registration.capabilities"]
+    assert (failed.outcome, suite.passed) == (Outcome.FAILED, False)
+    assert "claimed, and no capability of a rollout engine: 1, expected none: value_head" in failed.message
+
+
+def test_every_capability_has_its_line_in_a_report() -> None:
+    assert required(RolloutConformance) | required(TrainConformance) == set(Capability)
+
+
+@pytest.mark.parametrize("page", ["compatibility", "broken_engines"])
+def test_pages_that_tools_write_are_what_they_would_write(page: str) -> None:
+    tool = Path(__file__).parents[2] / "tools" / f"{page}.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

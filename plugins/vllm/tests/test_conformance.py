@@ -1,13 +1,15 @@
-"""The engine holds all that it claims."""
+"""The engine holds all that it claims, in both modes."""
 
 from __future__ import annotations
 
-from rlsdk.testing import RolloutConformance
+import cases
 
 
-class TestVllm(RolloutConformance):
-    backend = "vllm"
-    options = {"kv_cache_mb": 64}  # noqa: RUF012 - as an author would write it
+class TestVllm(cases.InProcess):
+    pass
 
 
-del RolloutConformance
+class TestAsynchronous(cases.Asynchronous):
+    # vLLM's workers are the same in both modes, and `test_weights` begins with no weights: both start an engine.
+    test_tensor_parallel = None
+    test_update_first = None

@@ -33,31 +33,42 @@ class Server(ThreadingHTTPServer):
 
     @torch.inference_mode()
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Choices of one request. Log-probs are those before temperature, as most servers give them."""
+        """Choices of one request, all at once. Log-probs are those before temperature, as most servers give them."""
         with self.lock:
             self.asked.append(body)
-            torch.manual_seed(body.get("seed", 0))
-            return {"choices": [self._choice(index, body) for index in range(body["n"])]}
+            source = torch.Generator()
+            if "seed" in body:
+                source.manual_seed(body["seed"])
+            else:
+                source.seed()
+            ids = torch.tensor([body["prompt"]] * body["n"])
+            told = torch.zeros(body["n"], 0)
+            for _ in range(body["max_tokens"]):
+                logits = self.model(ids).logits[:, -1]
+                tokens = torch.multinomial(_probabilities(logits, body), 1, generator=source)
+                ids = torch.cat([ids, tokens], dim=1)
+                told = torch.cat([told, logits.log_softmax(-1).gather(1, tokens)], dim=1)
+            found = ids[:, len(body["prompt"]) :].tolist()
+            return {"choices": [self._choice(i, body, found[i], told[i].tolist()) for i in range(body["n"])]}
 
-    def _choice(self, index: int, body: dict[str, Any]) -> dict[str, Any]:
-        ids, found, log_probs, reason = list(body["prompt"]), [], [], "length"
-        for _ in range(body["max_tokens"]):
-            logits = self.model(torch.tensor([ids])).logits[0, -1]
-            token = self._pick(logits, body["temperature"])
-            ids.append(token)
-            found.append(token)
-            log_probs.append(float(logits.log_softmax(-1)[token]))
-            if token in body["stop_token_ids"]:
-                reason = "stop"
-                break
-        choice = {"index": index, "text": "", "finish_reason": reason, "logprobs": {"token_logprobs": log_probs}}
-        return choice if self.plain else {**choice, "token_ids": found}
+    def _choice(self, index: int, body: dict[str, Any], ids: list[int], log_probs: list[float]) -> dict[str, Any]:
+        """Sample `index`, cut behind its first stop token."""
+        ends = [at for at, token in enumerate(ids) if token in body["stop_token_ids"]]
+        length = ends[0] + 1 if ends else len(ids)
+        told = {"token_logprobs": log_probs[:length]}
+        choice = {"index": index, "text": "", "finish_reason": "stop" if ends else "length", "logprobs": told}
+        return choice if self.plain else {**choice, "token_ids": ids[:length]}
 
-    @staticmethod
-    def _pick(logits: torch.Tensor, temperature: float) -> int:
-        if temperature == 0:
-            return int(logits.argmax())
-        return int(torch.multinomial((logits / temperature).softmax(-1), 1))
+
+def _probabilities(logits: torch.Tensor, body: dict[str, Any]) -> torch.Tensor:
+    """`[n, V]`: what tokens are drawn from: temperature, then top-k, then top-p."""
+    if body["temperature"] == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    ordered, index = (logits / body["temperature"]).softmax(-1).sort(dim=-1, descending=True)
+    ordered[:, body.get("top_k", logits.shape[-1]) :] = 0
+    before = ordered.cumsum(-1) - ordered
+    ordered[before >= body["top_p"] * ordered.sum(-1, keepdim=True)] = 0
+    return torch.zeros_like(ordered).scatter(-1, index, ordered)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,17 @@ from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
 from rlsdk_fsdp.shards import local, pieces_of
-from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, keep_shared, make_mesh, regain, release, set_reduction, shard
+from rlsdk_fsdp.wrapping import (
+    check_sizes,
+    dtypes_of,
+    forget_group,
+    keep_shared,
+    make_mesh,
+    regain,
+    release,
+    set_reduction,
+    shard,
+)
 
 PARTS = ("weights", "optimizer", "gradients")
 PACKED = {"auto": None, "always": True, "never": False}
@@ -69,7 +80,8 @@ class FsdpTrainEngine(TrainEngine):
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` took dropout out
         self.outputs = OutputModel(self.model, spec.model.head)
-        shard(self.outputs, self.model, spec, make_mesh(ctx, self.options))
+        self.mesh = make_mesh(ctx, self.options)
+        shard(self.outputs, self.model, spec, self.mesh)
         if self.device.type == "cpu" and spec.optim is not None:
             keep_shared(self.outputs)
         named, self.tied = canonical_parameters(self.model)
@@ -209,7 +221,10 @@ class FsdpTrainEngine(TrainEngine):
     def close(self) -> None:
         if "ctx" in vars(self):
             destroy_process_group(self.ctx)
-        vars(self).clear()  # model, optimizer and graphs go with their last reference
+        if "mesh" in vars(self) and not dist.is_initialized():
+            forget_group(self.mesh)
+        vars(self).clear()
+        gc.collect()  # wrapped modules stand in cycles, which would keep weights and process group
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
         if self.optimizer is None or self.optim is None:

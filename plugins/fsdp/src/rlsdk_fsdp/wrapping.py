@@ -58,6 +58,15 @@ def make_mesh(ctx: RankContext, options: FsdpOptions) -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
+def forget_group(mesh: DeviceMesh) -> None:
+    """Lets a mesh go of process groups that have ended, and of the ports they listen on.
+
+    torch's caches of sharded operations keep the first mesh of a process for good. From torch 2.11 on a mesh keeps its
+    groups as well, for compiled graphs alone; everything else looks them up by name.
+    """
+    getattr(mesh, "_pg_registry", {}).clear()
+
+
 def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMesh) -> None:
     """Cuts every layer, then what is left (embeddings, last norm, head) as one group; gives each rank its memory.
 

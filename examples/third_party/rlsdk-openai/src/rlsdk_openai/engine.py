@@ -38,6 +38,8 @@ class OpenAiRolloutEngine(RolloutEngine):
     """Tokens in, tokens out: prompts are sent as ids, and the server must give ids back (`return_token_ids`, as vLLM's
     does). One that gives text only is refused at its first answer: the ids cannot be found again from a text."""
 
+    pool: ThreadPoolExecutor | None = None
+
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         if not spec.load_weights:
             raise ConfigError(NO_WEIGHTS)
@@ -54,6 +56,8 @@ class OpenAiRolloutEngine(RolloutEngine):
         self.pool = ThreadPoolExecutor(self.options.max_requests, thread_name_prefix="rlsdk-openai")
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        if self.pool is None:
+            raise WorkerError("backend 'openai' is closed, or was never initialized: it has no line to a server")
         check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
         for request in requests:
             _check_sampling(request)
@@ -74,8 +78,9 @@ class OpenAiRolloutEngine(RolloutEngine):
         raise UnsupportedCapabilityError(NO_WEIGHTS)
 
     def close(self) -> None:
-        if hasattr(self, "pool"):
+        if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
+            self.pool = None
 
     def _complete(self, request: GenerationRequest) -> list[GenerationOutput]:
         """All samples of one request."""

@@ -1,0 +1,63 @@
+"""Writes docs/broken_engines.md from `tests/testing/broken/`: the defects that the conformance suites are tested with.
+
+`--check` writes nothing and fails where the page is not what the engines say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "broken_engines.md"
+HEAD = """# Broken engines, and what catches them
+
+Written by `make compatibility` from `tests/testing/broken/`. Each engine is right but for one defect.
+`tests/testing/test_broken.py` runs the whole conformance suite on every one of them: it must fail the requirements that
+are named here, with these words in the reason, and no others.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    page = "\n".join(lines())
+    if not args.check:
+        PAGE.write_text(page, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
+        sys.exit("docs/broken_engines.md is not what tests/testing/broken/ says; run `make compatibility`")
+
+
+def lines() -> Iterator[str]:
+    """The page, line by line."""
+    sys.path.insert(0, str(ROOT / "tests" / "testing"))
+    plugin = import_module("broken.plugin")
+    yield HEAD
+    for title, module, defects in (
+        ("Rollout engines", "rollout", plugin.ROLLOUT),
+        ("Train engines", "train", plugin.TRAIN),
+        ("Sharding managers", "sharding", plugin.SHARDING),
+    ):
+        yield f"## {title}: {len(defects)}"
+        yield ""
+        yield from table(import_module(f"broken.{module}"), defects)
+        yield ""
+
+
+def table(module: Any, defects: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong, and each requirement that says so with words of its reason."""
+    yield "| engine | defect | fails | because |"
+    yield "|---|---|---|---|"
+    for name, defect in defects.items():
+        what = " ".join(getattr(module, defect.engine).__doc__.partition("\n\n")[0].split())
+        reasons = "; ".join(dict.fromkeys(defect.fails.values()))
+        yield f"| {name} | {what} | {', '.join(f'`{failed}`' for failed in defect.fails)} | {reasons} |"
+
+
+if __name__ == "__main__":
+    main()
