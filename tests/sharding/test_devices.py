@@ -65,8 +65,8 @@ def test_two_processes_share_a_device_where_node_and_physical_name_agree(
     near, far = Places.of(ends.source, ends.target)
     first = np.zeros(1, np.int64)
     (distance,) = near.distance(first, far, first)
-    assert (distance == SAME_DEVICE) is shared
-    assert (distance == SAME_NODE) is (not shared and rollout[0] == "a")
+    assert bool(distance == SAME_DEVICE) is shared
+    assert bool(distance == SAME_NODE) is (not shared and rollout[0] == "a")
 
 
 def test_a_rank_of_several_devices_knows_the_name_of_each() -> None:
