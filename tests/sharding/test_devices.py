@@ -15,7 +15,7 @@ from rlsdk.interfaces import RankContext, WeightLayout
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.holders import SAME_DEVICE, SAME_NODE, Places
+from rlsdk.sharding.holders import ELSEWHERE, SAME_DEVICE, SAME_NODE, Places
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
@@ -64,9 +64,8 @@ def test_two_processes_share_a_device_where_node_and_physical_name_agree(
     assert reaches(ends.source[0], ends.target[0]) is shared
     near, far = Places.of(ends.source, ends.target)
     first = np.zeros(1, np.int64)
-    (distance,) = near.distance(first, far, first)
-    assert bool(distance == SAME_DEVICE) is shared
-    assert bool(distance == SAME_NODE) is (not shared and rollout[0] == "a")
+    expected = SAME_DEVICE if shared else SAME_NODE if rollout[0] == "a" else ELSEWHERE
+    assert near.distance(first, far, first).tolist() == [expected]
 
 
 def test_a_rank_of_several_devices_knows_the_name_of_each() -> None:

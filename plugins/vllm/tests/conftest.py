@@ -59,7 +59,8 @@ def labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
 @pytest.fixture(scope="class")
 def rlsdk_lab(request: pytest.FixtureRequest, labs: Labs) -> RolloutLab:
     """That of the mode which a conformance suite is of: its requirements share the engine with the other tests."""
-    return labs(Asynchronous if issubclass(request.cls, Asynchronous) else InProcess)
+    lab: RolloutLab = renewed(labs(Asynchronous if issubclass(request.cls, Asynchronous) else InProcess))
+    return lab
 
 
 @pytest.fixture(params=[InProcess, Asynchronous], ids=["in process", "asynchronous"])

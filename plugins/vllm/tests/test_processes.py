@@ -72,8 +72,9 @@ engine = VllmRolloutEngine()
 # No process of Python's begins and imports vLLM in so short a time.
 ctx = RankContext(role="rollout", timeout_s=0.05)
 options = VllmOptions(asynchronous=True, kv_cache_mb=64)
+model = ModelSpec(path=sys.argv[1], dtype="float32")
 try:
-    engine.initialize(ctx, RolloutSpec(model=ModelSpec(path=sys.argv[1], dtype="float32"), options=options))
+    engine.initialize(ctx, RolloutSpec(model=model, max_model_tokens=128, options=options))
 except DeadlineError as error:
     engine.close()
     names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
@@ -83,7 +84,7 @@ except DeadlineError as error:
 
 def test_a_start_that_takes_too_long_is_an_error_and_leaves_no_process(qwen2: Path) -> None:
     command = [sys.executable, "-c", SLOW, str(qwen2)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
     message, left = json.loads(done.stdout.splitlines()[-1])
     assert "vLLM's processes did not start within 0.05 s and were killed" in message
     assert left == []
