@@ -5,6 +5,7 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -108,6 +109,10 @@ class Hand:
         pieces = trace_loaders(self.model.load_weights, shapes)
         PIECES.clear()
         PIECES.update(pieces)
+        # On a CPU SGLang collects garbage whenever it flushes a cache, several times for each update. What is here by
+        # now stays, and need not be looked through again.
+        gc.collect()
+        gc.freeze()
         return faults(self.model, pieces)
 
     def write(self, block: list[int], entries: list[Any]) -> None:
