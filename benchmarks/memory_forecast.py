@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -31,6 +32,8 @@ class Case:
     world: int
     dtype: str = "float32"
     checkpointing: bool = False
+    options: tuple[tuple[str, int], ...] = ()
+    """Of the backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One phase of one engine, on rank 0."""
+    """One phase of one engine, on one rank."""
 
     case: Case
     phase: str
@@ -67,6 +70,11 @@ CASES = (
     Case(backend="fsdp", world=2, checkpointing=True),
     Case(backend="fsdp", world=2, dtype="bfloat16"),
     Case(backend="transformers", world=1),
+    Case(backend="megatron", world=1),
+    Case(backend="megatron", world=2, options=(("tensor_parallel", 2),)),
+    Case(backend="megatron", world=2, options=(("pipeline_parallel", 2),)),
+    Case(backend="megatron", world=2, dtype="bfloat16", options=(("tensor_parallel", 2),)),
+    Case(backend="megatron", world=2, checkpointing=True, options=(("tensor_parallel", 2),)),
 )
 
 
@@ -81,15 +89,17 @@ def make_model(folder: Path, size: Size) -> Path:
     )  # fmt: skip
 
 
-def measure(case: Case, size: Size, model: str) -> list[Measured]:
-    """Runs one engine in processes of its own."""
+def measure(case: Case, size: Size, model: str, shown: int = 0) -> list[Measured]:
+    """Runs one engine in processes of its own; figures are those of rank `shown`."""
     before = {name: os.environ.get(name) for name in SETTINGS}
     os.environ.update(SETTINGS)
     spawn = multiprocessing.get_context("spawn")
     answers: Any = spawn.Queue()
     ports: Any = spawn.Queue()
     work = rollout_rank if case.backend == "transformers" else train_rank
-    ranks = [spawn.Process(target=work, args=(case, size, model, at, ports, answers)) for at in range(case.world)]
+    ranks = [
+        spawn.Process(target=work, args=(case, size, model, at, shown, ports, answers)) for at in range(case.world)
+    ]
     try:
         for rank in ranks:
             rank.start()
@@ -107,7 +117,7 @@ def measure(case: Case, size: Size, model: str) -> list[Measured]:
     ]
 
 
-def train_rank(case: Case, size: Size, model: str, rank: int, ports: Any, answers: Any) -> None:
+def train_rank(case: Case, size: Size, model: str, rank: int, shown: int, ports: Any, answers: Any) -> None:
     """One rank of a train engine."""
     import torch
 
@@ -121,6 +131,8 @@ def train_rank(case: Case, size: Size, model: str, rank: int, ports: Any, answer
     backend = registry.backend(BackendKind.TRAIN, case.backend)
     forecast, engine_class = registry.load_forecast(backend), registry.load_engine(backend)
     assert forecast is not None
+    options = (registry.load_options(backend) or dict)(**dict(case.options)) if case.options else None
+    dp_size = case.world // math.prod(value for _, value in case.options)
     port = 0
     if case.world > 1:
         port = hold_port("127.0.0.1") if rank == 0 else ports.get(timeout=120)
@@ -135,10 +147,11 @@ def train_rank(case: Case, size: Size, model: str, rank: int, ports: Any, answer
         optim=OptimSpec(lr=1e-5),
         micro_batch_rows=size.micro_batch_rows,
         activation_checkpointing=case.checkpointing,
+        options=options,
     )
     num_rows = size.micro_batch_rows * size.micro_batches
     counted = forecast(
-        contexts, spec, Workload(row_tokens=size.row_tokens, update_rows=num_rows * case.world, running_rows=1)
+        contexts, spec, Workload(row_tokens=size.row_tokens, update_rows=num_rows * dp_size, running_rows=1)
     ).memory[rank]
     rows = torch.randint(2, size.vocabulary, (num_rows, size.row_tokens))
     batch = Batch.from_rows(rows.tolist())
@@ -165,17 +178,18 @@ def train_rank(case: Case, size: Size, model: str, rank: int, ports: Any, answer
         seen["update"] = high_water() - base
     engine.close()
     weights = counted.weights_bytes or 0
+    kept = (counted.gradients_bytes or 0) if counted.gradients_stay else 0
     update = (counted.optimizer_bytes, counted.gradients_bytes, counted.backward_bytes)
     expected = {
-        "weights": weights,
-        "log_probs": weights + (counted.forward_bytes or 0),
+        "weights": weights + kept,
+        "log_probs": weights + kept + (counted.forward_bytes or 0),
         "update": weights + sum(part or 0 for part in update),
     }
-    if rank == 0:
+    if rank == min(shown, case.world - 1):
         answers.put({phase: (expected[phase], seen[phase]) for phase in seen})
 
 
-def rollout_rank(case: Case, size: Size, model: str, rank: int, ports: Any, answers: Any) -> None:
+def rollout_rank(case: Case, size: Size, model: str, rank: int, shown: int, ports: Any, answers: Any) -> None:
     """One rollout engine, all of its samples at full length."""
     import torch
 
@@ -244,11 +258,12 @@ def show(results: list[Measured]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Memory of rank 0 besides the process itself, MiB")
+    table = Table(title="Memory of one rank besides the process itself, MiB")
     for heading in ("engine", "ranks", "dtype", "phase", "forecast", "measured", "error"):
         table.add_column(heading, justify="right")
     for row in results:
-        name = row.case.backend + (", recomputing" if row.case.checkpointing else "")
+        split = "".join(f", {name} {value}" for name, value in row.case.options)
+        name = row.case.backend + split + (", recomputing" if row.case.checkpointing else "")
         figures = (f"{size / MIB:.0f}" for size in (row.forecast_bytes, row.measured_bytes))
         table.add_row(name, f"{row.case.world}", row.case.dtype, row.phase, *figures, f"{row.error:+.1%}")
     Console(width=120).print(table)
@@ -265,6 +280,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--engines", nargs="+", default=sorted({case.backend for case in CASES}))
     parser.add_argument("--dtypes", nargs="+", default=sorted({case.dtype for case in CASES}))
+    parser.add_argument("--rank", type=int, default=0, help="of which figures are shown, where there are several")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     size = Size(
@@ -279,7 +295,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model", size)
         for case in (c for c in CASES if c.backend in args.engines and c.dtype in args.dtypes):
-            results += measure(case, size, str(model))
+            results += measure(case, size, str(model), args.rank)
             last = results[-1]
             print(f"{last.case}: {last.phase} {last.error:+.1%}", flush=True)
     show(results)

@@ -1,8 +1,8 @@
 """Tokens per second of rollout backends on one model of random weights: `python benchmarks/rollout_speed.py`.
 
 Each backend runs in a process of its own for each number of threads: it starts, generates once to warm up, then takes
-the best of several rounds. Prints a table and writes JSON (`--out`). Backends whose plugin is not installed are refused
-by name; run it in an environment that has them all.
+the best of several rounds. Prints a table and writes JSON (`--out`). CPU seconds tell more than seconds where a machine
+has other work. Backends whose plugin is not installed are refused by name; run it in an environment that has them all.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32000,
-    "max_position_embeddings": 1024,
+import psutil
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "78M": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "153M": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_key_value_heads": 4},
+    "307M": {"hidden_size": 1152, "intermediate_size": 4608, "num_attention_heads": 18, "num_key_value_heads": 6},
 }
-"""78 million parameters, of Qwen2's kind."""
+"""By number of parameters; of Qwen2's kind."""
+SHARED: dict[str, Any] = {"layers": 12, "head_dim": 64, "vocab_size": 32000, "max_position_embeddings": 1024}
+WARM_TOKENS = 4
+"""Of each response of the call that is not measured."""
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each response; none ends earlier")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--size", choices=SHAPES, default="78M", help="of the model")
     parser.add_argument("--out", type=Path, default=Path("rollout_speed.json"))
     parser.add_argument("--child", nargs=2, metavar=("BACKEND", "MODEL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -51,17 +51,17 @@ def main() -> None:
         return
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), args.layers)
+        write_model(Path(folder), args.size)
         for threads in args.threads.split(","):
             rows += [child(backend, folder, int(threads)) for backend in args.backends.split(",")]
     args.out.write_text(json.dumps({"settings": vars(args) | {"out": str(args.out)}, "rows": rows}, indent=1) + "\n")
     print_table(rows)
 
 
-def write_model(folder: Path, layers: int) -> None:
+def write_model(folder: Path, size: str) -> None:
     from rlsdk.testing.models import write_tiny_model
 
-    write_tiny_model(folder, layers=layers, **{k: v for k, v in SHAPE.items() if k != "num_hidden_layers"})
+    write_tiny_model(folder, **SHAPES[size], **SHARED)
 
 
 def child(backend: str, folder: str, threads: int) -> dict[str, Any]:
@@ -94,24 +94,33 @@ def measure(backend: str, folder: str, args: argparse.Namespace) -> dict[str, An
         ),
     )
     started = time.perf_counter() - start
-    generate(engine, args, -1)
-    seconds = []
+    generate(engine, args, -1, WARM_TOKENS)
+    seconds, cpu_seconds = [], []
     for at in range(args.rounds):
-        before = time.perf_counter()
-        tokens = generate(engine, args, at)
+        before, cpu_before = time.perf_counter(), cpu_time()
+        tokens = generate(engine, args, at, args.tokens)
         seconds.append(time.perf_counter() - before)
+        cpu_seconds.append(cpu_time() - cpu_before)
     engine.close()
     return {
         "backend": backend, "threads": threads, "start_s": started, "seconds": seconds, "tokens": tokens,
-        "tokens_per_s": tokens / min(seconds),
+        "tokens_per_s": tokens / min(seconds), "cpu_seconds": cpu_seconds,
+        "tokens_per_cpu_s": tokens / min(cpu_seconds),
     }  # fmt: skip
 
 
-def generate(engine: Any, args: argparse.Namespace, seed: int) -> int:
+def cpu_time() -> float:
+    """Of this process and of those that it started, which an engine may compute in."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    times = [process.cpu_times() for process in processes if process.is_running()]
+    return sum(float(one.user + one.system) for one in times)
+
+
+def generate(engine: Any, args: argparse.Namespace, seed: int, tokens: int) -> int:
     """One step's samples; returns how many tokens they have."""
     from rlsdk.interfaces import GenerationRequest, SamplingParams
 
-    sampling = SamplingParams(max_tokens=args.tokens, seed=seed)
+    sampling = SamplingParams(max_tokens=tokens, seed=seed)
     prompts = [
         tuple((97 * p + 31 * i + seed) % 31000 + 3 for i in range(args.prompt_tokens)) for p in range(args.prompts)
     ]
@@ -127,13 +136,14 @@ def generate(engine: Any, args: argparse.Namespace, seed: int) -> int:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    first = {row["threads"]: row["tokens_per_s"] for row in reversed(rows)}
-    print("| backend | threads | start, s | tokens/s | over the first |\n|---|---|---|---|---|")
+    first = {row["threads"]: row for row in reversed(rows)}
+    print("| backend | threads | start, s | tokens/s | over the first | tokens per CPU s | over the first |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
-        ratio = row["tokens_per_s"] / first[row["threads"]]
-        print(
-            f"| {row['backend']} | {row['threads']} | {row['start_s']:.1f} | {row['tokens_per_s']:.0f} | {ratio:.2f} |"
-        )
+        cells = [row["backend"], row["threads"], f"{row['start_s']:.1f}"]
+        for key in ("tokens_per_s", "tokens_per_cpu_s"):
+            cells += [f"{row[key]:.0f}", f"{row[key] / first[row['threads']][key]:.2f}"]
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 if __name__ == "__main__":

@@ -60,17 +60,23 @@ def versions(suites: Sequence[SuiteReport]) -> Iterator[str]:
     for suite in suites:
         engine = ", ".join(f"{name} {version}" for name, version in suite.engine.items()) or "its own"
         claimed = len(suite.findings) - suite.count(Outcome.NOT_CLAIMED)
-        cells = (suite.backend, suite.plugin, engine, suite.interface, suite.rlsdk, suite.python, suite.device)
+        cells = (suite.title, suite.plugin, engine, suite.interface, suite.rlsdk, suite.python, suite.device)
         yield f"| {' | '.join(cells)} | {suite.count(Outcome.PASSED)}/{claimed} |"
 
 
 def matrix(suites: Sequence[SuiteReport]) -> Iterator[str]:
     """Requirement by backend."""
-    yield f"| requirement | {' | '.join(suite.backend for suite in suites)} |"
+    yield f"| requirement | {' | '.join(_label(suite, suites) for suite in suites)} |"
     yield f"|---|{'---|' * len(suites)}"
     for name in dict.fromkeys(found.name for suite in suites for found in suite.findings):
         outcomes = [{f.name: f.outcome for f in suite.findings}.get(name) for suite in suites]
         yield f"| {name} | {' | '.join(MARKS[o] if o is not None else 'not run' for o in outcomes)} |"
+
+
+def _label(suite: SuiteReport, suites: Sequence[SuiteReport]) -> str:
+    """A column's heading: with the engine's version where another column is of another."""
+    versions = {tuple(other.engine.values()) for other in suites if other.backend == suite.backend}
+    return " ".join([suite.title, *(suite.engine.values() if len(versions) > 1 else ())])
 
 
 if __name__ == "__main__":

@@ -9,14 +9,24 @@ from pathlib import Path
 from rlsdk.interfaces import BackendKind, ConfigError
 
 
-def run(name: str, *, kind: str | None, options: Sequence[str], only: str, report: Path | None, verbose: bool) -> None:
+def run(
+    name: str,
+    *,
+    kind: str | None,
+    options: Sequence[str],
+    settings: Sequence[str],
+    only: str,
+    report: Path | None,
+    verbose: bool,
+) -> None:
     """Prints the table of each suite; leaves with 1 when something that is claimed does not hold."""
     from rlsdk.testing.check import check_backend
     from rlsdk.testing.report import print_report, to_json
 
-    suites = check_backend(
-        name, kind=_kind(kind), settings={"options": _options(options)} if options else {}, only=only, verbose=verbose
-    )
+    given = _pairs("--set", "tp_size=2", settings)
+    if options:
+        given["options"] = _pairs("--option", "enforce_eager=true", options)
+    suites = check_backend(name, kind=_kind(kind), settings=given, only=only, verbose=verbose)
     if report is not None:
         report.write_text(to_json(suites), encoding="utf-8")
     print_report(suites)
@@ -30,13 +40,13 @@ def _kind(kind: str | None) -> BackendKind | None:
     return BackendKind(kind) if kind is not None else None
 
 
-def _options(pairs: Sequence[str]) -> dict[str, object]:
+def _pairs(flag: str, example: str, pairs: Sequence[str]) -> dict[str, object]:
     import yaml
 
     found: dict[str, object] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"--option {pair!r}: expected NAME=VALUE, as in --option enforce_eager=true")
+            raise ConfigError(f"{flag} {pair!r}: expected NAME=VALUE, as in {flag} {example}")
         found[name] = yaml.safe_load(value)
     return found

@@ -155,13 +155,17 @@ def check_plugin(
         str | None, typer.Option(help="train or rollout, where backends of both kinds share the name.")
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Of the backend's own: NAME=VALUE; may be repeated.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of the suite: NAME=VALUE, as tp_size=2, tolerance=2e-5; may be repeated."),
+    ] = None,
     only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
     report: Annotated[Path | None, typer.Option(help="Also write the report into this JSON file.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
 ) -> None:
     from rlsdk.cli.check import run
 
-    run(name, kind=kind, options=option or [], only=only, report=report, verbose=verbose)
+    run(name, kind=kind, options=option or [], settings=setting or [], only=only, report=report, verbose=verbose)
 
 
 @plugins_app.command("new", help="A complete distribution to begin with, that passes its tests as it is.")

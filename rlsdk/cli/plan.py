@@ -18,6 +18,8 @@ from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.memory import PhaseMemory
 
 EXIT_DOES_NOT_FIT = 1
+SCHEMA = 1
+"""Of `--json`: goes up when a field goes, or changes its meaning."""
 GIB = 1 << 30
 BAR = 24
 """Cells of a bar of memory."""
@@ -65,7 +67,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         phase["known_bytes"] = counted.known_bytes
     if plan.prediction is not None:
         found["prediction"]["step_s"] = plan.prediction.step_s
-    return {**found, "fits": plan.fits, "is_tight": plan.is_tight}
+    return {"schema": SCHEMA, **found, "fits": plan.fits, "is_tight": plan.is_tight}
 
 
 def show(plan: RunPlan, console: Console) -> None:

@@ -129,7 +129,7 @@ class Cluster:
         contexts = rank_contexts(
             role,
             pool,
-            [worker.known() for worker in workers],
+            [worker.known() for worker in every],
             devices_per_rank=devices_per_rank,
             port=self._hold_port(role, workers),
             settings=self.settings,

@@ -56,22 +56,28 @@ def rank_contexts(
     port: int,
     settings: WorkerSettings,
 ) -> list[RankContext]:
-    """One context per rank; `infos` are the ranks' workers, in rank order, and `port` is held by rank 0's."""
-    nodes = [info.node_id for info in infos]
+    """One context per rank; `infos` are the workers of all its devices, in order, and `port` is held by rank 0's."""
+    leads = infos[::devices_per_rank]
+    nodes = [info.node_id for info in leads]
     return [
         RankContext(
             role=role,
             rank=rank,
-            world_size=len(infos),
+            world_size=len(leads),
             local_rank=nodes[:rank].count(info.node_id),
             node=info.node,
             device="cuda:0" if pool.device == "cuda" else "cpu",
-            master_addr=rendezvous_address(infos),
+            accelerators=tuple(
+                name
+                for worker in infos[rank * devices_per_rank : (rank + 1) * devices_per_rank]
+                for name in worker.accelerators
+            ),
+            master_addr=rendezvous_address(leads),
             master_port=port,
             num_threads=settings.threads(pool),
             seed=settings.seed,
             timeout_s=settings.timeout_s,
             bundles=tuple(range(rank * devices_per_rank, (rank + 1) * devices_per_rank)),
         )
-        for rank, info in enumerate(infos)
+        for rank, info in enumerate(leads)
     ]

@@ -25,6 +25,8 @@ class WorkerInfo:
     pid: int
     logs: tuple[str, ...]
     """Files on that node that hold what the process printed."""
+    accelerators: tuple[str, ...] = ()
+    """What Ray gave it, as it is called on that node: the same in every process on a device. Empty on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,13 +74,15 @@ class DeviceWorker:
         import ray
 
         address = ray.util.get_node_ip_address()
+        context = ray.get_runtime_context()
         return WorkerInfo(
             worker_id=self.worker_id,
-            node_id=ray.get_runtime_context().get_node_id(),
+            node_id=context.get_node_id(),
             node=f"{socket.gethostname()}/{address}",
             address=address,
             pid=os.getpid(),
             logs=self.logs,
+            accelerators=tuple(context.get_accelerator_ids().get("GPU", ())),
         )
 
     async def live(self) -> None:

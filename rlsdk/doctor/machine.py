@@ -122,13 +122,16 @@ def run_folder(folder: Path, space: Space | None = None) -> Finding:
     if space.free_bytes >= LITTLE_DISK_BYTES:
         return Finding(check=name, state=Health.OK, found=f"{space} at {there}")
     state = Health.WARNING if space.free_bytes >= LEAST_DISK_BYTES else Health.FAULT
-    said = f"{space} at {there}: a checkpoint takes 12 bytes or more for each parameter"
-    return Finding(check=name, state=state, found=said, mend=f"du -xh {shlex.quote(str(there))} | sort -h | tail")
+    least = size(LEAST_DISK_BYTES if state is Health.FAULT else LITTLE_DISK_BYTES)
+    said = f"{space} at {there}, below {least}: a checkpoint takes 12 bytes or more for each parameter"
+    mend = f"{_what_is_there(there)}  # what takes it; or elsewhere: rlsdk train --trainer.run_dir DIR ..."
+    return Finding(check=name, state=state, found=said, mend=mend)
 
 
 def temporary_folder(folder: Path | None = None, space: Space | None = None) -> Finding:
     """Where Ray keeps sockets, logs, and objects that no longer fit into memory."""
     name = "temporary files"
+    asked = os.environ.get("TMPDIR") if folder is None else None
     try:
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -137,9 +140,11 @@ def temporary_folder(folder: Path | None = None, space: Space | None = None) -> 
         return Finding(check=name, state=Health.FAULT, found=str(error), mend="export TMPDIR=$(mktemp -d -p /var/tmp)")
     space = (space or disk_space(folder)) or Space(total_bytes=0, free_bytes=0)
     if space.free_bytes < LEAST_DISK_BYTES:
-        where = shlex.quote(str(folder))
         said = f"{space} at {folder}, below {size(LEAST_DISK_BYTES)}"
-        return Finding(check=name, state=Health.WARNING, found=said, mend=f"du -xh {where} | sort -h | tail")
+        return Finding(check=name, state=Health.WARNING, found=said, mend=_what_is_there(folder))
+    if asked and Path(asked).resolve() != folder.resolve():
+        said = f"TMPDIR {asked} cannot be written, or is full: {folder} is taken in its place"
+        return Finding(check=name, state=Health.WARNING, found=said, mend=f"df -h {shlex.quote(asked)}; unset TMPDIR")
     if len(str(folder)) > LONGEST_SOCKET_FOLDER and not os.access("/tmp", os.W_OK):
         said = f"{folder} has {len(str(folder))} characters: Ray's sockets below it would be over the system's limit"
         return Finding(check=name, state=Health.FAULT, found=said, mend="export TMPDIR=/var/tmp")
@@ -165,18 +170,18 @@ def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
     """Whether processes of this machine can reach each other, and have ports enough.
 
     Args:
-        num_free: of the range that the system deals out; None: looked up.
+        num_free: that the system can deal out still; None: looked up.
         fault: what kept a connection from being made, empty for nothing; None: tried.
     """
     num_free = _num_ports() if num_free is None else num_free
     fault = connection_fault() if fault is None else fault
-    if fault:
-        mend = "sudo ip link set lo up"
-        return Finding(check="ports", state=Health.FAULT, found=fault, mend=mend)
+    if fault and num_free:
+        return Finding(check="ports", state=Health.FAULT, found=fault, mend="sudo ip link set lo up")
     if num_free < LITTLE_PORTS:
-        said = f"the system deals out {num_free} ports only"
-        mend = "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
-        return Finding(check="ports", state=Health.WARNING, found=said, mend=mend)
+        said = f"{num_free} ports are free of those that the system deals out; a worker of Ray takes some twenty"
+        more = "sudo sysctl -w net.ipv4.ip_local_port_range='16384 60999'"
+        mend = f"ss -tanp  # who holds the others; to deal out more: {more}"
+        return Finding(check="ports", state=Health.FAULT if fault else Health.WARNING, found=said, mend=mend)
     return Finding(
         check="ports", state=Health.OK, found=f"processes reach each other here; {num_free} ports to deal out"
     )
@@ -208,8 +213,19 @@ def processors() -> Finding:
 
 
 def _num_ports() -> int:
-    numbers = (next(iter(_lines("/proc/sys/net/ipv4/ip_local_port_range")), "49152 65535")).split()
-    return int(numbers[1]) - int(numbers[0]) + 1
+    """Of those that the system deals out, the ones that nobody has."""
+    first, last = map(int, next(iter(_lines("/proc/sys/net/ipv4/ip_local_port_range")), "49152 65535").split())
+    taken = {
+        int(line.split()[1].rpartition(":")[2], 16)
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in _lines(table)[1:]
+    }
+    return last - first + 1 - sum(first <= port <= last for port in taken)
+
+
+def _what_is_there(folder: Path) -> str:
+    """The command that shows what fills a folder."""
+    return f"du -xh {shlex.quote(str(folder))} | sort -h | tail"
 
 
 def _lines(path: str | Path) -> list[str]:

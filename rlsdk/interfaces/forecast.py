@@ -31,6 +31,8 @@ class RankMemory:
     optimizer_bytes: int | None = 0
     gradients_bytes: int | None = 0
     """Train: what lives from the first backward pass of an update to its optimizer step."""
+    gradients_stay: bool = False
+    """Train: gradients are allocated once, with the optimizer, and live as long as it does."""
     forward_bytes: int | None = 0
     """Besides all that: what a pass without gradient takes at its peak; rollout: a decoding step."""
     backward_bytes: int | None = 0
@@ -41,6 +43,9 @@ class RankMemory:
     """Rollout: keys and values are allocated once, not with the requests."""
     on_host: bool = False
     """Weights, optimizer and gradients live on the host while the device works."""
+    process_bytes: int = 0
+    """Main memory, tensors left out, that the engine takes besides a worker with torch and transformers: its modules,
+    and processes that it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,10 @@ class RankContext:
     node: str = "localhost"
     """Identifies the node; equal strings mean shared memory is possible."""
     device: str = "cpu"
-    """`cpu` or `cuda:N`, as torch spells it."""
+    """`cpu` or `cuda:N`, as torch spells it in this process: often `cuda:0` in every process of a node."""
+    accelerators: tuple[str, ...] = ()
+    """The device behind each `cuda:N`, by N: a name that no other device of this node has. Empty on a CPU, or where
+    nobody knows."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     """Rendezvous of this group, chosen and held by rank 0. 0 when `world_size` is 1."""

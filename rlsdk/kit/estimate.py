@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlsdk.interfaces import DTYPE_BYTES, Head, ModelSpec, TrainSpec
+from rlsdk.interfaces import Head, ModelSpec, TrainSpec
 from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import token_log_probs
+from rlsdk.kit.outputs import chunk_tokens, token_log_probs
 
 SAMPLED = 2, 4
 """Layers of a model of many like ones that are run; memory grows evenly with the rest."""
+HEAD_CHUNKS = 2
+"""Chunks of tokens whose log-probs are computed: more of them do not exist at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,8 +35,28 @@ def pass_bytes(
     gradient: bool,
     activation_checkpointing: bool = False,
 ) -> int | None:
-    """Most bytes that a forward pass takes besides weights, with `gradient` a backward pass as well (gradients of
-    weights left out, but for one at a time).
+    """Most bytes that a forward pass takes besides weights, with `gradient` a backward pass too. See `passes_bytes`."""
+    (found,) = passes_bytes(
+        spec,
+        dtype=dtype,
+        num_rows=num_rows,
+        row_tokens=row_tokens,
+        gradients=(gradient,),
+        activation_checkpointing=activation_checkpointing,
+    )
+    return found
+
+
+def passes_bytes(
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype | None = None,
+    num_rows: int,
+    row_tokens: int,
+    gradients: Sequence[bool],
+    activation_checkpointing: bool = False,
+) -> list[int | None]:
+    """Most bytes that each of some passes takes besides weights.
 
     The model's own code runs, layer by layer, on tensors without memory, so the count is exact for what torch allocates
     between operations; what a kernel takes inside is not seen. No weights are read.
@@ -44,42 +66,42 @@ def pass_bytes(
         dtype: that passes run in; None: the model's.
         num_rows: rows of equal length; log-probs are computed on all tokens.
         row_tokens: tokens of each.
-        gradient: run backward too.
-        activation_checkpointing: recompute layers in the backward pass.
+        gradients: a pass for each; True: forward and backward (gradients of weights left out, but for one at a time).
+        activation_checkpointing: recompute layers in backward passes.
 
     Returns:
         None where the model does what depends on values (such as routing tokens to experts), and for other heads.
     """
     if spec.head is not Head.LM:
-        return None
-    run = functools.partial(
-        _count,
-        spec,
-        dtype,
-        num_rows=num_rows,
-        row_tokens=row_tokens,
-        gradient=gradient,
-        recompute=activation_checkpointing and gradient,
-    )
+        return [None for _ in gradients]
     try:
-        alike = layers_alike(build_model(spec, empty=True))
-        if alike <= SAMPLED[1]:
-            return run()
-        few, more = run(num_layers=SAMPLED[0]), run(num_layers=SAMPLED[1])
-        return more + (alike - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
+        model = build_model(spec, empty=True, dtype=dtype)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")
+            count = _Count(model, torch.empty(num_rows, row_tokens, dtype=torch.int64), activation_checkpointing)
+            return [count.peak(gradient=gradient) for gradient in gradients]
     except Exception as error:  # whatever a model's own code does to tensors without values
         _log.info("memory of a pass through %r is not known: %s: %s", spec.path, type(error).__name__, error)
-        return None
+        return [None for _ in gradients]
 
 
-def layers_alike(model: nn.Module) -> int:
-    """Number of a model's layers where all are of one kind, and no different work is done by any; else 0."""
+def layers_alike(model: nn.Module) -> list[int]:
+    """Where the layers of the most frequent kind stand in a model; none where layers of one shape may do different
+    work."""
     layers = _layers(model)
-    kinds = {(type(layer), tuple((name, p.shape) for name, p in layer.named_parameters())) for layer in layers}
+    kinds: dict[object, list[int]] = {}
+    for at, layer in enumerate(layers):
+        shape = (type(layer), tuple((name, p.shape) for name, p in layer.named_parameters()))
+        kinds.setdefault(shape, []).append(at)
     config: Any = model.config
     named = set(getattr(config.get_text_config(), "layer_types", None) or ())
     counted = config.get_text_config().num_hidden_layers == len(layers)
-    return len(layers) if len(kinds) == 1 and len(named) <= 1 and counted else 0
+    return max(kinds.values(), key=len, default=[]) if len(named) <= 1 and counted else []
+
+
+def _replace(layers: nn.ModuleList, by: Sequence[nn.Module]) -> None:
+    del layers[:]
+    layers.extend(by)
 
 
 def _layers(model: nn.Module) -> nn.ModuleList:
@@ -88,43 +110,63 @@ def _layers(model: nn.Module) -> nn.ModuleList:
     return max(lists, key=len, default=nn.ModuleList())
 
 
-def _count(
-    spec: ModelSpec,
-    dtype: torch.dtype | None,
-    *,
-    num_rows: int,
-    row_tokens: int,
-    gradient: bool,
-    recompute: bool,
-    num_layers: int | None = None,
-) -> int:
-    """Runs the model, or the first layers of it."""
-    model: Any = build_model(spec, empty=True, dtype=dtype).requires_grad_(gradient)
-    if num_layers is not None:
-        del _layers(model)[num_layers:]
-        model.config.get_text_config().num_hidden_layers = num_layers
-    if recompute:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of the name, which transformers will change in version 6
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-    counted = _Live()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device="cpu")
-        input_ids = torch.empty(num_rows, row_tokens, dtype=torch.int64)
-        for parameter in model.parameters() if gradient else ():
-            parameter.register_post_accumulate_grad_hook(_drop)
+@dataclass(frozen=True)
+class _Count:
+    """Runs a model without memory, or the first layers of it."""
+
+    model: Any
+    input_ids: Tensor
+    recompute: bool
+
+    def peak(self, *, gradient: bool) -> int:
+        """Of all layers, from a few where many are alike."""
+        alike = layers_alike(self.model)
+        if len(alike) <= SAMPLED[1]:
+            return self._run(gradient)
+        few, more = (self._run_without(gradient, alike[num_kept:]) for num_kept in SAMPLED)
+        return more + (len(alike) - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
+
+    def _run_without(self, gradient: bool, left_out: Sequence[int]) -> int:
+        layers, config = _layers(self.model), self.model.config.get_text_config()
+        every = list(layers)
+        _replace(layers, [layer for at, layer in enumerate(every) if at not in set(left_out)])
+        config.num_hidden_layers = len(layers)
+        try:
+            return self._run(gradient)
+        finally:
+            _replace(layers, every)
+            config.num_hidden_layers = len(layers)
+
+    def _run(self, gradient: bool) -> int:
+        self.model.requires_grad_(gradient)
+        self._set_recompute(self.recompute and gradient)
+        hooks = [p.register_post_accumulate_grad_hook(_drop) for p in self.model.parameters() if gradient]
+        counted = _Live()
         with counted, torch.set_grad_enabled(gradient):
-            log_probs = _run(model, input_ids)
+            log_probs = self._log_probs()
             if gradient:
                 log_probs.sum().backward()  # type: ignore[no-untyped-call]
-    return counted.peak
+        for hook in hooks:
+            hook.remove()
+        return counted.peak
 
+    def _log_probs(self) -> Tensor:
+        model = self.model
+        hidden = getattr(model, model.base_model_prefix)(input_ids=self.input_ids, use_cache=False).last_hidden_state
+        # Chunks are alike, and only one has its logits at a time.
+        shown = HEAD_CHUNKS * chunk_tokens(model)
+        states, targets = hidden.flatten(0, 1)[:shown], self.input_ids.flatten()[:shown]
+        log_probs, _ = token_log_probs(model, states, targets, temperature=1.0)
+        return log_probs
 
-def _run(model: Any, input_ids: Tensor) -> Tensor:
-    hidden = getattr(model, model.base_model_prefix)(input_ids=input_ids, use_cache=False).last_hidden_state
-    log_probs, _ = token_log_probs(model, hidden.flatten(0, 1), input_ids.flatten(), temperature=1.0)
-    return log_probs
+    def _set_recompute(self, on: bool) -> None:
+        if on:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of the name, which transformers 6 will change
+                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif self.model.is_gradient_checkpointing:
+            self.model.gradient_checkpointing_disable()
+        self.model.train(on)
 
 
 def _drop(parameter: Tensor) -> None:
@@ -171,11 +213,3 @@ def rows_of_pass(spec: TrainSpec, *, row_tokens: int, num_rows: int) -> tuple[in
         limit = max((spec.micro_batch_tokens or row_tokens) // row_tokens, 1)
     rows = max(min(limit, num_rows), 1)
     return rows, max(-(-num_rows // rows), 1)
-
-
-def key_value_bytes(config: Any, dtype: str) -> int:
-    """Of the keys and values of one token, over all layers of a transformers model."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * size * DTYPE_BYTES[dtype])

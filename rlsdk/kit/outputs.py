@@ -86,12 +86,17 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """(log-prob of each target, entropy of its distribution), both `[M]` float32, of `[M, H]` last hidden states; in
     chunks, so that few logits exist at a time. Without `entropy` the second is the first."""
-    size = max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
+    size = chunk_tokens(model)
     chunks = [
         _chunk_outputs(model, h, t, temperature, entropy, len(targets) > size)
         for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
     ]
     return torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
+
+
+def chunk_tokens(model: nn.Module) -> int:
+    """Tokens whose logits exist at once."""
+    return max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:

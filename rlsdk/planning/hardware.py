@@ -14,11 +14,24 @@ from rlsdk.cluster import PlacementSpec
 from rlsdk.interfaces import ConfigError, nearest
 
 MIB, GIB = 1 << 20, 1 << 30
+MEASURED = "https://thundergolfer.com/blog/nvidia-gpu-memory-capacity"
+"""A cloud's table of what `nvidia-smi` shows for its GPUs, against their data sheets."""
 GPU_MIB: Mapping[str, int] = {
-    "a10": 23028, "a100-40": 40960, "a100": 81920, "b200": 183359, "h100": 81559, "h200": 143771, "h20": 97871,
-    "l4": 23034, "l40s": 46068, "rtx4090": 24564, "t4": 15360, "v100": 32768,
-}  # fmt: skip
-"""Memory in MiB as `nvidia-smi` shows it (variants differ by a few): the SXM form where there are several."""
+    "a10": 23028,  # MEASURED; data sheet 24 GB
+    "a100-40": 40960,  # MEASURED; data sheet 40 GB
+    "a100": 81920,  # MEASURED; data sheet 80 GB
+    "b200": 183359,  # https://github.com/NVIDIA/TensorRT-LLM/issues/10278; HGX data sheet 180 GB
+    "h100": 81559,  # MEASURED; data sheet 80 GB
+    "h200": 143771,  # MEASURED; data sheet 141 GB
+    "h20": 97871,  # `nvidia-smi` in the test notes of the container opencc/ace; sold as 96 GB
+    "l4": 23034,  # MEASURED; data sheet 24 GB
+    "l40s": 46068,  # MEASURED; data sheet 48 GB
+    "rtx4090": 24564,  # https://github.com/RLinf/RLinf/issues/255; sold as 24 GB
+    "t4": 15360,  # MEASURED; data sheet 16 GB
+    "v100": 32768,  # `nvidia-smi` in the manual of TU Delft's cluster DAIC, V100-SXM2-32GB; data sheet 32 GB
+}
+"""Memory in MiB as `nvidia-smi` shows it, which is what processes can have; data sheets round it to GB. It differs by a
+few MiB with driver and variant. Of several forms the SXM one."""
 _FORM = re.compile(r"(?P<what>[^:]+)(:(?P<nodes>\d+)x(?P<devices>\d+))?")
 _BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _UNITS = {

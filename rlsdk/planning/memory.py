@@ -85,7 +85,7 @@ def _train(role: Role, held: RankMemory, phase: str) -> Iterator[tuple[str, int 
         yield "weights", held.weights_bytes
         if not (role.takes_turns and phase == "sync"):
             yield "optimizer", held.optimizer_bytes
-        if phase == "update":
+        if phase == "update" or (held.gradients_stay and not (role.takes_turns and phase == "sync")):
             yield "gradients", held.gradients_bytes
     if phase == "update":
         yield "activations", held.backward_bytes
@@ -101,6 +101,13 @@ def _rollout(role: Role, held: RankMemory, phase: str) -> Iterator[tuple[str, in
         yield "keys, values", held.cache_bytes
     if phase == "rollout":
         yield "decoding", held.forward_bytes
+
+
+def of_engines(device: PlannedDevice, roles: Mapping[str, Role]) -> Iterator[tuple[str, int]]:
+    """Role, and what its engine's modules and own processes take of main memory."""
+    for name, rank in device.ranks.items():
+        if (memory := roles[name].memory) is not None:
+            yield name, memory[rank].process_bytes
 
 
 def on_host(device: PlannedDevice, roles: Mapping[str, Role]) -> int:
@@ -141,6 +148,7 @@ def by_phase(
             parts = nodes.setdefault(device.node, [])
             parts += on_device(device, phase, roles)
             parts.append(Part(role="", what="processes", num_bytes=RUNTIME_BYTES["cpu"]))
+            parts += [Part(role=name, what="processes", num_bytes=size) for name, size in of_engines(device, roles)]
             if "actor" in device.ranks:
                 parts.append(Part(role="actor", what="buckets", num_bytes=block_bytes))
         for node, parts in nodes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ def place(
     contexts: dict[str, tuple[RankContext, ...]] = {}
     processes: dict[str, tuple[str, ...]] = {}
     ranks: dict[tuple[str, int], dict[str, int]] = {}
+    names = _device_names(placement, chosen)
     for role in placement.roles:
         pool = placement.pool_of(role)
         width = tp_size if role == "rollout" else 1
@@ -75,6 +77,7 @@ def place(
                 local_rank=where[:rank].count(where[rank]),
                 node=f"node {where[rank]}",
                 device="cuda:0" if pool.device == "cuda" else "cpu",
+                accelerators=names[pool.name][rank * width : (rank + 1) * width],
                 num_threads=pool.cpus_per_device,
                 seed=seed,
                 timeout_s=timeout_s,
@@ -96,3 +99,17 @@ def place(
         for at in range(pool.num_devices)
     )
     return Places(devices=devices, contexts=contexts, processes=processes)
+
+
+def _device_names(placement: PlacementSpec, chosen: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Per pool what its GPUs are called on their nodes: counted there over all pools, as they share none."""
+    taken: Counter[str] = Counter()
+    names: dict[str, tuple[str, ...]] = {}
+    for pool in placement.pools:
+        found = []
+        for group in pool.node_of_device if pool.device == "cuda" else ():
+            node = chosen[pool.name][group]
+            found.append(str(taken[node]))
+            taken[node] += 1
+        names[pool.name] = tuple(found)
+    return names

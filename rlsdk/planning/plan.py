@@ -222,9 +222,9 @@ def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
     actor, rollout = roles.forecasts["actor"], roles.forecasts["rollout"]
     if actor is None or rollout is None:
         return None
-    processes = roles.places.processes
-    source = layouts_of(actor, processes["actor"])
-    target = layouts_of(rollout, processes["rollout"])
+    processes, contexts = roles.places.processes, roles.places.contexts
+    source = layouts_of(actor, processes["actor"], contexts["actor"])
+    target = layouts_of(rollout, processes["rollout"], contexts["rollout"])
     sharding = config.sharding
     return summarize(source, target, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 

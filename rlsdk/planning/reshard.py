@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlsdk.interfaces import Forecast, ReshardPlan, WeightLayout
+from rlsdk.interfaces import Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
+from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.object_store import ObjectStoreTransport
-from rlsdk.sharding.packed_plan import bytes_by_route
+from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import InProcessTransport, named_transports
 
-MAX_BUCKETS = 5_000
-"""That are looked at for their size. Targets are much alike: what the first of them need stands for all."""
+MAX_BYTES = 200 * 10**9
+"""That are cut into buckets for their size. Targets are much alike: the first of them stand for all."""
 BLOCKS = 2
 """That a source keeps for each target: one is read while the other is filled."""
 
@@ -42,11 +43,13 @@ class ReshardSummary:
     """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
 
 
-def layouts_of(forecast: Forecast, processes: Sequence[str]) -> tuple[WeightLayout, ...]:
-    """Of all ranks, each in the process that hosts it."""
+def layouts_of(
+    forecast: Forecast, processes: Sequence[str], contexts: Sequence[RankContext]
+) -> tuple[WeightLayout, ...]:
+    """Of all ranks, each in the process and on the device that host it."""
     return tuple(
-        layout if layout.process else replace(layout, process=process)
-        for layouts, process in zip(forecast.layouts, processes, strict=True)
+        on_physical_device(layout if layout.process else replace(layout, process=process), ctx.accelerators)
+        for layouts, process, ctx in zip(forecast.layouts, processes, contexts, strict=True)
         for layout in layouts
     )
 
@@ -95,24 +98,29 @@ def summarize(
 
 def block_bytes(plan: ReshardPlan) -> tuple[int, int]:
     """(of the source, of the target that need most): what is kept between two processes while weights move."""
-    largest: dict[tuple[int, int], int] = {}
-    seen = looked = 0
-    for part in plan.parts:
-        if seen > MAX_BUCKETS:
-            break
-        looked += 1
-        seen += len(part)
-        for bucket in part:
-            if bucket.transport != InProcessTransport.name:
-                pair = bucket.source, bucket.target
-                largest[pair] = max(largest.get(pair, 0), bucket.num_bytes)
     by_source: dict[int, int] = {}
-    by_target: dict[int, int] = {}
-    for (source, target), num_bytes in largest.items():
-        by_source[source] = by_source.get(source, 0) + BLOCKS * num_bytes
-        by_target[target] = by_target.get(target, 0) + BLOCKS * num_bytes
-    sending = max(by_source.values(), default=0) * len(plan.parts) // max(looked, 1)
-    return sending, max(by_target.values(), default=0)
+    most = looked = seen = 0
+    for part in plan.parts:
+        if seen > MAX_BYTES:
+            break
+        largest = largest_buckets(part)
+        looked += 1
+        seen += plan.num_bytes // len(plan.parts)
+        most = max(most, BLOCKS * sum(largest.values()))
+        for source, num_bytes in largest.items():
+            by_source[source] = by_source.get(source, 0) + BLOCKS * num_bytes
+    return max(by_source.values(), default=0) * len(plan.parts) // max(looked, 1), most
+
+
+def largest_buckets(part: Sequence[Bucket]) -> dict[int, int]:
+    """Bytes of the largest bucket that each source sends to another process."""
+    if isinstance(part, PackedBuckets):
+        return part.largest_by_source(InProcessTransport.name)
+    found: dict[int, int] = {}
+    for bucket in part:
+        if bucket.transport != InProcessTransport.name:
+            found[bucket.source] = max(found.get(bucket.source, 0), bucket.num_bytes)
+    return found
 
 
 def num_parameters(plan: ReshardPlan) -> int:

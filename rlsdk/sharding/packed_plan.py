@@ -120,20 +120,54 @@ class PackedBuckets(Sequence[Bucket]):
             for giver, transfers in sorted(by_source.items())
         )
 
-    def transfers(self) -> Iterator[tuple[int, int, Transfer]]:
-        """(source, index of its transport, transfer) of every piece, in order."""
+    def largest_by_source(self, transport: str) -> dict[int, int]:
+        """Bytes of the largest bucket of each source, over all transports but this one; makes no buckets."""
+        boxes, origin, element_bytes = self._pieces()
+        num_bytes = boxes.numel * element_bytes[origin]
+        rounds = _rounds(num_bytes, self.bucket_bytes)
+        key = rounds * (int(boxes.rank.max(initial=0)) + 1) + boxes.rank
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        totals = np.bincount(which.reshape(-1), num_bytes).astype(np.int64)
+        names = np.array([name != transport for name in self.transports], bool)
+        found: dict[int, int] = {}
+        counted = names[self.columns.transport[origin[first]]]
+        for source, total in zip(boxes.rank[first][counted].tolist(), totals[counted].tolist(), strict=True):
+            found[source] = max(found.get(source, 0), total)
+        return found
+
+    def _pieces(self) -> tuple[BoxTable, Ints, Ints]:
+        """(what travels in one go, with sources as ranks; the row of `columns` that each is of; bytes of an element of
+        each row)."""
         columns = self.columns
         widths = {at: DTYPE_BYTES[meta.dtype] for at, meta in self.tensors.items()}
         element_bytes = np.array([widths[at] for at in columns.name.tolist()], np.int64)
         limit = min(self.bucket_bytes, PIECE_BYTES) // element_bytes
         whole = BoxTable(columns.source.astype(np.int64), columns.name.astype(np.int64), columns.offset, columns.size)
         boxes, origin = cut_rows(whole, limit)
-        lists = (boxes.rank, columns.transport[origin], boxes.name, boxes.offset, boxes.size, boxes.numel)
-        for giver, route, at, offset, size, numel in zip(*(column.tolist() for column in lists), strict=True):
+        return boxes, origin, element_bytes
+
+    def transfers(self) -> Iterator[tuple[int, int, Transfer]]:
+        """(source, index of its transport, transfer) of every piece, in order."""
+        boxes, origin, element_bytes = self._pieces()
+        widths = element_bytes[origin]
+        lists = (boxes.rank, self.columns.transport[origin], boxes.name, boxes.offset, boxes.size, boxes.numel * widths)
+        for giver, route, at, offset, size, num_bytes in zip(*(column.tolist() for column in lists), strict=True):
             meta = self.tensors[at]
             dims = len(meta.shape)
             box = Box(tuple(offset[:dims]), tuple(size[:dims]))
-            yield giver, route, Transfer(name=meta.name, box=box, dtype=meta.dtype, num_bytes=numel * widths[at])
+            yield giver, route, Transfer(name=meta.name, box=box, dtype=meta.dtype, num_bytes=num_bytes)
+
+
+def _rounds(num_bytes: Ints, limit: int) -> Ints:
+    """Number of the round of each piece, where a round ends before the piece that would fill it beyond the limit."""
+    ends = np.cumsum(num_bytes)
+    begins = np.zeros(len(num_bytes) + 1, np.int64)
+    start, before = 0, 0
+    while (stop := int(np.searchsorted(ends, before + limit, side="right"))) < len(ends):
+        start = max(stop, start + 1)
+        begins[start] = 1
+        before = int(ends[start - 1])
+    return np.cumsum(begins[:-1])
 
 
 @dataclass(frozen=True)

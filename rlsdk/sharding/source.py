@@ -21,6 +21,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
+from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.transports import make_transport
 
 
@@ -28,8 +29,10 @@ class WeightSource:
     """One per rank of a train engine. `export` may be called from another thread than the engine's, one at a time,
     while the engine itself is idle. The engine's memory is held until the target has taken the bucket, no longer."""
 
-    def __init__(self, engine: TrainEngine) -> None:
+    def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
+        """`accelerators`: as in `RankContext`."""
         self._engine = engine
+        self._accelerators = accelerators
         self._lock = threading.Lock()
         self._layout: WeightLayout | None = None
         self._places: dict[str, list[int]] = {}
@@ -38,7 +41,7 @@ class WeightSource:
     def layout(self) -> WeightLayout:
         """What this rank holds."""
         if self._layout is None:
-            self._layout = self._engine.layout()
+            self._layout = on_physical_device(self._engine.layout(), self._accelerators)
             places = defaultdict(list)
             for at, (name, _) in enumerate(self._layout.boxes):
                 places[name].append(at)
@@ -57,9 +60,12 @@ class WeightSource:
             return transport.export(self._pieces(bucket.transfers), [t.dtype for t in bucket.transfers])
 
     def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
-        """Fingerprint of each name over the boxes given, in their dtypes; boxes of one name are added up."""
+        """Fingerprint of each name over the boxes given, in their dtypes; boxes of one name are added up. Buckets may
+        be exported meanwhile."""
+        with self._lock:
+            pieces = self._pieces(transfers)
         totals: dict[str, int] = {}
-        for transfer, piece in zip(transfers, self._pieces(transfers), strict=True):
+        for transfer, piece in zip(transfers, pieces, strict=True):
             found = fingerprint(piece.tensor.to(getattr(torch, transfer.dtype)), piece.box)
             totals[transfer.name] = (totals.get(transfer.name, 0) + found) % FINGERPRINT_MODULUS
         return totals

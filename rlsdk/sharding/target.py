@@ -23,7 +23,15 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.kit.shared_memory import AttachError
-from rlsdk.sharding.transports import InlineTransport, InProcessTransport, SharedFileTransport, make_transport
+from rlsdk.sharding.devices import on_physical_device
+from rlsdk.sharding.transports import (
+    InlineTransport,
+    InProcessTransport,
+    SharedFileTransport,
+    SharedMemoryTransport,
+    make_transport,
+)
+from rlsdk.sharding.wire import MAX_BUCKET_BYTES
 
 EXPORT_METHOD = "export_weights"
 """Of the host of a train engine: `export_weights(bucket) -> handle`, served while its engine thread is busy."""
@@ -37,17 +45,20 @@ class WeightTarget:
     """One per replica. Takes one round of buckets at a time and asks for the next while the engine loads it: at most
     two rounds exist at once."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
+    def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
+        """`accelerators`: as in `RankContext`."""
         self._engine = engine
+        self._accelerators = accelerators
         self._transports: dict[tuple[str, int, int], Transport] = {}
         self._instead: dict[tuple[str, int], str] = {}
         self._layouts: tuple[WeightLayout, ...] = ()
         self._last: Sequence[Bucket] = ()
+        self._joined: tuple[Sequence[Bucket], list[list[Bucket]]] = ((), [])
 
     def layouts(self) -> Sequence[WeightLayout]:
         """What the replica wants, one per place that weights are delivered to."""
         if not self._layouts:
-            self._layouts = tuple(self._engine.layout())
+            self._layouts = tuple(on_physical_device(layout, self._accelerators) for layout in self._engine.layout())
         return self._layouts
 
     def order(self) -> Mapping[str, int]:
@@ -103,9 +114,24 @@ class WeightTarget:
             try:
                 return self._fetch_by(chosen, peer, deadline)
             except AttachError:
-                if chosen.transport not in _NEXT_BEST:
+                # What was mapped before and is gone is no reason to take another way, least of all a bucket of many.
+                if chosen.transport not in _NEXT_BEST or self._in_place(bucket):
                     raise
                 self._instead[route] = _NEXT_BEST[chosen.transport]
+
+    def rounds(self, buckets: Sequence[Bucket]) -> list[list[Bucket]]:
+        """The buckets to ask for at once, in turn. Where the last sync read weights where they are, there is no memory
+        to bound: all rounds but the first are one, and cost each source one call."""
+        rounds = [list(group) for _, group in groupby(buckets, key=lambda bucket: (bucket.target, bucket.round))]
+        if len(rounds) < 3 or not all(map(self._in_place, buckets)):
+            return rounds
+        if self._joined[0] is not buckets:
+            self._joined = buckets, [rounds[0], *_joined(rounds[1:])]
+        return self._joined[1]
+
+    def _in_place(self, bucket: Bucket) -> bool:
+        transport = self._transports.get((bucket.transport, bucket.source, bucket.target))
+        return isinstance(transport, SharedMemoryTransport) and transport.in_place
 
     def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
         pair = bucket.transport, bucket.source, bucket.target
@@ -119,6 +145,34 @@ class WeightTarget:
             WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)
             for transfer, tensor in zip(bucket.transfers, tensors, strict=True)
         )
+
+
+def _joined(rounds: Sequence[Sequence[Bucket]]) -> list[list[Bucket]]:
+    """Rounds of one target after another as one, as far as a bucket may go."""
+    found: list[list[list[Bucket]]] = []
+    room = 0
+    for buckets in rounds:
+        num_bytes = sum(bucket.num_bytes for bucket in buckets)
+        if not found or found[-1][0][0].target != buckets[0].target or num_bytes > room:
+            found.append([])
+            room = MAX_BUCKET_BYTES
+        found[-1].append(list(buckets))
+        room -= num_bytes
+    return [_one_round(group) for group in found]
+
+
+def _one_round(rounds: Sequence[Sequence[Bucket]]) -> list[Bucket]:
+    by_source: dict[int, list[Bucket]] = {}
+    for bucket in (bucket for buckets in rounds for bucket in buckets):
+        by_source.setdefault(bucket.source, []).append(bucket)
+    return [
+        replace(
+            parts[0],
+            transfers=tuple(transfer for part in parts for transfer in part.transfers),
+            num_bytes=sum(part.num_bytes for part in parts),
+        )
+        for parts in by_source.values()
+    ]
 
 
 class _Asked(NamedTuple):
@@ -140,7 +194,7 @@ class _Intake:
         self._version = version
         self._deadline = deadline
         self._order = target.order()
-        self._rounds = [list(group) for _, group in groupby(buckets, key=lambda bucket: (bucket.target, bucket.round))]
+        self._rounds = target.rounds(buckets)
         self.wanted = sum(len(bucket.transfers) for bucket in buckets)
         self.taken = 0
         self.last_name: str | None = None

@@ -66,6 +66,8 @@ class SharedMemoryTransport(Transport):
     name = "shared_memory"
 
     def __init__(self) -> None:
+        self.in_place = False
+        """Of a target's end: what it fetched last was read where it is, without memory for the way."""
         self._ring: RingWriter | None = None
         self._streams = 0
         self._streaming: threading.Thread | None = None
@@ -90,7 +92,8 @@ class SharedMemoryTransport(Transport):
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         check_announcement(handle, metas)
-        if "views" in handle:
+        self.in_place = "views" in handle
+        if self.in_place:
             return iter([self._view(view, meta) for view, meta in zip(handle["views"], metas, strict=True)])
         ring = handle["filled"], handle["filled_inode"]
         if self._reader is None or self._reader[0] != ring:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlsdk.interfaces import BackendKind, PluginNotFoundError, RlsdkError, nearest
+from rlsdk.interfaces import BackendKind, ConfigError, PluginNotFoundError, RlsdkError, nearest
 from rlsdk.registry import Registry
 from rlsdk.testing.report import SuiteReport, read_reports
 
@@ -41,12 +41,13 @@ def check_backend(
     Args:
         name: of a backend; where a train and a rollout backend share it, both are run.
         kind: of the one that is meant.
-        settings: attributes of the suite class: `options`, `model`, `device`, ...
+        settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
         only: as pytest's `-k`.
         verbose: shows pytest's own output too.
 
     Raises:
         PluginError: no usable backend has this name.
+        ConfigError: a suite has no such setting.
         RlsdkError: pytest is not installed, or the run ended without a report.
     """
     if find_spec("pytest") is None:
@@ -54,6 +55,8 @@ def check_backend(
             "the conformance suites run with pytest, which is not installed; run `pip install 'rlsdk[check]'`"
         )
     kinds = _kinds(name, kind)
+    for found in kinds:
+        _known(found, settings or {})
     with tempfile.TemporaryDirectory(prefix="rlsdk-check-") as folder:
         reports = []
         for found in kinds:
@@ -62,6 +65,18 @@ def check_backend(
             file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
             reports.append(_run(file, only, verbose, _python(name, found)))
         return read_reports(reports)
+
+
+def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
+    import rlsdk.testing
+    from rlsdk.testing.suite import settings_of
+
+    known = settings_of(getattr(rlsdk.testing, SUITES[kind]))
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"{SUITES[kind]} has no setting {name!r}{nearest(name, known)}; expected one of {sorted(known)}"
+            )
 
 
 def _kinds(name: str, kind: BackendKind | None) -> list[BackendKind]:

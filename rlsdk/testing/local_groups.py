@@ -13,9 +13,9 @@ from rlsdk.sharding import WeightSource, WeightTarget
 class TrainHost:
     """What a train host serves, as the trainer's does."""
 
-    def __init__(self, engine: TrainEngine) -> None:
+    def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
-        self.source = WeightSource(engine)
+        self.source = WeightSource(engine, accelerators)
         self.calls: list[str] = []
 
     def weight_layout(self) -> WeightLayout:
@@ -40,9 +40,9 @@ class TrainHost:
 class RolloutHost:
     """What a rollout host serves, as the trainer's does."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
+    def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
-        self.target = WeightTarget(engine)
+        self.target = WeightTarget(engine, accelerators)
         self.calls: list[str] = []
 
     def target_layouts(self) -> Sequence[WeightLayout]:

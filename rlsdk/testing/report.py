@@ -59,10 +59,17 @@ class SuiteReport:
     """Distributions that the plugin names as its engine -> installed version."""
     python: str = ""
     device: str = ""
+    variant: str = ""
+    """What the suite set to other than the kit's own values."""
     findings: Sequence[Finding] = ()
 
     def count(self, outcome: Outcome) -> int:
         return sum(finding.outcome is outcome for finding in self.findings)
+
+    @property
+    def title(self) -> str:
+        """The backend, and how it was set."""
+        return f"{self.backend} ({self.variant})" if self.variant else self.backend
 
     @property
     def passed(self) -> bool:
@@ -75,7 +82,7 @@ class SuiteReport:
         claimed = len(self.findings) - self.count(Outcome.NOT_CLAIMED)
         engine = "".join(f" · {name} {version}" for name, version in self.engine.items())
         return (
-            f"rlsdk {self.rlsdk} conformance · {self.kind} {self.backend} · {self.count(Outcome.PASSED)}/{claimed} of "
+            f"rlsdk {self.rlsdk} conformance · {self.kind} {self.title} · {self.count(Outcome.PASSED)}/{claimed} of "
             f"what is claimed · {self.plugin}{engine} · interface {self.interface}"
         )
 
@@ -135,7 +142,11 @@ def print_report(suites: Sequence[SuiteReport]) -> None:
         Outcome.NOT_RUN: "yellow",
     }
     for suite in suites:
-        table = Table(title=f"{suite.kind} {suite.backend}: {suite.plugin}", title_justify="left", box=None)
+        table = Table(
+            title=f"{suite.kind} {suite.title}: {suite.plugin}",
+            title_justify="left",
+            box=None,
+        )
         for heading in ("requirement", "", "measured", "s"):
             table.add_column(heading, justify="right" if heading == "s" else "left")
         for found in suite.findings:

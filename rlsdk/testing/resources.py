@@ -14,6 +14,9 @@ KEEPER = "resource_tracker"
 """Python's own process that frees shared resources; one for the life of the interpreter."""
 SHARED = Path("/dev/shm")
 SHARED_MEMORY = "shared memory "
+SEMAPHORE = "sem.mp-"
+"""How names of Python's semaphores begin. Its keeper removes those of processes that were killed, at the end of this
+one."""
 GRACE_S = 5.0
 """For processes to end and files to go after `close` returned."""
 
@@ -48,7 +51,8 @@ def held(scratch: Path) -> frozenset[str]:
             continue
         here |= {f"port {c.laddr.port}" for c in connections if c.status == psutil.CONN_LISTEN}
     here |= {f"file {path}" for path in scratch.rglob("*")}
-    return frozenset(here | {f"{SHARED_MEMORY}{path.name}" for path in SHARED.glob("*")})
+    shared = {path.name for path in SHARED.glob("*") if not path.name.startswith(SEMAPHORE)}
+    return frozenset(here | {f"{SHARED_MEMORY}{name}" for name in shared})
 
 
 def left_behind(before: frozenset[str], scratch: Path) -> list[str]:

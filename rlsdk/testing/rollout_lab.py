@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rlsdk.testing.rollout_suite import RolloutConformance
 
 T = TypeVar("T")
+ATTEMPTS = 8
+"""Tries to catch a call midway: engines that decode on their own may be done before they are reached."""
 FIRST_PLAIN_ID = 8
 """Prompts are made of ids from here on: those below may have a meaning."""
 
@@ -138,8 +140,9 @@ class RolloutLab:
         self.vocabulary = int(self.plain.model.config.get_text_config().vocab_size)
         self.eos = int(self.plain.model.config.get_text_config().eos_token_id)
         self.runner = asyncio.Runner()
+        self.num_started = 0
+        """Engines so far."""
         self._engine: RolloutEngine | None = None
-        self._rank = 0
 
     @property
     def engine(self) -> RolloutEngine:
@@ -150,6 +153,7 @@ class RolloutLab:
 
     def start(self, **fields: Any) -> RolloutEngine:
         """Another engine; fields of its `RolloutSpec`, and `seed`."""
+        self.num_started += 1
         engine = self.suite.registry().load_engine(self.spec)()
         ctx = RankContext(
             role="rollout",
@@ -161,6 +165,7 @@ class RolloutLab:
         given: dict[str, Any] = {
             "max_model_tokens": self.suite.max_model_tokens,
             "max_running": self.suite.max_running,
+            "tp_size": self.suite.tp_size,
             "options": self.options,
             "engine_kwargs": dict(self.suite.engine_kwargs),
             **fields,
@@ -197,6 +202,31 @@ class RolloutLab:
     def run(self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None) -> list[GenerationOutput]:
         """All samples of one call."""
         return self.wait(collect(engine or self.engine, requests))
+
+    async def paused_midway(
+        self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
+    ) -> asyncio.Task[list[GenerationOutput]]:
+        """A call that was paused when its samples had begun and had not all ended; the caller lets it go on.
+
+        Raises:
+            AssertionError: the engine was done before every pause.
+        """
+        engine = engine or self.engine
+        # Runs beside them: when it ends, they have begun.
+        scout = self.ask("scout", self.prompt(4, 120), max_tokens=2)
+        for _ in range(ATTEMPTS):
+            begun = asyncio.Event()
+            task = asyncio.create_task(_behind(engine, scout, requests, begun))
+            task.add_done_callback(lambda _, begun=begun: begun.set())  # type: ignore[misc]
+            await begun.wait()
+            engine.pause()
+            # What was made before the pause may still be on its way.
+            await asyncio.sleep(0.1)
+            if not task.done():
+                return task
+            engine.resume()
+            await task
+        raise AssertionError(f"{ATTEMPTS} calls were done before they were paused")
 
     def prompt(self, length: int, salt: int = 0) -> tuple[int, ...]:
         """Tokens without a meaning; each `salt` gives others."""
@@ -243,6 +273,18 @@ class RolloutLab:
 
 async def collect(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
     return [output async for output in engine.generate(requests)]
+
+
+async def _behind(
+    engine: RolloutEngine, scout: GenerationRequest, requests: Sequence[GenerationRequest], begun: asyncio.Event
+) -> list[GenerationOutput]:
+    """Samples of all but the scout, whose end sets `begun`."""
+    outputs = []
+    async for output in engine.generate([scout, *requests]):
+        begun.set()
+        if output.request_id != scout.request_id:
+            outputs.append(output)
+    return outputs
 
 
 def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list[int]]:

@@ -9,10 +9,15 @@ import torch
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirement import Measured, requirement
-from rlsdk.testing.rollout_lab import PlainModel, RolloutLab, collect, pieces, tokens_of, wrong_identities
-
-ATTEMPTS = 8
-"""Tries to catch a call midway: engines that decode on their own may be done before they are reached."""
+from rlsdk.testing.rollout_lab import (
+    ATTEMPTS,
+    PlainModel,
+    RolloutLab,
+    collect,
+    pieces,
+    tokens_of,
+    wrong_identities,
+)
 
 
 class SchedulingRequirements:
@@ -75,6 +80,7 @@ class SchedulingRequirements:
         if Capability.SEED in lab.spec.capabilities:
             changed = [key for key, tokens in tokens_of(outputs).items() if whole[key][: len(tokens)] != tokens]
             measured.none("samples that are not the beginning of what they would have been", changed)
+        engine.abort()
         short = [lab.ask("b", lab.prompt(4, 63), 2)]
         left = [o for o in lab.run(short) if o.finish_reason is FinishReason.ABORT]
         measured.none("later samples hit by an old abort", left)

@@ -13,13 +13,16 @@ from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirement import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
+from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
 
-class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite):
+class RolloutConformance(
+    ProcessRequirements, SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite
+):
     """Subclass it with the name of a backend; a run of pytest does the rest.
 
     One engine serves all requirements that need nothing special; one that fails takes its engine along. Weights are
@@ -34,8 +37,10 @@ class RolloutConformance(SamplingRequirements, SchedulingRequirements, WeightReq
     """Largest difference of a log-prob from plain transformers on a CPU, float32."""
     max_model_tokens: ClassVar[int] = 128
     max_running: ClassVar[int] = 16
+    tp_size: ClassVar[int] = 1
+    """Workers of the engine that all requirements share."""
     tensor_parallel: ClassVar[int] = 2
-    """Workers of one replica, for backends that claim tensor parallelism."""
+    """Workers of one replica in the requirement of tensor parallelism, for backends that claim it."""
     timeout_s: ClassVar[float] = 120.0
     """Of one call of `generate`."""
     leak_calls: ClassVar[int] = 30

@@ -184,26 +184,6 @@ class WeightRequirements:
         finally:
             fresh.close()
 
-    @requirement("tensor_parallel", needs=Capability.TENSOR_PARALLEL)
-    def test_tensor_parallel(self, lab: RolloutLab, measured: Measured) -> None:
-        """Split over several workers the engine gives the same log-probs, before an update and after it."""
-        lab.drop()
-        engine = lab.start(tp_size=lab.suite.tensor_parallel)
-        try:
-            requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
-            worst = lab.worst(requests, lab.run(requests, engine))
-            measured.at_most("largest difference before an update", worst, lab.suite.tolerance)
-            if not lab.spec.takes_weights:
-                return
-            state = lab.changed(8)
-            receipt = engine.update_weights(iter(pieces(state)), 2)
-            wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in state.items()}
-            measured.none("fingerprints that differ", [n for n in wanted if receipt.fingerprints.get(n) != wanted[n]])
-            worst = lab.worst(requests, lab.run(requests, engine), lab.plain.with_state(state))
-            measured.at_most("largest difference after it", worst, lab.suite.tolerance)
-        finally:
-            engine.close()
-
 
 Damage = Callable[[list[WeightShard]], Iterator[WeightShard]]
 

@@ -174,6 +174,25 @@ def imported_by(module: str) -> frozenset[str]:
     return frozenset(json.loads(done.stdout.splitlines()[-1]))
 
 
+def settings_of(suite: type[Any]) -> frozenset[str]:
+    """What a subclass of a suite may set, besides its backend."""
+    declared = {name for kind in suite.__mro__ for name, is_a in vars(kind).get("__annotations__", {}).items()
+                if "ClassVar" in str(is_a)}  # fmt: skip
+    return frozenset(declared - {"backend", "kind", "modules"})
+
+
+def variant_of(suite: type[Any]) -> str:
+    """What a suite sets to other than the kit's own values: `asynchronous=True, tp_size=2`."""
+    base = next(kind for kind in suite.__mro__ if kind.__module__.startswith("rlsdk.testing."))
+    found: dict[str, object] = {}
+    for name in sorted(settings_of(base)):
+        value = getattr(suite, name)
+        if value != getattr(base, name):
+            mapped = isinstance(value, Mapping) and name in ("options", "engine_kwargs", "arguments")
+            found |= value if mapped else {name: value}
+    return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
 def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
     """The findings with what was tested: versions of plugin, engine and interface."""
     report = SuiteReport(
@@ -183,6 +202,7 @@ def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
         rlsdk=rlsdk.__version__,
         python=platform.python_version(),
         device=suite.device,
+        variant=variant_of(suite),
         findings=findings,
     )
     try:

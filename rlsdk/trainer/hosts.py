@@ -90,7 +90,7 @@ class TrainHost:
     def __init__(self, ctx: RankContext, engine: str, spec: TrainSpec, options: EngineOptions) -> None:
         self.engine: TrainEngine = import_class(engine)()
         self.engine.initialize(ctx, replace(spec, options=options.build()))
-        self.source = WeightSource(self.engine)
+        self.source = WeightSource(self.engine, ctx.accelerators)
 
     @property
     def parallel(self) -> Parallel:
@@ -214,7 +214,7 @@ class RolloutHost:
         self.parallel = Parallel(dp_rank=ctx.rank, dp_size=ctx.world_size)
         self.engine: RolloutEngine = import_class(engine)()
         self.engine.initialize(ctx, replace(spec, options=options.build()))
-        self.target = WeightTarget(self.engine)
+        self.target = WeightTarget(self.engine, ctx.accelerators)
 
     @dispatch(split=Split.ALL, join=Join.LIST)
     async def generate(self, requests: Sequence[GenerationRequest]) -> Samples:

@@ -53,6 +53,8 @@ class Trainer:
         self.state = TrainerState()
         self.stop = stop
         self.clock = StepClock()
+        self.sync_metrics: Mapping[str, float] = {}
+        """Of the last sync."""
         self.parity_checked = False
         self.first_eval: Mapping[str, float] | None = None
         self.last_eval: Mapping[str, float] = {}
@@ -101,6 +103,7 @@ class Trainer:
         with self.clock.measure("sync"):
             report = phase.enter_context(self.session.manager.rollout_phase(self.state.policy_version))
         if report is not None:
+            self.sync_metrics = {"sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes)}
             self.view.synced(report)
 
     def reward(self, batch: Batch, prompts: Sequence[Prompt]) -> tuple[Batch, RewardResult]:
@@ -222,6 +225,7 @@ class Trainer:
             **update_metrics(results),
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.parts.prompts.epoch),
+            **self.sync_metrics,
             **self.clock.metrics(),
         }
         metrics["throughput/tokens_per_s"] = batch.num_tokens / metrics["time/step_s"]

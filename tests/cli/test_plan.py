@@ -139,8 +139,8 @@ def test_memory_of_many_like_layers_is_that_of_a_few_and_so_much_more_for_each(
     monkeypatch.setattr(estimate, "SAMPLED", (2, 99))
     assert pass_bytes(spec, num_rows=2, row_tokens=64, **options) == from_few  # type: ignore[arg-type]
     mixed = write_tiny_model(tmp_path / "mixed", use_sliding_window=True, max_window_layers=1, sliding_window=8)
-    assert layers_alike(build_model(spec, empty=True)) == 9
-    assert layers_alike(build_model(ModelSpec(path=str(mixed)), empty=True)) == 0
+    assert layers_alike(build_model(spec, empty=True)) == list(range(9))
+    assert layers_alike(build_model(ModelSpec(path=str(mixed)), empty=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,53 @@ def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_ha
     assert dict(apart.by_transport) == {"shared_memory": whole, "object_store": whole}
     assert apart.between_nodes_bytes == whole
     assert 0 < apart.receiving_bytes <= 4 * apart.bucket_bytes
+
+
+LLAMA_70B = {
+    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+QWEN2_7B = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+}  # fmt: skip
+QWEN3_235B = {
+    "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 94, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "mlp_only_layers": [],
+}  # fmt: skip
+DEEPSEEK_671B = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
+}  # fmt: skip
+"""Shapes that their makers published."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [(LLAMA_70B, 70_553_706_496), (QWEN2_7B, 7_615_616_512), (QWEN3_235B, 235_093_634_560),
+     (DEEPSEEK_671B, 671_026_404_352)],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)  # fmt: skip
+def test_of_a_large_model_its_configuration_is_enough_and_no_network_is_asked(
+    shape: dict[str, Any], parameters: int, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "tie_word_embeddings": False}))
+
+    def refuse(*address: object) -> None:
+        raise AssertionError(f"a connection was asked for: {address}")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    more = ["--train-backend", "fsdp", "--placement.num_nodes", "2", "--placement.devices_per_node", "8"]
+    plan = planned(registry, str(tmp_path), *more, "--model.dtype", "bfloat16", hardware="h100:2x8")
+    assert plan.reshard is not None
+    assert plan.reshard.num_parameters == parameters
+    # Float32 shards on 16 ranks, rounded on their way to 16 replicas; an update fits for the smallest only.
+    assert plan.reshard.num_bytes == 16 * 2 * parameters
+    assert plan.reshard.moved_bytes == plan.reshard.lower_bound_bytes
+    assert plan.fits is (parameters < 10**10)
 
 
 def device(**ranks: int) -> PlannedDevice:
@@ -312,6 +359,24 @@ def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
     assert "does not fit: phase" in capsys.readouterr().out
 
 
+SCHEMA = {
+    "hardware": ["device", "device_bytes", "devices_per_node", "name", "num_nodes"],
+    "backends": ["actor", "rollout"],
+    "places": ["index", "node", "pool", "ranks"],
+    "batches": ["note", "prompts", "samples", "tokens", "what"],
+    "reshard": [
+        "between_nodes_bytes", "bucket_bytes", "busiest_source_bytes", "by_transport", "lower_bound_bytes",
+        "moved_bytes", "num_bytes", "num_parameters", "num_tensors", "receiving_bytes", "sending_bytes", "targets",
+    ],
+    "memory": ["known_bytes", "parts", "phase", "place"],
+}  # fmt: skip
+"""Of what `--json` prints: docs/running.md says what it means. Another one is another `schema`."""
+
+
+def first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
 def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom rlsdk.cli import main\ntry:\n    main(['plan', '--json'])\nexcept SystemExit as left:\n"
@@ -327,4 +392,6 @@ def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp
     assert plan["fits"] is True
     assert plan["reshard"]["num_parameters"] > 1_000_000
     assert {phase["phase"] for phase in plan["memory"]} == {"sync", "rollout", "log_probs", "update"}
+    assert plan["schema"] == 1
+    assert {name: sorted(first(value)) for name, value in plan.items() if isinstance(first(value), dict)} == SCHEMA
     assert list(tmp_path.iterdir()) == []

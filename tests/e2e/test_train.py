@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import TASK, assert_gone, command, descendants, environment, rlsdk, train_arguments, wait_for
 
+from rlsdk.cli import main
 from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.trackers import read_lines, read_metrics
 
@@ -108,49 +109,47 @@ def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, t
     assert "report.html" in rlsdk("report", str(uninterrupted), cwd=tmp_path)
 
 
-def test_supervised_training_lowers_its_loss_and_leaves_a_model(model: str, tmp_path: Path) -> None:
-    output = rlsdk(
-        "sft",
-        "--model",
-        model,
-        *TASK,
-        "--sft.steps",
-        "30",
-        "--sft.lr",
-        "3e-3",
-        "--trainer.run_name",
-        "sft",
-        cwd=tmp_path,
-    )
-    losses = [line["sft/loss"] for line in read_metrics(tmp_path / "runs" / "sft")]
-    assert len(losses) == 30
-    assert losses[-1] < 0.6 * losses[0]
-    assert (tmp_path / "runs" / "sft" / "model" / "model.safetensors").is_file()
+def supervised_arguments(model: str, name: str) -> list[str]:
+    steps = ["--sft.steps", "40", "--sft.save_every_steps", "10", "--sft.lr", "3e-3"]
+    return ["sft", "--model", model, *TASK, *steps, "--trainer.run_name", name]
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {line["step"]: line["sft/loss"] for line in read_metrics(run)}
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory, model: str) -> tuple[Path, str]:
+    """Forty supervised steps in one go, and what was said."""
+    folder = tmp_path_factory.mktemp("supervised")
+    output = rlsdk(*supervised_arguments(model, "whole"), cwd=folder)
+    return folder / "runs" / "whole", output
+
+
+def test_supervised_training_lowers_its_loss_and_leaves_a_model(supervised: tuple[Path, str]) -> None:
+    run, output = supervised
+    found = losses(run)
+    assert list(found) == list(range(1, 41))
+    assert found[40] < 0.6 * found[1]
+    assert (run / "model" / "model.safetensors").is_file()
     assert "rlsdk generate" in output
 
 
-def test_supervised_training_killed_with_9_resumes_number_for_number(model: str, tmp_path: Path) -> None:
-    def arguments(name: str) -> list[str]:
-        steps = ["--sft.steps", "40", "--sft.save_every_steps", "10", "--sft.lr", "3e-3"]
-        return ["sft", "--model", model, *TASK, *steps, "--trainer.run_name", name]
-
-    def losses(name: str) -> dict[int, float]:
-        return {line["step"]: line["sft/loss"] for line in read_metrics(tmp_path / "runs" / name)}
-
+def test_supervised_training_killed_with_9_resumes_number_for_number(
+    supervised: tuple[Path, str], model: str, tmp_path: Path
+) -> None:
+    arguments = supervised_arguments(model, "killed")
     process = subprocess.Popen(
-        command(*arguments("killed")), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    store = CheckpointStore(tmp_path / "runs" / "killed" / "sft_checkpoints", keep=3)
-    wait_for(store.newest, "a checkpoint")
+        command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    run = tmp_path / "runs" / "killed"
+    wait_for(CheckpointStore(run / "sft_checkpoints", keep=3).newest, "a checkpoint")
     others = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert_gone(others)
-    rlsdk(*arguments("whole"), cwd=tmp_path)
-    assert "supervised training resumed from" in rlsdk(*arguments("killed"), cwd=tmp_path)
-    assert len(losses("whole")) == 40
-    assert losses("killed") == losses("whole")
+    assert "supervised training resumed from" in rlsdk(*arguments, cwd=tmp_path)
+    assert losses(run) == losses(supervised[0])
 
 
 def test_a_reference_policy_a_warm_start_and_an_algorithm_of_a_file_go_together(model: str, tmp_path: Path) -> None:
@@ -179,12 +178,25 @@ REFUSALS = [
 ]
 
 
+def test_a_refused_command_leaves_with_2_and_no_traceback(model: str, tmp_path: Path) -> None:
+    output = rlsdk(*train_arguments(model, "refused", 2, ["--trainer.stepz", "3"]), cwd=tmp_path, expect=2)
+    assert "Traceback" not in output
+
+
 @pytest.mark.parametrize(("change", "expected"), REFUSALS, ids=lambda value: str(value[0]) if value else "")
 def test_bad_input_is_refused_by_name_before_anything_starts(
-    model: str, tmp_path: Path, change: list[str], expected: list[str]
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: list[str],
+    expected: list[str],
 ) -> None:
-    output = rlsdk(*train_arguments(model, "refused", 2, change), cwd=tmp_path, expect=2)
-    assert "Traceback" not in output
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(train_arguments(model, "refused", 2, change))
+    said = "".join(capsys.readouterr())
+    assert left.value.code == 2, said
     for word in expected:
-        assert word in output, output
+        assert word in said, said
     assert not (tmp_path / "runs").exists()

@@ -1,7 +1,8 @@
 """Whole syncs by the generic manager: bitwise in every layout, and loud about every way they can go wrong."""
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from sharding_processes import weight_files
 from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
+from rlsdk.kit.shared_memory import share
 from rlsdk.sharding import GenericShardingManager, WeightTarget
 from rlsdk.sharding.ring import RingWriter
 from rlsdk.sharding.transports import SharedFileTransport, SharedMemoryTransport
@@ -349,6 +351,76 @@ def test_each_source_is_asked_for_one_bucket_at_a_time_and_at_most_one_ahead() -
     assert max(numbers) > 5
     assert peers[0].most == 1
     assert set(ahead) == {0, 1}
+
+
+def test_weights_read_in_place_are_asked_for_in_two_calls_until_they_move() -> None:
+    manager = make(parts=2, num_replicas=1)
+    hosts: list[TrainHost] = manager.train.hosts  # type: ignore[attr-defined]
+    asked: list[int] = []
+    for host in hosts:
+        host.export_weights = counted(host.export_weights, asked)  # type: ignore[method-assign]
+
+    def hold(shared: bool) -> None:
+        for host in hosts:
+            held = host.engine.held  # type: ignore[attr-defined]
+            moved = share([t for _, _, t in held]) if shared else [t.clone() for _, _, t in held]
+            host.engine.held = [(n, b, t) for (n, b, _), t in zip(held, moved, strict=True)]  # type: ignore[attr-defined]
+
+    def calls(version: int) -> int:
+        asked.clear()
+        sync(manager, version)
+        for name, box, tensor in served(manager.rollout):  # type: ignore[arg-type]
+            assert torch.equal(tensor, (random_tensors(SHAPES)[name] + 0.125 * (version - 1))[box.slices(box)])
+        step(manager)
+        return len(asked)
+
+    hold(shared=True)
+    first = calls(1)
+    assert first > 4
+    assert calls(2) == calls(3) == 4
+    hold(shared=False)  # What was asked for at once is streamed, in no more memory than before.
+    assert calls(4) == 4
+    assert calls(5) == first
+
+
+def counted(call: Callable[[Bucket], Any], asked: list[int]) -> Callable[[Bucket], Any]:
+    def export(bucket: Bucket) -> Any:
+        asked.append(bucket.num_bytes)
+        return call(bucket)
+
+    return export
+
+
+def test_buckets_are_exported_while_sources_take_fingerprints() -> None:
+    manager = make(parts=1, num_replicas=1)
+    host: TrainHost = manager.train.hosts[0]  # type: ignore[attr-defined]
+    pulled = threading.Event()
+    pull, prints = manager.pull, host.weight_fingerprints
+
+    def pull_and_tell(*args: Any) -> list[SyncReceipt]:
+        receipts = pull(*args)
+        pulled.set()
+        return receipts
+
+    def wait_for_pull(transfers: Any) -> Mapping[str, int]:
+        assert pulled.wait(60)
+        return prints(transfers)
+
+    manager.pull = pull_and_tell  # type: ignore[method-assign]
+    host.weight_fingerprints = wait_for_pull  # type: ignore[method-assign]
+    assert sync(manager, 1).changed_tensors == len(SHAPES)
+
+
+def test_a_source_that_cannot_say_its_fingerprints_fails_the_sync() -> None:
+    manager = make(parts=1, num_replicas=1)
+    host: TrainHost = manager.train.hosts[0]  # type: ignore[attr-defined]
+
+    def fail(transfers: Any) -> Mapping[str, int]:
+        raise RuntimeError("its device is gone")
+
+    host.weight_fingerprints = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="its device is gone"):
+        sync(manager, 1)
 
 
 def test_a_pull_whose_time_is_over_ends_without_asking() -> None:

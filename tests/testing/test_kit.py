@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from rlsdk.interfaces import BackendKind, Capability, PluginNotFoundError
+from rlsdk.interfaces import BackendKind, Capability, ConfigError, PluginNotFoundError
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
@@ -131,9 +131,11 @@ def test_what_an_engine_leaves_is_named(tmp_path: Path) -> None:
 
 def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None:
     (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy")
-    assert (suite.backend, suite.kind, suite.passed) == ("transformers", "rollout", True)
+    assert (suite.title, suite.kind, suite.passed) == ("transformers (max_running=8)", "rollout", True)
     assert [found.name for found in suite.findings if found.name == "greedy"] == ["greedy"]
     assert suite.count(Outcome.PASSED) == 5
+    with pytest.raises(ConfigError, match="RolloutConformance has no setting 'tp_sise'; did you mean 'tp_size'"):
+        check_backend("transformers", settings={"tp_sise": 2})
     with pytest.raises(PluginNotFoundError, match="no backend is named 'transfomers'; did you mean 'transformers'"):
         check_backend("transfomers")
     with pytest.raises(PluginNotFoundError, match="transformers"):

@@ -152,13 +152,19 @@ def reset(case: Case, ctx: RankContext) -> dict[str, Any]:
     """A new optimizer in the middle, against an engine that began with it and the same weights."""
     engine = start(ctx, spec_of(case, case.options))
     step(engine, seed=10)
-    before = weights(engine)
+    before, precise = weights(engine), copies(engine)
     engine.reset_optimizer(OptimSpec(lr=1e-2, warmup_steps=4))
-    kept = same(weights(engine), before)
+    kept = same(weights(engine), before) and same(copies(engine), precise)
+    finer = any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in precise.values())
     report = step(engine, seed=11)
     moved = max(float((after - before[key]).abs().max()) for key, after in weights(engine).items())
     engine.close()
-    return {"kept": kept, "lr": report.lr, "moved": moved}
+    return {"kept": kept, "finer": finer, "lr": report.lr, "moved": moved}
+
+
+def copies(engine: Any) -> dict[int, torch.Tensor]:
+    """What the optimizer steps, by its place among the rank's parameters: float32, with bits that weights lack."""
+    return {at: slot.main.clone() for at, (_, slot) in enumerate(engine._slots())}
 
 
 def two_roles(case: Case, ctx: RankContext) -> dict[str, Any]:

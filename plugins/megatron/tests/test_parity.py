@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import precise
 import pytest
 import torch
 from comparing import EXACT, LOG_PROBS, by_row, compare, good, reference
 from worlds import Case
 
-SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "two roles", "kwargs", "damaged",
-           "offloaded"}  # fmt: skip
+SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "reset bfloat16",
+           "reset bfloat16 whole", "two roles", "kwargs", "damaged", "offloaded"}  # fmt: skip
 SIZES = (2, 1, 4)
 """The second world saves what the others load."""
 
@@ -54,6 +55,25 @@ def test_the_gradient_norm_counts_parts_once_each_and_copies_once(
     assert max(expected) > 1.0, "the limit clips"
     for rank in good(results[world, name]):
         assert rank["norms"] == pytest.approx(expected, rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [(1, "all rows"), (2, "tp2"), (2, "tp2 sp"), (2, "pp2"), (2, "vpp2"), (2, "dp2"), (2, "cp2"),
+     (2, "odd vocabulary tp2"), (4, "tp2 pp2"), (4, "tp4")],
+)  # fmt: skip
+def test_log_probs_are_as_near_to_float64_as_those_of_transformers(
+    world: int, name: str, worlds: Mapping[int, list[Case]], results: Any
+) -> None:
+    """Two float32 engines can differ by both their errors. Each log-prob, of up to 8.5, ends in steps of 1e-6."""
+    case = next(case for case in worlds[world] if case.name == name)
+    truth, plain = (precise.log_probs(case.model, precise=exact) for exact in (True, False))
+    ranks = [rank for rank in good(results[world, name]) if rank["collector"]]
+    error = max(precise.root_mean_square(by_row(rank, "before", "log_probs"), truth) for rank in ranks)
+    allowed = precise.root_mean_square(plain, truth)
+    print(f"{world} x {name}: root mean square {error:.2e}, transformers {allowed:.2e}")
+    assert error <= LOG_PROBS
+    assert error <= 2 * allowed
 
 
 @pytest.mark.parametrize("name", ["bfloat16 tp2", "bfloat16 dp2"])
@@ -99,6 +119,13 @@ def test_a_new_optimizer_starts_its_schedule_and_moments_afresh(results: Any) ->
         assert rank["lr"] == pytest.approx(1e-2 / 4)
         # Adam's first step is at most the learning rate; with old moments it would be another.
         assert 0 < rank["moved"] <= rank["lr"] * 1.01
+
+
+@pytest.mark.parametrize("name", ["reset bfloat16", "reset bfloat16 whole"])
+def test_a_new_optimizer_keeps_the_bits_that_bfloat16_weights_lack(name: str, results: Any) -> None:
+    for rank in good(results[2, name]):
+        assert rank["finer"], "copies hold more than weights"
+        assert rank["kept"]
 
 
 def test_roles_of_one_process_share_the_groups(results: Any) -> None:

@@ -39,8 +39,8 @@ EXPERTS = {**MODEL, "model_type": "qwen3_moe", "num_experts": 6}
         ({"expert_parallel": 4}, 4, EXPERTS, "expert_parallel", "stage unevenly; expected one of [1, 2]"),
         ({"tensor_parallel": 2}, 2, EXPERTS, "sequence_parallel", "expected True"),
         ({"sequence_parallel": True}, 2, {}, "sequence_parallel", "tensor_parallel is 1"),
-        ({"context_parallel": 2}, 2, {}, "context_parallel", "Transformer Engine"),
         ({"transformer_engine": "always"}, 1, {}, "transformer_engine", "CUDA only"),
+        ({"overlap_param_gather": True, "distributed_optimizer": False}, 2, {}, "overlap_param_gather", "False"),
         ({"pipeline_parallel": 0}, 1, {}, "pipeline_parallel", "0: expected 1 or more"),
     ],
 )  # fmt: skip
@@ -59,6 +59,7 @@ def test_wrong_splits_name_field_value_and_what_would_work(
         ({"tensor_parallel": 2, "pipeline_parallel": 3, "virtual_stages": 2}, 12, "cpu", MODEL),
         ({"expert_parallel": 6}, 6, "cpu", EXPERTS),
         ({"context_parallel": 2, "transformer_engine": "always"}, 4, "cuda", MODEL),
+        ({"context_parallel": 2}, 4, "cpu", MODEL),
     ],
 )
 def test_splits_that_fit_pass(options: dict[str, Any], num_ranks: int, device: str, model: dict[str, Any]) -> None:
@@ -154,4 +155,4 @@ def test_the_plugin_registers_one_backend_whose_engine_and_options_exist() -> No
         assert getattr(importlib.import_module(module), name)
     assert Capability.PIPELINE_PARALLEL in spec.capabilities
     assert isinstance(MegatronOptions(), ChecksPlace)
-    assert len(fields(MegatronOptions)) == 10
+    assert len(fields(MegatronOptions)) == 11

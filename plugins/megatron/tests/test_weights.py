@@ -35,6 +35,12 @@ def test_shards_are_what_the_layout_says_and_cover_every_tensor(world: int, name
     assert len({rank["layout"].process for rank in ranks}) == world
 
 
+@pytest.mark.parametrize("name", ["tp2", "dp2", "dp2 whole optimizer", "vpp2", "tied pp2", "mixture ep2"])
+def test_weights_lie_where_other_processes_can_read_them(name: str, results: Any) -> None:
+    for rank in good(results[2, name]):
+        assert rank["lent"]
+
+
 def test_tied_weights_are_named_once_and_held_by_both_ends_of_the_pipeline(results: Any) -> None:
     for rank in good(results[2, "tied pp2"]):
         assert dict(rank["layout"].tied) == {"lm_head.weight": "model.embed_tokens.weight"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -24,6 +26,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.kit.rendezvous import hold_port, init_process_group
+from rlsdk.kit.shared_memory import lent
 from rlsdk.testing.models import random_batch
 from rlsdk_megatron.config import MegatronOptions
 
@@ -161,6 +164,7 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     found["after"] = engine.forward(mine, names)
     if case.export:
         engine.save_pretrained(Path(case.export))
+    found["lent"] = all(lent(shard.tensor) is not None for shard in engine.shards())
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
     found["layout"] = engine.layout()
     return found
@@ -210,7 +214,9 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
             if case.probe is not None:
                 results[case.name] = case.probe(case, ctx)
                 continue
-            engine.initialize(ctx, spec_of(case, case.options))
+            # Memory that is shared cannot be given back; a GPU's is not.
+            with patch("rlsdk_megatron.engine.keep_shared") if case.parked else nullcontext():
+                engine.initialize(ctx, spec_of(case, case.options))
             results[case.name] = drive(engine, case)
         except Exception as error:
             results[case.name] = {"error": error, "trace": traceback.format_exc()}

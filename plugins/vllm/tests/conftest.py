@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import make_engine, plain_model, state_of, whole_shards
+from cases import Asynchronous, InProcess
 
-from rlsdk.testing.models import write_tiny_model
-from rlsdk_vllm.engine import VllmRolloutEngine
+from rlsdk.testing import RolloutConformance
+from rlsdk.testing.requirement import MARK
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk_vllm import adapter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+Labs = Callable[[type[RolloutConformance]], RolloutLab]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,47 +28,62 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
 
 
-@pytest.fixture(scope="session")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "qwen2", seed=1)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The last requirement of a suite ends the engine that all tests of its mode share.
+    items.sort(key=lambda item: item.get_closest_marker(MARK) is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _several_blocks() -> Iterator[None]:
+    """Weights go to other processes in blocks of less than the embedding takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter, "STAGING_BYTES", 50_000)
+        yield
 
 
 @pytest.fixture(scope="session")
-def plain(qwen2: Path) -> Any:
-    """The same model, in transformers."""
-    return plain_model(qwen2)
+def labs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
+    """What all tests of a mode share; its engine starts when it is first asked for."""
+    made: dict[type[RolloutConformance], RolloutLab] = {}
 
+    def lab_of(mode: type[RolloutConformance]) -> RolloutLab:
+        if mode not in made:
+            made[mode] = mode.make_lab(tmp_path_factory.mktemp("lab"))
+        return made[mode]
 
-@pytest.fixture(scope="session")
-def engines(qwen2: Path) -> Iterator[Callable[[bool], VllmRolloutEngine]]:
-    """The engine of a mode (True: asynchronous), started when it is first asked for."""
-    started: dict[bool, VllmRolloutEngine] = {}
-
-    def engine(asynchronous: bool) -> VllmRolloutEngine:
-        if asynchronous not in started:
-            started[asynchronous] = make_engine(qwen2, asynchronous=asynchronous)
-        return started[asynchronous]
-
-    yield engine
-    for one in started.values():
+    yield lab_of
+    for one in made.values():
         one.close()
 
 
-@pytest.fixture(params=[False, True], ids=["in process", "asynchronous"])
-def served(request: pytest.FixtureRequest, engines: Any, plain: Any) -> Any:
-    """An engine that serves the first weights as version 0, awake and without work."""
-    return renewed(engines(request.param), plain)
+@pytest.fixture(scope="class")
+def rlsdk_lab(request: pytest.FixtureRequest, labs: Labs) -> RolloutLab:
+    """That of the mode which a conformance suite is of: its requirements share the engine with the other tests."""
+    lab: RolloutLab = renewed(labs(Asynchronous if issubclass(request.cls, Asynchronous) else InProcess))
+    return lab
+
+
+@pytest.fixture(params=[InProcess, Asynchronous], ids=["in process", "asynchronous"])
+def lab(request: pytest.FixtureRequest, labs: Labs) -> Any:
+    """A lab whose engine serves the first weights as version 0, awake and without work."""
+    return renewed(labs(request.param))
 
 
 @pytest.fixture
-def in_process(engines: Any, plain: Any) -> Any:
-    """As `served`, of the mode in which a test can look inside, and step by step."""
-    return renewed(engines(False), plain)
+def in_process(labs: Labs) -> Any:
+    """As `lab`, of the mode in which a test can look inside, and step by step."""
+    return renewed(labs(InProcess))
 
 
-def renewed(engine: Any, plain: Any) -> Any:
-    engine.resume()
-    engine.wake()
-    engine.update_weights(whole_shards(state_of(plain)), 0)
-    assert not engine.samples
-    return engine
+@pytest.fixture
+def qwen2(labs: Labs) -> Path:
+    """Folder of the model that the labs serve."""
+    return labs(InProcess).folder
+
+
+def renewed(lab: Any) -> Any:
+    lab.engine.resume()
+    lab.engine.wake()
+    lab.restore()
+    assert not lab.engine.samples
+    return lab

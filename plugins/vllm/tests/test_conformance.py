@@ -1,13 +1,16 @@
-"""The engine holds all that it claims."""
+"""The engine holds all that it claims, in both modes."""
 
 from __future__ import annotations
 
-from rlsdk.testing import RolloutConformance
+import cases
 
 
-class TestVllm(RolloutConformance):
-    backend = "vllm"
-    options = {"kv_cache_mb": 64}  # noqa: RUF012 - as an author would write it
+class TestVllm(cases.InProcess):
+    pass
 
 
-del RolloutConformance
+class TestAsynchronous(cases.Asynchronous):
+    # Each starts an engine. Workers are the same in both modes; how this one begins and ends, `test_weights` has.
+    test_tensor_parallel = None
+    test_update_first = None
+    test_close = None

@@ -16,8 +16,9 @@ WORK = Workload(row_tokens=128, update_rows=1, running_rows=16)
 
 
 def test_the_engine_asks_for_the_weights_that_were_foreseen(in_process: Any) -> None:
-    found = forecast([in_process.ctx], in_process.spec, WORK)
-    (foreseen,), (real,) = found.layouts[0], in_process.layout()
+    engine = in_process.engine
+    found = forecast([engine.ctx], engine.spec, WORK)
+    (foreseen,), (real,) = found.layouts[0], engine.layout()
     assert replace(foreseen, process=real.process) == real
     whole = sum(box.numel for _, box in real.boxes)
     assert found.memory[0].weights_bytes == 4 * whole
@@ -25,14 +26,16 @@ def test_the_engine_asks_for_the_weights_that_were_foreseen(in_process: Any) -> 
 
 
 def test_on_a_gpu_the_cache_is_what_its_share_leaves(in_process: Any) -> None:
+    served = in_process.engine.spec
     on_gpu = RankContext(role="rollout", device="cuda:0")
-    spec = replace(in_process.spec, options=VllmOptions(gpu_memory_utilization=0.5), tp_size=2)
+    spec = replace(served, options=VllmOptions(gpu_memory_utilization=0.5), tp_size=2)
     memory = forecast([on_gpu], spec, replace(WORK, device_bytes=10 * GIB)).memory[0]
     assert (memory.weights_bytes or 0) + (memory.cache_bytes or 0) == 5 * GIB
-    assert memory.weights_bytes == (forecast([on_gpu], in_process.spec, WORK).memory[0].weights_bytes or 0) // 2
+    assert memory.weights_bytes == (forecast([on_gpu], served, WORK).memory[0].weights_bytes or 0) // 2
     assert forecast([on_gpu], spec, WORK).memory[0].cache_bytes is None
 
 
 def test_a_specification_of_the_other_kind_is_refused(in_process: Any) -> None:
+    engine = in_process.engine
     with pytest.raises(ConfigError, match="is a rollout backend"):
-        forecast([in_process.ctx], TrainSpec(model=in_process.spec.model), WORK)
+        forecast([engine.ctx], TrainSpec(model=engine.spec.model), WORK)

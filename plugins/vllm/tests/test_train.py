@@ -1,5 +1,5 @@
-"""Whole runs through the command line: vLLM in the processes of the train engine or on devices of its own, whole or
-split over workers, in the worker's process or in one beside it."""
+"""Whole runs through the command line: vLLM in the processes of the train engine, or on devices of its own and in a
+process beside its worker."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ SEPARATE = [
     "--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node: [1]}}",
     "--placement.roles", "{actor: a, rollout: b}",
 ]  # fmt: skip
-SPLIT = ["--rollout.tp_size", "2"]
 ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
 RUNS = {
     "two replicas, colocated with fsdp": COLOCATED,
-    "one replica of two workers, colocated with fsdp": [*COLOCATED, *SPLIT],
     "asynchronous, separate from torch": [*SEPARATE, *ASYNCHRONOUS],
 }
 

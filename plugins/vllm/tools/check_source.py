@@ -1,7 +1,8 @@
 """Holds what the plugin uses of vLLM against a version's source: `python tools/check_source.py FOLDER_OF_THE_PACKAGE`.
 
 For versions that cannot run here (CUDA wheels, unpacked). Reads source and imports nothing: every name must be defined
-where the plugin looks for it, every function must take the arguments it is given, every class have the fields.
+where the plugin looks for it, every function must take the arguments it is given and ask for no others, every class
+have the fields; and whatever the plugin's own source imports from vLLM must be there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ USED = (
     Use("v1/engine/llm_engine.py", "LLMEngine.add_request", ("request_id", "prompt", "params")),
     Use("v1/engine/llm_engine.py", "LLMEngine", ("model_config", "engine_core")),
     Use("v1/engine/llm_engine.py", "LLMEngine.step"),
-    Use("v1/engine/llm_engine.py", "LLMEngine.collective_rpc", ("method", "args")),
+    Use("v1/engine/llm_engine.py", "LLMEngine.collective_rpc", ("method", "timeout", "args")),
     Use("v1/engine/llm_engine.py", "LLMEngine.abort_request", ("request_ids",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.reset_prefix_cache", ("reset_running_requests",)),
     Use("v1/engine/llm_engine.py", "LLMEngine.sleep", ("level",)),
@@ -60,9 +61,10 @@ USED = (
     Use("v1/engine/async_llm.py", "AsyncLLM.wake_up", ("tags",)),
     Use("v1/engine/async_llm.py", "AsyncLLM.shutdown"),
     Use("v1/engine/output_processor.py", "RequestOutputCollector.get"),
-    Use("v1/executor/multiproc_executor.py", "MultiprocExecutor.collective_rpc", ("method", "args")),
+    Use("v1/executor/multiproc_executor.py", "MultiprocExecutor.collective_rpc", ("method", "timeout", "args")),
     Use("v1/engine/core_client.py", "InprocClient.shutdown"),
     Use("v1/engine/core.py", "EngineCore.shutdown"),
+    Use("v1/engine/core.py", "EngineCoreProc.run_engine_core"),
     Use("distributed/parallel_state.py", "GroupCoordinator.destroy"),
     Use("config/model.py", "ModelConfig.get_vocab_size"),
     Use("model_executor/model_loader/__init__.py", "register_model_loader", ("load_format",)),
@@ -87,15 +89,45 @@ USED = (
 )  # fmt: skip
 
 
+PLUGIN = Path(__file__).parents[1] / "src" / "rlsdk_vllm"
+
+
 def main() -> None:
-    found = faults(Path(sys.argv[1]))
-    print("\n".join(found) or f"all {len(USED)} uses fit")
+    package = Path(sys.argv[1])
+    found = [*faults(package), *unknown_imports(package)]
+    print("\n".join(found) or f"all {len(USED)} uses and {len(imports())} imported names fit")
     sys.exit(1 if found else 0)
 
 
 def faults(package: Path) -> list[str]:
-    """What the plugin uses and this source does not have."""
+    """What the plugin uses and this source does not have, or has otherwise."""
     return [f"{use.file}: {use.name}: {fault}" for use in USED if (fault := _fault(package / use.file, use))]
+
+
+def imports() -> list[tuple[str, str]]:
+    """Module and name of everything that the plugin's source imports from vLLM."""
+    nodes = [node for file in sorted(PLUGIN.glob("*.py")) for node in ast.walk(ast.parse(file.read_text()))]
+    found = [node for node in nodes if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("vllm.")]
+    return sorted({(str(node.module), name.name) for node in found for name in node.names})
+
+
+def unknown_imports(package: Path) -> list[str]:
+    """Imports of the plugin that would fail with this source."""
+    return [f"{module}: no {name!r}" for module, name in imports() if not _importable(package, module, name)]
+
+
+def _importable(package: Path, module: str, name: str) -> bool:
+    place = package.joinpath(*module.split(".")[1:])
+    if (place / name).is_dir() or (place / f"{name}.py").exists():
+        return True
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    if not file.exists():
+        return False
+    words = (
+        getattr(node, key, None) for node in ast.walk(ast.parse(file.read_text())) for key in ("name", "asname", "id")
+    )
+    # vLLM's own `__init__` imports lazily, by a table of strings.
+    return name in words or f'"{name}"' in file.read_text()
 
 
 def _fault(file: Path, use: Use) -> str | None:
@@ -107,8 +139,22 @@ def _fault(file: Path, use: Use) -> str | None:
         if not inner:
             return f"no {part!r}"
         node = inner[-1]
-    lacking = sorted(set(use.needs) - _has(node))
-    return f"lacks {lacking}" if lacking else None
+    if lacking := sorted(set(use.needs) - _has(node)):
+        return f"lacks {lacking}"
+    # Nobody here calls an `__init__` that stands in the list: it tells the fields.
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+        unmet = sorted(_required(node) - {"self", "cls", *use.needs})
+        return f"also asks for {unmet}" if unmet else None
+    return None
+
+
+def _required(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Parameters without a default."""
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    free = [a.arg for a in positional[: len(positional) - len(given.defaults)]]
+    return {*free, *(a.arg for a, default in named if default is None)}
 
 
 def _has(node: ast.AST) -> set[str]:

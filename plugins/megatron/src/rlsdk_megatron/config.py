@@ -23,13 +23,16 @@ class MegatronOptions:
     """Chunks of layers on each pipeline rank, taken in turn: smaller bubbles, more traffic. Needs a pipeline of two
     ranks at least."""
     context_parallel: int = 1
-    """Ranks over which the positions of a row are split. Needs CUDA and Transformer Engine."""
+    """Ranks over which the positions of a row are split. With Transformer Engine its ring; else keys and values are
+    gathered."""
     expert_parallel: int = 1
     """Ranks over which the experts of a layer are dealt; they are taken from the tensor- and data-parallel ones."""
     distributed_optimizer: bool = True
     """Data-parallel ranks share the optimizer's state and its work."""
     overlap_grad_reduce: bool = False
     """Gradients are reduced in buckets while the backward pass still runs."""
+    overlap_param_gather: bool = False
+    """Stepped weights are gathered in buckets while the next pass begins. Needs `distributed_optimizer`."""
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
     """Which activations are computed again in the backward pass. auto: all of a layer with
     `train.activation_checkpointing`, else none. selective: those of attention."""

@@ -39,17 +39,22 @@ from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_megatron import checkpoint, groups
 from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.inputs import Inputs
 from rlsdk_megatron.loading import load_weights
 from rlsdk_megatron.modeling import (
     Stage,
+    buffers_of,
     build_stages,
+    finish_gathers,
+    keep_shared,
     make_trainable,
+    packs_rows,
     transformer_config,
     uses_transformer_engine,
 )
-from rlsdk_megatron.optimizer import optimizers, settings_of, slot_of
+from rlsdk_megatron.optimizer import Slot, optimizers, settings_of, slot_of
 from rlsdk_megatron.outputs import check_names, last_stage_outputs
-from rlsdk_megatron.parts import Shapes, all_parts, held_by
+from rlsdk_megatron.parts import Held, Shapes, all_parts, held_by
 from rlsdk_megatron.passes import STAND_IN, run_passes
 from rlsdk_megatron.shim import device_scope
 from rlsdk_megatron.sizes import split_problems
@@ -100,11 +105,13 @@ class MegatronTrainEngine(TrainEngine):
         self.exported = empty.config
         named, self.tied = canonical_parameters(empty)
         config = transformer_config(self.hf_config, spec, self.options, self.device)
+        engine = uses_transformer_engine(self.options, self.device)
+        self.packs = engine and packs_rows(self.options)
         self.stages: list[Stage] = build_stages(
             config,
             self.hf_config,
             head,
-            engine=uses_transformer_engine(self.options, self.device),
+            engine=engine,
             tied="lm_head.weight" in self.tied,
         )
         # Training moves parameters into buffers, so values come after it.
@@ -112,6 +119,8 @@ class MegatronTrainEngine(TrainEngine):
         for stage in self.stages:
             stage.requires_grad_(trained).train(trained)
         self.modules: Sequence[Any] = make_trainable(config, self.stages, self.options) if trained else self.stages
+        if self.device.type == "cpu":
+            keep_shared(self.stages, [buffer for module in self.modules if trained for buffer in buffers_of(module)])
         shapes = Shapes.of(config, {name: tuple(p.shape) for name, p in named.items()})
         self.held = held_by(self.stages, shapes, self.tied)
         self.shapes = shapes.shapes
@@ -128,16 +137,16 @@ class MegatronTrainEngine(TrainEngine):
         cut = self._cut(batch)
         remaining = iter(cut)
 
-        def at_end(stage: Stage, hidden: Tensor, part: Batch) -> Tensor:
+        def at_end(stage: Stage, hidden: Tensor, given: Inputs) -> Tensor:
             rows = next(remaining)
-            values = self._outputs(stage, hidden, part, outputs)
+            values = self._outputs(stage, hidden, given, outputs)
             if len(rows):
                 for name, value in values.items():
                     found[name][rows if name == "scores" else batch.token_index(rows)] = value.cpu()
             return hidden
 
         with torch.no_grad(), device_scope(self.device):
-            run_passes(self.stages, self._parts(batch, cut), at_end, backward=False)
+            run_passes(self.stages, self._parts(batch, cut), at_end, backward=False, packs=self.packs)
         return found if self.place.is_collector else {}
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
@@ -148,15 +157,15 @@ class MegatronTrainEngine(TrainEngine):
         cut, tally, failures = self._cut(batch), Tally(), list[Exception]()
         remaining = iter(cut)
 
-        def at_end(stage: Stage, hidden: Tensor, part: Batch) -> Tensor:
+        def at_end(stage: Stage, hidden: Tensor, given: Inputs) -> Tensor:
             rows = next(remaining)
-            values = self._outputs(stage, hidden, part, objective.outputs)
+            values = self._outputs(stage, hidden, given, objective.outputs)
             # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
             nothing = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
             if not len(rows) or failures:
                 return nothing
             try:
-                result = objective(values, part)
+                result = objective(values, given.batch)
             except Exception as error:  # the other stages are in the middle of a schedule; all end it first
                 failures.append(error)
                 return nothing
@@ -166,7 +175,7 @@ class MegatronTrainEngine(TrainEngine):
 
         with device_scope(self.device):
             earlier = self._set_gradient_aside()
-            run_passes(self.modules, self._parts(batch, cut), at_end, backward=True)
+            run_passes(self.modules, self._parts(batch, cut), at_end, backward=True, packs=self.packs)
             for buffer, values in earlier:
                 buffer += values
         self.has_gradient = True
@@ -175,7 +184,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
-        self._here(*PARTS)
+        self._still(*PARTS)
         lr = learning_rate(self.num_steps, spec)
         with device_scope(self.device), torch.no_grad():
             optimizer.prepare_grads()
@@ -187,6 +196,9 @@ class MegatronTrainEngine(TrainEngine):
                     group["lr"], group["weight_decay"] = lr, spec.weight_decay * group["wd_mult"]
                 optimizer.step_with_ready_grads()
                 self.num_steps += 1
+                if self.options.overlap_param_gather:
+                    for module in self.modules:
+                        module.start_param_sync()  # ends where a layer, or a reader of weights, needs it
             self._drop_gradients()
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
@@ -204,19 +216,19 @@ class MegatronTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        self._here("weights")
+        self._still("weights")
         for part, parameter in all_parts(self.held):
             yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        self._here("weights", "optimizer")
+        self._still("weights", "optimizer")
         shared = self.options.distributed_optimizer
         with device_scope(self.device):
             checkpoint.save(path, self.held, self.optimizer, self.num_steps, shared=shared)
 
     def load_checkpoint(self, path: Path) -> None:
-        self._here(*PARTS)
+        self._still(*PARTS)
         with device_scope(self.device):
             self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
             if self.optimizer is not None:
@@ -224,7 +236,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
-        self._here("weights")
+        self._still("weights")
         whole = checkpoint.gathered(self.held, list(self.shapes), self.shapes)
         with agreed(f"{path} cannot be written"):
             try:
@@ -237,6 +249,7 @@ class MegatronTrainEngine(TrainEngine):
     def offload(self, parts: Sequence[str] = PARTS) -> None:
         """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
         so that a run that works on a CPU works on a GPU."""
+        self._still()
         for part in _known(parts):
             if part not in self.away and self.device.type == "cuda":
                 self.parking.leave(part, self._tensors_of(part))
@@ -254,7 +267,7 @@ class MegatronTrainEngine(TrainEngine):
             raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
         if self.spec.optim is None:
             self._trained()
-        self._here(*PARTS)
+        self._still(*PARTS)
         learning_rate(0, optim)
         dtype = getattr(torch, self.spec.model.dtype)
         settings = OptimizerConfig(
@@ -262,9 +275,14 @@ class MegatronTrainEngine(TrainEngine):
             bf16=dtype is torch.bfloat16,
             params_dtype=dtype,
             use_distributed_optimizer=self.options.distributed_optimizer,
+            overlap_param_gather=self.options.overlap_param_gather,
         )
+        precise = [(one.parameter, slot.main) for one, slot in self._slots()]
         with device_scope(self.device):
             self.optimizer = get_megatron_optimizer(settings, list(self.modules), use_gloo_process_groups=False)
+        for parameter, main in precise:  # a new copy of bfloat16 weights would have lost what they cannot hold
+            if slot := slot_of(self.optimizer, parameter):
+                slot.main.data.copy_(main)
         self.optim, self.num_steps = optim, 0
 
     def close(self) -> None:
@@ -298,13 +316,14 @@ class MegatronTrainEngine(TrainEngine):
         found = [batch.select(rows) if len(rows) else Batch.from_rows(STAND_IN) for rows in cut]
         return [part.to(self.device) for part in found]
 
-    def _outputs(self, stage: Stage, hidden: Tensor, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        return last_stage_outputs(stage, hidden, part, names, self.spec.model.head, int(self.hf_config.vocab_size))
+    def _outputs(self, stage: Stage, hidden: Tensor, given: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+        self._still()  # the vocabulary's weight is read without its module, whose hook would wait
+        return last_stage_outputs(stage, hidden, given, names, self.spec.model.head, int(self.hf_config.vocab_size))
 
     def _buffers(self) -> Iterator[Tensor]:
         """Gradients, as Megatron keeps them."""
         for module in self.modules:
-            for buffer in (*module.buffers, *module.expert_parallel_buffers):
+            for buffer in buffers_of(module):
                 yield buffer.grad_data
 
     def _set_gradient_aside(self) -> list[tuple[Tensor, Tensor]]:
@@ -329,6 +348,14 @@ class MegatronTrainEngine(TrainEngine):
         if away := [part for part in parts if part in self.away]:
             raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
 
+    def _still(self, *parts: str) -> None:
+        """As `_here`; and the gathers that the last step began have ended."""
+        self._here(*parts)
+        if self.options.overlap_param_gather and self.optimizer is not None:
+            with device_scope(self.device):
+                for module in self.modules:
+                    finish_gathers(module)
+
     def _tensors_of(self, part: str) -> list[Tensor]:
         """Device memory of a part. Parameters are views of buffers, and float32 ones are what the optimizer steps."""
         if part == "weights":
@@ -337,10 +364,15 @@ class MegatronTrainEngine(TrainEngine):
             return []
         if part == "gradients":
             return list(self._buffers())
-        slots = [(one.parameter, slot) for one in self.held if (slot := slot_of(self.optimizer, one.parameter))]
-        moments = [tensor for _, slot in slots for tensor in slot.moments().values()]
-        copies = [slot.main for parameter, slot in slots if not _share_memory(parameter, slot.main)]
+        moments = [tensor for _, slot in self._slots() for tensor in slot.moments().values()]
+        copies = [slot.main for one, slot in self._slots() if not _share_memory(one.parameter, slot.main)]
         return moments + copies
+
+    def _slots(self) -> Iterator[tuple[Held, Slot]]:
+        """What this rank's optimizer steps."""
+        for one in self.held if self.optimizer is not None else ():
+            if slot := slot_of(self.optimizer, one.parameter):
+                yield one, slot
 
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises on every rank what an objective raised on one."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from rlsdk.interfaces import ConfigError, Parallel, RankContext
 from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.sizes import expert_tensor_size
 
 Sizes = tuple[int, int, int, int, int]
 """Tensor, pipeline, virtual stages, context, expert."""
@@ -61,8 +64,12 @@ def leave(ctx: RankContext) -> None:
     """Ends the groups with the last engine that uses them. Safe to call twice."""
     if ctx.role in _users.roles:
         _users.roles.discard(ctx.role)
+        RotaryEmbedding.forward.cache_clear()  # it keeps modules, and with them the groups that they know
         if not _users.roles:
             parallel_state.destroy_model_parallel()
+            for name, value in list(vars(parallel_state).items()):
+                if isinstance(value, dist.ProcessGroup):  # Megatron-Core 0.16 forgets to forget one
+                    setattr(parallel_state, name, None)
 
 
 def sizes_of(options: MegatronOptions) -> Sizes:
@@ -73,11 +80,6 @@ def sizes_of(options: MegatronOptions) -> Sizes:
         options.context_parallel,
         options.expert_parallel,
     )
-
-
-def expert_tensor_size(options: MegatronOptions) -> int:
-    """Experts are dealt whole where they are dealt, and split like everything else where they are not."""
-    return 1 if options.expert_parallel > 1 else options.tensor_parallel
 
 
 def here() -> Parallel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, TrainSpec, nearest
+from rlsdk.kit.shared_memory import share
+from rlsdk_megatron.attention import GatheringAttention
 from rlsdk_megatron.config import MegatronOptions
-from rlsdk_megatron.groups import expert_tensor_size
+from rlsdk_megatron.sizes import expert_tensor_size, padded_vocabulary
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-ROW_ALIGNMENT = 8
-"""Embedding rows of one rank are padded to a multiple of this: kernels like it, and vocabularies seldom divide."""
 ROPE_TYPES = ("default", "linear", "llama3")
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -91,6 +91,12 @@ def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> b
     return bool(HAVE_TE) and device.type == "cuda" and options.transformer_engine != "never"
 
 
+def packs_rows(options: MegatronOptions) -> bool:
+    """Whether layers of Transformer Engine get rows end to end, without padding. Interleaved stages need micro-batches
+    of one shape, and context-parallel ranks their two stretches of every row: those get rectangles."""
+    return options.virtual_stages == 1 and options.context_parallel == 1
+
+
 def transformer_config(
     config: Any, spec: TrainSpec, options: MegatronOptions, device: torch.device
 ) -> TransformerConfig:
@@ -146,6 +152,7 @@ def transformer_config(
         # Gloo reads what it sends while the schedule goes on; there is no stream that would keep it until then.
         "deallocate_pipeline_outputs": not on_cpu,
         "moe_token_dispatcher_type": "alltoall",
+        "cuda_graph_scope": [],  # what the default stands for, without its warning
         # Every parameter is filled from a checkpoint.
         "perform_initialization": False,
         "use_cpu_initialization": on_cpu,
@@ -198,6 +205,8 @@ def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm, **experts)
     parts, attention = layer.submodules, layer.submodules.self_attention.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    if config.context_parallel_size > 1:
+        attention.core_attention = GatheringAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return layer
@@ -246,11 +255,6 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
             stage.embedding.word_embeddings.register_forward_hook(_PaddingToken(model.pad_token_id))
         stages.append(stage)
     return stages
-
-
-def padded_vocabulary(size: int, ranks: int) -> int:
-    """Rows of the embedding over all tensor-parallel ranks."""
-    return -(-size // (ranks * ROW_ALIGNMENT)) * ranks * ROW_ALIGNMENT
 
 
 def _set_frequencies(stage: Stage, model: Any) -> None:
@@ -303,6 +307,9 @@ def make_trainable(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=options.distributed_optimizer,
         overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather,
+        # Each step begins all gathers itself, so that none is left to a hook whose turn differs between ranks.
+        align_param_gather=options.overlap_param_gather,
     )
     wrapped = [
         DistributedDataParallel(config, settings, stage, disable_bucketing=at > 0) for at, stage in enumerate(stages)
@@ -312,3 +319,38 @@ def make_trainable(
         scopes = [module.no_sync for module in wrapped]
         config.no_sync_func = scopes if len(scopes) > 1 else scopes[0]
     return wrapped
+
+
+def buffers_of(module: Any) -> Iterator[Any]:
+    """Megatron's buffers of gradients and, with a distributed optimizer, of weights."""
+    yield from (*module.buffers, *module.expert_parallel_buffers)
+
+
+def finish_gathers(module: Any) -> None:
+    """Waits for gathers of weights that are under way; begins none."""
+    for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups):
+        if group.param_gather_handle is not None:
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
+
+
+def keep_shared(stages: Sequence[Stage], buffers: Iterable[Any]) -> None:
+    """Moves weights, on a CPU, to where other processes of the node can read them (`kit.shared_memory`).
+
+    Call it before an optimizer takes views of them.
+
+    Args:
+        stages: of this rank.
+        buffers: what `make_trainable` put parameters into.
+    """
+    gathered = [buffer for buffer in buffers if buffer.param_data is not None]
+    for buffer, values in zip(gathered, share([buffer.param_data for buffer in gathered]), strict=True):
+        for bucket in buffer.buckets:
+            start, stop = buffer.bucket_indices[bucket.bucket_id]
+            bucket.param_data = values[start:stop]
+        for parameter, (start, stop, _) in buffer.param_index_map.items():
+            parameter.data = values[start:stop].view(parameter.shape)
+        buffer.param_data = values
+    placed = {parameter for buffer in gathered for parameter in buffer.param_index_map}
+    others = [p for p in {p: None for stage in stages for p in stage.parameters()} if p not in placed]
+    for parameter, values in zip(others, share(others), strict=True):
+        parameter.data = values

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
+from rlsdk_megatron.inputs import Inputs, context_size
 from rlsdk_megatron.modeling import Stage
-
-CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits that exist at once on a rank; with a gradient, each chunk's are computed again."""
+from rlsdk_megatron.sizes import CHUNK_ELEMENTS
 
 
 def check_names(names: Sequence[str], head: Head) -> None:
@@ -33,9 +32,9 @@ def check_names(names: Sequence[str], head: Head) -> None:
 
 
 def last_stage_outputs(
-    stage: Stage, hidden: Tensor, batch: Batch, names: Sequence[str], head: Head, vocabulary: int
+    stage: Stage, hidden: Tensor, given: Inputs, names: Sequence[str], head: Head, vocabulary: int
 ) -> dict[str, Tensor]:
-    """`names` of `OUTPUTS`, equal on all tensor-parallel ranks; differentiable.
+    """`names` of `OUTPUTS`, equal on all tensor- and context-parallel ranks; differentiable.
 
     Log-probs and entropy are computed for the tokens that count only, at most `CHUNK_ELEMENTS` logits at a time.
 
@@ -43,7 +42,7 @@ def last_stage_outputs(
         stage: the last one.
         hidden: what it ended in: `[T, B, H]`, or this rank's positions of it under sequence parallelism. More rows than
             the batch has are padding.
-        batch: the rows, on the same device.
+        given: what it began with, on the same device.
         names: of `OUTPUTS`.
         head: what the model ends in.
         vocabulary: true size, without padding.
@@ -51,24 +50,24 @@ def last_stage_outputs(
     Raises:
         ConfigError: a temperature that is not above 0.
     """
-    splits = bool(stage.config.sequence_parallel)
+    batch, splits = given.batch, bool(stage.config.sequence_parallel)
     if splits:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=head is Head.LM)
     elif head is Head.LM:
         hidden = copy_to_tensor_model_parallel_region(hidden)
-    rows, places = batch.row_of_token, batch.position_ids
-    flat, width = hidden.reshape(-1, hidden.shape[2]), hidden.shape[1]
+    flat = hidden.reshape(-1, hidden.shape[2])
     if head is Head.SCORE:
-        last = batch.lengths - 1
-        return {
-            "scores": _numbers(stage, flat[last * batch.num_rows + torch.arange(batch.num_rows, device=last.device)])
-        }
-    wanted = places > 0
+        last = given.places[batch.offsets[1:] - 1]
+        mine = (last >= 0).nonzero()[:, 0]
+        numbers = _numbers(stage, flat[last[mine]])
+        return {"scores": _joined(numbers.new_zeros(batch.num_rows).index_put((mine,), numbers))}
+    wanted = batch.position_ids > 0
     if head is Head.LM and "response_mask" in batch:
         wanted = wanted & batch["response_mask"]
-    tokens = wanted.nonzero()[:, 0]
     # What stands at t was predicted from the state at t - 1.
-    states = flat[(places[tokens] - 1) * width + rows[tokens]]
+    before = given.places.roll(1)
+    tokens = (wanted & (before >= 0)).nonzero()[:, 0]
+    states = flat[before[tokens]]
     if head is Head.VALUE:
         return {"values": _at(tokens, _numbers(stage, states), batch)}
     if not batch.temperature > 0:
@@ -86,8 +85,31 @@ def _numbers(stage: Any, states: Tensor) -> Tensor:
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
-    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the graph even where there are none."""
-    return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
+    """`[N]` float32: `values` at these tokens, and those of other context-parallel ranks; 0 elsewhere. Part of the
+    graph even where there are none."""
+    return _joined(values.new_zeros(batch.num_tokens).index_put((tokens,), values))
+
+
+def _joined(values: Tensor) -> Tensor:
+    """The sum over context-parallel ranks, which have different tokens; each keeps the gradient of its own."""
+    if context_size() == 1:
+        return values
+    joined: Tensor = _OverContext.apply(values)  # type: ignore[no-untyped-call]
+    return joined
+
+
+class _OverContext(torch.autograd.Function):
+    """Every rank goes on with the whole, and alike; so the gradient of its own share is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        whole = values.clone()
+        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope
 
 
 def _in_chunks(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Box, ConfigError, LayoutError
@@ -61,6 +60,8 @@ class Shapes:
     @classmethod
     def of(cls, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
         """From Megatron's configuration and groups."""
+        from megatron.core import parallel_state  # all else here is arithmetic, which forecasts do without Megatron
+
         return cls(
             shapes=shapes,
             heads=config.num_attention_heads,

@@ -13,6 +13,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.TRAIN,
             engine="rlsdk_megatron.engine:MegatronTrainEngine",
             options="rlsdk_megatron.config:MegatronOptions",
+            forecast="rlsdk_megatron.forecast:forecast",
             description="Megatron-Core: data, tensor, sequence, pipeline and expert parallel training.",
             capabilities=frozenset(
                 {
@@ -25,6 +26,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.DATA_PARALLEL,
                     Capability.TENSOR_PARALLEL,
                     Capability.PIPELINE_PARALLEL,
+                    Capability.CONTEXT_PARALLEL,
                     Capability.EXPERT_PARALLEL,
                 }
             ),

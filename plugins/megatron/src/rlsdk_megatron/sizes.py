@@ -3,12 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlsdk_megatron.config import MegatronOptions
 
 Problem = tuple[str, str]
 """An option's name, and what is wrong with its value."""
+
+
+ROW_ALIGNMENT = 8
+"""Embedding rows of one rank are padded to a multiple of this: kernels like it, and vocabularies seldom divide."""
+
+CHUNK_ELEMENTS = 1 << 25
+"""Most float32 logits that exist at once on a rank; with a gradient, each chunk's are computed again."""
+
+
+def padded_vocabulary(size: int, ranks: int) -> int:
+    """Rows of the embedding over all tensor-parallel ranks."""
+    return -(-size // (ranks * ROW_ALIGNMENT)) * ranks * ROW_ALIGNMENT
+
+
+def expert_tensor_size(options: MegatronOptions) -> int:
+    """Experts are dealt whole where they are dealt, and split like everything else where they are not."""
+    return 1 if options.expert_parallel > 1 else options.tensor_parallel
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands, in Megatron's order: neighbours share matrices, the farthest apart are stages."""
+
+    tp_rank: int
+    pp_rank: int
+    ep_rank: int
+    etp_rank: int
+
+
+def place_of(rank: int, num_ranks: int, options: MegatronOptions) -> Place:
+    """Of a rank among all; the split must fit."""
+    stage = num_ranks // options.pipeline_parallel
+    within, split = rank % stage, expert_tensor_size(options)
+    return Place(
+        tp_rank=within % options.tensor_parallel,
+        pp_rank=rank // stage,
+        ep_rank=within // split % options.expert_parallel,
+        etp_rank=within % split,
+    )
 
 
 def split_problems(
@@ -33,11 +73,10 @@ def split_problems(
     yield from _experts(options, num_ranks, model)
     if options.sequence_parallel and options.tensor_parallel == 1:
         yield "sequence_parallel", "True splits over the tensor-parallel ranks, but tensor_parallel is 1; set it to 2"
-    if options.context_parallel > 1 and (device == "cpu" or options.transformer_engine == "never"):
+    if options.overlap_param_gather and not options.distributed_optimizer:
         yield (
-            "context_parallel",
-            f"{options.context_parallel}: needs the attention of Transformer Engine, which runs on CUDA only; expected "
-            "1 here",
+            "overlap_param_gather",
+            "True gathers what a distributed_optimizer shares; set that to True, or this to False",
         )
     if options.transformer_engine == "always" and device == "cpu":
         yield (

@@ -171,9 +171,13 @@ class ServedModel:
         self._home.check_alive()
 
     def _run(self, coroutine: Any) -> Any:
-        self.check_alive()
         try:
-            return self._client.run(coroutine, self._ctx.timeout_s)
+            self.check_alive()
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return self._client.run(coroutine, self._ctx.timeout_s, self.check_alive)
         except TimeoutError:
             self.check_alive()
             raise RlsdkError(f"SGLang did not answer within {self._ctx.timeout_s:.0f} s") from None

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+LOOK_S = 1.0
+"""Between two looks whether SGLang's processes still live, while something waits for them."""
 
 
 class ClientThread:
@@ -31,13 +33,29 @@ class ClientThread:
 
         return asyncio.run_coroutine_threadsafe(job(), self.loop).result()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, look: Callable[[], None] = lambda: None) -> T:
         """Runs a coroutine there, to its end.
+
+        Args:
+            coroutine: what is to be run.
+            timeout_s: for all of it.
+            look: called every second; what it raises ends the wait.
 
         Raises:
             TimeoutError: it took longer.
         """
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self.loop).result()
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self.loop)
+        while True:
+            try:
+                return future.result(LOOK_S)
+            except TimeoutError:
+                if future.done():
+                    raise
+            try:
+                look()
+            except BaseException:
+                future.cancel()
+                raise
 
     def stop(self) -> None:
         """Cancels what still runs and ends the thread."""

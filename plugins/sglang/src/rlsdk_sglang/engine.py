@@ -35,12 +35,11 @@ from rlsdk.kit.requests import check_requests
 from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.stop_text import StopText
 from rlsdk_sglang.adapter import Progress, ServedModel
+from rlsdk_sglang.client import LOOK_S
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.samples import Call, Sample
 
 PARTS = ("weights", "kv_cache")
-LOOK_S = 1.0
-"""Between two looks whether SGLang's processes still live, while samples run."""
 
 
 class SglangRolloutEngine(RolloutEngine):

@@ -6,6 +6,7 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -29,7 +30,10 @@ RUNNERS: list[Any] = []
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """In place of SGLang's own function, in a new process: the same, with what the contract asks for."""
     from sglang.srt.managers import scheduler
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
+    # Else tqdm takes a semaphore with a name, for bars in several processes: it would outlive one that is killed.
+    tqdm.set_lock(threading.RLock())
     install()
     scheduler.run_scheduler_process(*args, **kwargs)
 

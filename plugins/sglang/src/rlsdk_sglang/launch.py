@@ -13,26 +13,29 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rlsdk.interfaces import ConfigError, RankContext, RlsdkError, RolloutSpec, nearest
+from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk_sglang import inside
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.quiet import QuietEngine
 
-OWNED = {"model_path", "load_format", "tp_size", "custom_weight_loader", "sampling_backend", "skip_tokenizer_init"}
-"""Arguments without which nothing here works."""
+OWNED = {
+    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "nnodes", "tokenizer_worker_num"),
+    *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
+}
+"""Arguments without whose values nothing here works."""
 RESERVED_TOKENS = 16
 """More than what SGLang keeps back from a context for itself."""
 MAX_SHARE = 0.25
 """Of a machine's free memory that keys and values take unasked, on a CPU."""
-END_S = 20.0
-"""Deadline of processes that were told to end."""
+STARTING_ERRORS = (ValueError, NotImplementedError, AssertionError, RuntimeError, EOFError, OSError)
+"""What SGLang answers arguments with that it cannot serve."""
 
 
 class OwnEngine:
@@ -41,33 +44,21 @@ class OwnEngine:
     def __init__(self, client: ClientThread, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._client = client
         arguments = engine_arguments(ctx, spec, options)
-        self._engine = client.call(_start, arguments, environment(ctx, spec))
-        self.front = self._engine.tokenizer_manager
+        # On the client's thread, which must live as long as the schedulers: they end with it.
+        self._engine = client.call(_started, arguments, environment(ctx, spec))
+        self.front = self._engine.front
         """What is asked for samples and updates."""
         self.num_ranks = spec.tp_size
-        self._processes = [psutil.Process(pid) for pid in self._engine.get_all_child_pids()]
+        # For a program that ends without closing.
+        atexit.register(self.close)
 
     def check_alive(self) -> None:
         """Raises: RlsdkError: a scheduler ended."""
-        for process in self._processes:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise RlsdkError(
-                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in this worker's log. "
-                    "Start the run again, or give rollout.sglang.log_level 'info' to see more"
-                )
+        self._engine.check_alive()
 
     def close(self) -> None:
-        """Ends its processes, and no others: SGLang's own end kills every child of this process."""
-        atexit.unregister(self._engine.shutdown)
-        for process in self._processes:
-            _kill(process)
-        # Sockets complain about what is cancelled, and nobody waits for it any more.
-        self._client.loop.set_exception_handler(lambda *_: None)
-        self._client.call(_close_sockets, self._engine)
-        for name in vars(self._engine.port_args).values():
-            if isinstance(name, str) and name.startswith("ipc://"):
-                Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
-        del self._engine, self.front
+        atexit.unregister(self.close)
+        self._client.call(self._engine.end)
 
 
 def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> dict[str, Any]:
@@ -102,6 +93,8 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "max_total_tokens": num_cached_tokens(ctx, spec, options),
         "enable_memory_saver": not on_cpu,
         "enable_weights_cpu_backup": not on_cpu,
+        # Else each scheduler keeps a core busy while there is nothing to do.
+        "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
         "log_level": options.log_level,
     }
@@ -154,31 +147,21 @@ def _cores(num_ranks: int) -> list[str]:
     return [",".join(map(str, share)) for share in shares]
 
 
-def _start(arguments: dict[str, Any], environment: Mapping[str, str]) -> Any:
-    """Runs on the client's thread, which must live as long as the schedulers: they end with it."""
+def _started(arguments: dict[str, Any], environment: Mapping[str, str]) -> QuietEngine:
+    engine = QuietEngine()
     with _undisturbed_process(environment):
-        from sglang.srt.entrypoints.engine import Engine
-
-        class QuietEngine(Engine):  # type: ignore[misc]
-            """SGLang's own, with this plugin's schedulers, and without a process that would have nothing to do."""
-
-            run_scheduler_process_func = staticmethod(inside.run_scheduler)
-
-            @classmethod
-            def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[list[Any], list[str]]:
-                return [], []
-
         try:
-            engine = QuietEngine(**arguments)
-        except (ValueError, NotImplementedError, AssertionError, RuntimeError, EOFError, OSError) as error:
+            engine.start(arguments)
+        except BaseException as error:
+            engine.end()
+            if not isinstance(error, STARTING_ERRORS):
+                raise
             raise ConfigError(
                 f"model.path {arguments['model_path']!r}: SGLang could not start: {error or type(error).__name__}. "
                 "Give a model and rollout.engine_kwargs that it takes (what it said is in this worker's log), or "
                 "another rollout backend"
             ) from error
-        # It would end this process where a scheduler fails; `check_alive` tells the caller.
-        engine.tokenizer_manager._subprocess_watchdog.stop()
-        return engine
+    return engine
 
 
 def _known_arguments(environment: Mapping[str, str]) -> set[str]:
@@ -210,26 +193,3 @@ def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(level)
         gc.set_threshold(*thresholds)
-
-
-def _kill(process: psutil.Process) -> None:
-    """A process and all below it."""
-    try:
-        family = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=END_S)
-
-
-def _close_sockets(engine: Any) -> None:
-    """With their contexts, whose threads SGLang leaves to the garbage collector."""
-    front = engine.tokenizer_manager
-    for socket in (engine.send_to_rpc, front.recv_from_detokenizer, front.send_to_scheduler):
-        context = getattr(socket, "context", None)
-        if context is not None:
-            context.destroy(linger=0)

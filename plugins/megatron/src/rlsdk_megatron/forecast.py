@@ -1,0 +1,150 @@
+"""What the backend would hold, worked out without Megatron: for `rlsdk plan`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    ConfigError,
+    Forecast,
+    RankContext,
+    RankMemory,
+    RolloutSpec,
+    TrainSpec,
+    Workload,
+)
+from rlsdk.kit.estimate import rows_of_pass
+from rlsdk.kit.forecast import ModelTensors, training
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.kv_cache import head_size
+from rlsdk_megatron.activations import Activations
+from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.parts import Part, Shapes
+from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, place_of, split_problems
+
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+"""Of a parameter: the optimizer's float32 copy where weights are bfloat16, its moments, and the gradient."""
+
+
+def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
+    """See `ForecastFn`. Experts are taken to get equally many tokens each."""
+    spec = training(spec, "megatron")
+    options = spec.options if isinstance(spec.options, MegatronOptions) else MegatronOptions()
+    config, world = load_model_config(spec.model), len(contexts)
+    device = torch.device(contexts[0].device).type
+    if problems := list(split_problems(options, num_ranks=world, device=device, model=config.to_dict())):
+        raise ConfigError("; ".join(f"train.megatron.{name}: {message}" for name, message in problems))
+    tensors = ModelTensors.read(spec)
+    places = [place_of(rank, world, options) for rank in range(world)]
+    # Replicas hold the same, and are worked out once.
+    held = functools.cache(lambda place: list(_held(place, options, config, tensors)))
+    dp_size = world // (options.tensor_parallel * options.pipeline_parallel * options.context_parallel)
+    rows, passes = rows_of_pass(spec, row_tokens=workload.row_tokens, num_rows=-(-workload.update_rows // dp_size))
+    activations = Activations.of(
+        config, spec, options, rows=rows, row_tokens=workload.row_tokens, passes=passes, device=device
+    )
+    layouts = []
+    for ctx, place in zip(contexts, places, strict=True):
+        boxes = dict.fromkeys((part.name, part.box) for parts, _ in held(place) for part in parts)
+        layouts.append((tensors.layout(ctx, spec.model.dtype, boxes),))
+    memory = [_memory(place, held(place), spec, options, activations, world) for place in places]
+    return Forecast(layouts=tuple(layouts), memory=tuple(memory), dp_size=dp_size)
+
+
+Held = tuple[list[Part], int]
+"""What a parameter holds of the checkpoint, and its elements, padding included."""
+
+
+def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> Iterator[Held]:
+    """Every parameter of a rank, in Megatron's order (that of its layers without Transformer Engine)."""
+    shapes = Shapes(
+        shapes=tensors.shapes,
+        heads=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+        head_size=head_size(config),
+        tp_rank=place.tp_rank,
+        tp_size=options.tensor_parallel,
+        ep_rank=place.ep_rank,
+        ep_size=options.expert_parallel,
+        experts=getattr(config, "num_experts", None) or 0,
+        etp_rank=place.etp_rank,
+        etp_size=expert_tensor_size(options),
+    )
+    rows = padded_vocabulary(config.vocab_size, options.tensor_parallel) // options.tensor_parallel
+    stages = options.pipeline_parallel
+    each = config.num_hidden_layers // (stages * options.virtual_stages)
+    for chunk in range(options.virtual_stages):
+        is_first = place.pp_rank == chunk == 0
+        is_last = place.pp_rank == stages - 1 and chunk == options.virtual_stages - 1
+        if is_first:
+            yield shapes.vocabulary("model.embed_tokens.weight", rows), rows * config.hidden_size
+        first = (chunk * stages + place.pp_rank) * each
+        for layer in range(first, first + each):
+            for parts in _layer(shapes, f"model.layers.{layer}"):
+                yield parts, sum(part.box.numel for part in parts)
+        if is_last:
+            yield from _end(shapes, rows, config, tensors, has_embedding=is_first)
+
+
+def _layer(shapes: Shapes, at: str) -> Iterator[list[Part]]:
+    def norms(*names: str) -> Iterator[list[Part]]:
+        yield from (shapes.whole(name) for name in names if name in shapes.shapes)
+
+    yield from norms(f"{at}.input_layernorm.weight")
+    yield shapes.columns(f"{at}.self_attn.o_proj.weight")
+    yield shapes.attention(f"{at}.self_attn", "weight")
+    if f"{at}.self_attn.q_proj.bias" in shapes.shapes:
+        yield shapes.attention(f"{at}.self_attn", "bias")
+    yield from norms(
+        f"{at}.self_attn.q_norm.weight", f"{at}.self_attn.k_norm.weight", f"{at}.post_attention_layernorm.weight"
+    )
+    if not shapes.experts:
+        yield shapes.gate_up(f"{at}.mlp")
+        yield shapes.columns(f"{at}.mlp.down_proj.weight")
+        return
+    yield shapes.whole(f"{at}.mlp.gate.weight")
+    for local in range(shapes.experts // shapes.ep_size):
+        yield shapes.expert_gate_up(f"{at}.mlp.experts", shapes.expert(str(local)))
+        yield shapes.expert_down(f"{at}.mlp.experts", shapes.expert(str(local)))
+
+
+def _end(shapes: Shapes, rows: int, config: Any, tensors: ModelTensors, *, has_embedding: bool) -> Iterator[Held]:
+    """The last norm and the head. A tied embedding is there once more, where it is not there already."""
+    yield shapes.whole("model.norm.weight"), config.hidden_size
+    if "score.weight" in tensors.shapes:
+        for name in ("score.weight", "score.bias"):
+            if name in tensors.shapes:
+                yield shapes.whole(name), shapes.whole(name)[0].box.numel
+    elif "lm_head.weight" in tensors.shapes or not has_embedding:
+        name = tensors.tied.get("lm_head.weight", "lm_head.weight")
+        yield shapes.vocabulary(name, rows), rows * config.hidden_size
+
+
+def _memory(
+    place: Place, held: Sequence[Held], spec: TrainSpec, options: MegatronOptions, activations: Activations, world: int
+) -> RankMemory:
+    experts = sum(numel for parts, numel in held if parts and ".experts." in parts[0].name)
+    others = sum(numel for _, numel in held) - experts
+    weights = (experts + others) * DTYPE_BYTES[spec.model.dtype]
+    forward = activations.forward_bytes(place)
+    if spec.optim is None:
+        return RankMemory(weights_bytes=weights, forward_bytes=forward)
+    stage = world // options.pipeline_parallel
+    shared = options.distributed_optimizer
+    others_on = stage // options.tensor_parallel if shared else 1
+    experts_on = stage // (options.expert_parallel * expert_tensor_size(options)) if shared else 1
+    stepped = others // others_on + experts // experts_on
+    copies = MASTER_BYTES if spec.model.dtype != "float32" else 0
+    return RankMemory(
+        weights_bytes=weights,
+        optimizer_bytes=stepped * (MOMENT_BYTES + copies),
+        gradients_bytes=(experts + others) * GRADIENT_BYTES,
+        gradients_stay=True,
+        forward_bytes=forward,
+        backward_bytes=activations.backward_bytes(place),
+    )

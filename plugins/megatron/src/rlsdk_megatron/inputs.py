@@ -1,0 +1,100 @@
+"""From rows to what a model takes, and where each token's hidden state is found afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from rlsdk.interfaces import Batch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One micro-batch, in a rectangle or in one long row."""
+
+    batch: Batch
+    ids: Tensor
+    """`[B, T]`, of this context-parallel rank's positions."""
+    positions: Tensor
+    """`[B, T]`: of each id in its row."""
+    future: Tensor | None
+    """`[1, 1, T, all T]`, true where a position may not look; None where `packed` says it."""
+    packed: PackedSeqParams | None
+    places: Tensor
+    """`[N]`: where the state of each token lies among the `[T * B]` of this rank; -1: on another."""
+
+
+def rectangle(batch: Batch, shape: tuple[int, int]) -> Inputs:
+    """Rows that end in padding, which no earlier position sees.
+
+    Args:
+        batch: on the device.
+        shape: rows and positions; the latter a multiple of what `length_unit` says.
+    """
+    rows, length = shape
+    ids = F.pad(batch.padded("input_ids", length=length), (0, 0, 0, rows - batch.num_rows))
+    mine = own_positions(length, parallel_state.get_context_parallel_rank(), context_size(), ids.device)
+    column = torch.full((length,), -1, device=ids.device)
+    column[mine] = torch.arange(len(mine), device=ids.device)
+    there = column[batch.position_ids]
+    places = torch.where(there < 0, there, there * rows + batch.row_of_token)
+    return Inputs(batch, ids[:, mine], mine.expand(rows, -1), _future(length, mine), None, places)
+
+
+def one_row(batch: Batch, length: int) -> Inputs:
+    """Rows laid end to end, without padding between them, for attention that takes `PackedSeqParams`.
+
+    Args:
+        batch: on the device.
+        length: of the result; what is left behind the last row is a row of its own that nobody reads.
+    """
+    padding = length - batch.num_tokens
+    lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([padding] if padding else [])])
+    ends = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    longest = int(lengths.max())
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    positions = F.pad(batch.position_ids, (0, padding))
+    ids = F.pad(batch["input_ids"], (0, padding))
+    return Inputs(batch, ids[None], positions[None], None, packed, torch.arange(batch.num_tokens, device=ids.device))
+
+
+def context_size() -> int:
+    """Context-parallel ranks."""
+    size: int = parallel_state.get_context_parallel_world_size()
+    return size
+
+
+def length_unit(sequence_parallel: bool) -> int:
+    """What positions must be a multiple of: context-parallel ranks hold two stretches each, sequence-parallel ones one
+    of those."""
+    context = context_size()
+    tensor = parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
+    return int(tensor * (2 * context if context > 1 else 1))
+
+
+def own_positions(length: int, rank: int, size: int, device: torch.device) -> Tensor:
+    """Positions of a row that a context-parallel rank holds: one stretch from each end, so that work is even, because
+    late positions look at more. Megatron's rotary embedding and Transformer Engine expect this order."""
+    if size == 1:
+        return torch.arange(length, device=device)
+    stretches = torch.arange(length, device=device).chunk(2 * size)
+    return torch.cat([stretches[rank], stretches[2 * size - 1 - rank]])
+
+
+def _future(length: int, mine: Tensor) -> Tensor:
+    if len(mine) == length:
+        return _whole_future(length, mine.device)
+    return (torch.arange(length, device=mine.device) > mine[:, None])[None, None]
+
+
+@lru_cache(maxsize=64)
+def _whole_future(length: int, device: torch.device) -> Tensor:
+    return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).triu_(1)

@@ -1,0 +1,15 @@
+"""The engine holds all that it claims: on one rank, and on two."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlsdk.testing import TrainConformance
+
+
+@pytest.mark.filterwarnings("ignore:::megatron", "ignore:::torch")  # of settings that Megatron itself chose
+class TestMegatron(TrainConformance):
+    backend = "megatron"
+
+
+del TrainConformance

@@ -1,0 +1,79 @@
+"""Names that outlive a process which is killed: sockets, and shared memory of SGLang's schedulers.
+
+Those of one engine hang on one folder, which its process keeps locked. An engine that is closed takes them along; of
+one whose process was killed, the next engine on this machine clears them away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PREFIX = "rlsdk-sglang-"
+LOCK = "lock"
+SCHEDULERS = "schedulers"
+"""File with the numbers of the processes, one a line."""
+SHARED = Path("/dev/shm")
+
+
+class Belongings:
+    """What one engine gives names to."""
+
+    def __init__(self) -> None:
+        clear_leftovers()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        unnamed = self.folder / "new"
+        self._lock = unnamed.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # From here on others look at it, and find it locked.
+        unnamed.rename(self.folder / LOCK)
+
+    def take(self, ports: Any) -> None:
+        """Moves SGLang's sockets into the folder, before anybody has opened them, and names its shared memory after it.
+
+        Args:
+            ports: SGLang's `PortArgs`.
+        """
+        for at, field in enumerate(fields(ports)):
+            address = getattr(ports, field.name)
+            if isinstance(address, str) and address.startswith("ipc://"):
+                Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+                setattr(ports, field.name, f"ipc://{self.folder / str(at)}")
+        ports.instance_id = self.folder.name
+
+    def note(self, schedulers: Sequence[int]) -> None:
+        """Their shared memory carries their numbers."""
+        (self.folder / SCHEDULERS).write_text("".join(f"{pid}\n" for pid in schedulers), encoding="ascii")
+
+    def clear(self) -> None:
+        """To be called once the schedulers have ended."""
+        _clear(self.folder)
+        self._lock.close()
+
+
+def clear_leftovers() -> None:
+    """Takes away what engines of processes that were killed have left, on this machine, of this user."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError), lock.open("r+") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _clear(lock.parent)
+
+
+def _clear(folder: Path) -> None:
+    names = [f"sglang_loads_{folder.name}_*"]
+    with suppress(OSError):
+        pids = (folder / SCHEDULERS).read_text(encoding="ascii").split()
+        names += [f"sgl_shm_*_{pid}_*" for pid in pids if not psutil.pid_exists(int(pid))]
+    for name in names:
+        for file in SHARED.glob(name):
+            with suppress(OSError):
+                file.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,35 @@
+"""What the backend would hold, worked out without SGLang: for `rlsdk plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
+
+
+def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
+    """See `ForecastFn`. On a GPU SGLang takes its static share of the device; on a CPU room for all running samples, up
+    to a share of the memory (here: of all, there: of what is free). What a server of the user's own keeps is not known.
+    """
+    spec = rollout(spec, "sglang")
+    options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
+    tensors = ModelTensors.read(spec)
+    weights = tensors.numel * DTYPE_BYTES[spec.model.dtype] // spec.tp_size
+    cache: int | None = None
+    if options.url is None:
+        cache = options.kv_cache_mb << 20 if options.kv_cache_mb is not None else cache_bytes(
+            contexts[0],
+            spec,
+            workload,
+            weights_bytes=weights,
+            sample_tokens=spec.max_model_tokens + RESERVED_TOKENS,
+            gpu_share=options.memory_share,
+            host_share=MAX_SHARE,
+        )  # fmt: skip
+    # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
+    memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True)
+    layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
+    return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -1,0 +1,182 @@
+"""SGLang's engine, kept from harming the process that it lives in.
+
+SGLang takes that process for its own: it ends it, with all its children, when a scheduler or its own receiving loop
+fails, ends all its children when it exits, and leaves open what it opened. Here a failure is noted and told by whoever
+asks next, and an end takes SGLang's own processes, sockets and files, and no others.
+
+Tested: 0.5.23.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+
+from rlsdk.interfaces import RlsdkError
+from rlsdk_sglang import inside
+from rlsdk_sglang.belongings import Belongings
+
+LEAVE_S = 10.0
+"""For schedulers that are asked to end: until they are killed."""
+KILL_S = 20.0
+"""Deadline of processes that were killed."""
+logger = logging.getLogger("rlsdk_sglang")
+
+
+class QuietEngine:
+    """Everything that a start of SGLang's engine brings to life, also where it fails half-way.
+
+    Started and ended on one thread, which must live as long as the schedulers: they end with it.
+    """
+
+    def __init__(self) -> None:
+        self.belongings = Belongings()
+        self.processes: list[BaseProcess] = []
+        """The schedulers."""
+        self.front: Any = None
+        """What is asked for samples and updates: SGLang's `TokenizerManager`."""
+        self.failure: Exception | None = None
+        """What ended the loop that takes SGLang's answers."""
+        self._engine: Any = None
+        self._seen: list[psutil.Process] = []
+        """The schedulers, for looks that do not depend on who collects what is left of ended children."""
+
+    def start(self, arguments: dict[str, Any]) -> None:
+        """Raises: whatever SGLang raises; `end` is to be called then, too."""
+        engine = _engine_class(self)
+        self._engine = engine.__new__(engine)
+        self._engine.__init__(**arguments)
+
+    def watch(self, processes: Sequence[BaseProcess]) -> None:
+        """Takes charge of processes that were just started."""
+        self.processes = list(processes)
+        self.belongings.note([process.pid for process in processes if process.pid is not None])
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                self._seen.append(psutil.Process(process.pid))
+
+    def check_alive(self) -> None:
+        """Raises: RlsdkError: something of it ended."""
+        for process in self._seen:
+            if _has_ended(process):
+                raise RlsdkError(
+                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in this worker's log. "
+                    "Start the run again, or give rollout.sglang.log_level 'info' to see more"
+                )
+        if self.failure is not None:
+            raise RlsdkError(f"SGLang's answers can no longer be read: {self.failure!r}. Start the run again")
+
+    def end(self) -> None:
+        """Ends its processes, sockets and files. May be called twice."""
+        if self._engine is not None:
+            atexit.unregister(self._engine.shutdown)
+        family = [member for process in self.processes for member in _below(process)]
+        if self.front is not None and self.processes:
+            self._dismiss()
+        for process in self.processes:
+            process.kill()
+            process.join(KILL_S)
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=KILL_S)
+        self._close()
+        self.belongings.clear()
+
+    def _dismiss(self) -> None:
+        """Lets schedulers give back what a killed process cannot: device memory, semaphores, shared memory."""
+        from sglang.srt.managers.io_struct import ShutdownReq
+
+        deadline = time.monotonic() + LEAVE_S
+        while time.monotonic() < deadline and any(process.is_alive() for process in self.processes):
+            try:
+                # Again and again: one that sleeps looks up when something comes, and then sleeps for another second.
+                self.front._dispatch_to_scheduler(ShutdownReq())
+            except Exception as error:
+                logger.warning("SGLang's schedulers could not be asked to end, and are killed: %r", error)
+                return
+            for process in self.processes:
+                process.join(0.1)
+
+    def _close(self) -> None:
+        """Sockets go with their contexts, each of which has threads of its own."""
+        sockets = [getattr(self._engine, "send_to_rpc", None)]
+        if self.front is not None:
+            sockets += [self.front.recv_from_detokenizer, self.front.send_to_scheduler]
+            # Sockets complain about what is cancelled, and nobody waits for it any more.
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        for socket in sockets:
+            if socket is not None:
+                socket.context.destroy(linger=0)
+        self.front = self._engine = None
+        self.processes = []
+
+
+def _engine_class(quiet: QuietEngine) -> Any:
+    """SGLang's engine with this plugin's schedulers, and without what ends or watches processes."""
+    from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    class Front(TokenizerManager):  # type: ignore[misc]
+        async def handle_loop(self) -> None:
+            try:
+                await super().handle_loop()
+            except Exception as error:
+                # SGLang would kill this process here.
+                logger.exception("SGLang's answers can no longer be read")
+                quiet.failure = error
+
+        async def sigterm_watchdog(self) -> None:
+            """Signals are for the process to mind, not for an engine in it."""
+
+        def init_ipc_channels(self, ports: Any) -> None:
+            super().init_ipc_channels(ports)
+            quiet.front = self
+
+    class Own(Engine):  # type: ignore[misc]
+        run_scheduler_process_func = staticmethod(inside.run_scheduler)
+
+        @staticmethod
+        def init_tokenizer_manager_func(server_args: Any, ports: Any) -> Any:
+            return init_tokenizer_manager(server_args, ports, Front)
+
+        @classmethod
+        def _launch_scheduler_processes(cls, server_args: Any, ports: Any, *args: Any, **kwargs: Any) -> Any:
+            quiet.belongings.take(ports)
+            result, processes = super()._launch_scheduler_processes(server_args, ports, *args, **kwargs)
+            quiet.watch(processes)
+            # None: as where others mind them. SGLang's own watchdog would end this process where a scheduler ends.
+            return result, None
+
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[Sequence[Any], Sequence[str]]:
+            """It would have nothing to do: no text is made."""
+            return [], []
+
+        def shutdown(self) -> None:
+            """SGLang calls it when the interpreter exits; its own ends every child of this process."""
+
+    return Own
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _below(process: BaseProcess) -> list[psutil.Process]:
+    """What a process has started, and so on."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

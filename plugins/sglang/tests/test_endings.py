@@ -1,0 +1,106 @@
+"""However an engine ends, its host goes on, or is gone by its own will, and nothing of SGLang's is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+from cases import make_engine
+
+from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams, WeightSyncError
+from rlsdk.testing.rollout_lab import collect
+from rlsdk_sglang.belongings import SHARED, Belongings, clear_leftovers
+
+HOST = """
+import asyncio, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from cases import make_engine
+from rlsdk.interfaces import GenerationRequest, SamplingParams
+from rlsdk.testing.rollout_lab import collect
+engine = make_engine(pathlib.Path(sys.argv[2]))
+request = GenerationRequest(request_id="x", prompt_ids=(5,), n=2, sampling=SamplingParams(max_tokens=4))
+assert len(asyncio.run(collect(engine, [request]))) == 2
+print(engine.engine._home._engine.belongings.folder)
+"""
+KILLED = """
+import os, signal
+from rlsdk_sglang.belongings import SHARED, Belongings
+found = Belongings()
+found.note([os.getpid()])
+(SHARED / f"sglang_loads_{found.folder.name}_x.shm").touch()
+(SHARED / f"sgl_shm_mq_{os.getpid()}_x").touch()
+print(found.folder, os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) -> None:
+    engine = make_engine(qwen2)
+    quiet = engine.engine._home._engine
+    contexts = [quiet._engine.send_to_rpc.context, quiet.front.recv_from_detokenizer.context]
+    (scheduler,) = quiet.processes
+    request = GenerationRequest(request_id="x", prompt_ids=(5, 6), n=4, sampling=SamplingParams(max_tokens=120))
+
+    async def killed_midway() -> None:
+        task = asyncio.create_task(collect(engine, [request]))
+        os.kill(scheduler.pid, signal.SIGSTOP)  # It cannot be quicker than what follows.
+        while not engine.samples:
+            await asyncio.sleep(0.001)
+        os.kill(scheduler.pid, signal.SIGKILL)
+        await task
+
+    try:
+        with pytest.raises(RlsdkError, match=rf"a scheduler of SGLang \(process {scheduler.pid}\) ended"):
+            asyncio.run(killed_midway())
+        with pytest.raises(WeightSyncError, match="nothing can be generated: a scheduler of SGLang"):
+            asyncio.run(collect(engine, [request]))
+        with pytest.raises(RlsdkError, match="a scheduler of SGLang"):
+            engine.sleep()
+        # SGLang's own way with an answer that it cannot read is to kill its process, with all its children.
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.connect(quiet._engine.port_args.tokenizer_ipc_name)
+            socket.send(pickle.dumps("no answer"))
+            deadline = time.monotonic() + 60
+            while quiet.failure is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        engine.close()
+    assert all(context.closed for context in contexts), "each has threads of its own"
+    assert left_in(quiet.belongings.folder, [scheduler.pid]) == []
+
+
+def test_a_host_that_ends_without_closing_ends_well(qwen2: Path) -> None:
+    command = [sys.executable, "-c", HOST, str(Path(__file__).parent), str(qwen2)]
+    host = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert host.returncode == 0, host.stderr
+    assert "leaked" not in host.stderr
+    assert left_in(Path(host.stdout.strip()), []) == []
+
+
+def test_what_a_killed_host_left_is_cleared_by_the_next_and_what_is_in_use_stays() -> None:
+    host = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
+    folder, pid = host.stdout.split()
+    assert len(left_in(Path(folder), [int(pid)])) == 3
+    living = Belongings()
+    try:
+        assert left_in(Path(folder), [int(pid)]) == []
+        clear_leftovers()
+        assert living.folder.exists()
+    finally:
+        living.clear()
+    assert not living.folder.exists()
+
+
+def left_in(folder: Path, schedulers: list[int]) -> list[Path]:
+    """Of what hangs on an engine's folder."""
+    names = [f"sglang_loads_{folder.name}_*", *(f"sgl_shm_*_{pid}_*" for pid in schedulers)]
+    return [path for path in (folder, *(found for name in names for found in SHARED.glob(name))) if path.exists()]

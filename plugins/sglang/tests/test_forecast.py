@@ -1,0 +1,45 @@
+"""The layouts and the cache that `rlsdk plan` is told are those of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, Workload
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.forecast import forecast
+from rlsdk_sglang.launch import num_cached_tokens
+
+GIB = 1 << 30
+WORK = Workload(row_tokens=128, update_rows=1, running_rows=16)
+
+
+def test_the_engine_asks_for_the_weights_that_were_foreseen(served: Any) -> None:
+    found = forecast([served.ctx], served.spec, WORK)
+    (foreseen,), (real,) = found.layouts[0], served.layout()
+    assert replace(foreseen, process=real.process) == real
+    assert found.memory[0].weights_bytes == 4 * sum(box.numel for _, box in real.boxes)
+    assert found.memory[0].cache_bytes == 64 << 20
+
+
+def test_unasked_a_cpu_keeps_room_for_all_running_samples(served: Any) -> None:
+    spec = replace(served.spec, options=SglangOptions())
+    one = bytes_per_token(load_model_config(spec.model), spec.model.dtype)
+    foreseen = forecast([served.ctx], spec, WORK).memory[0].cache_bytes
+    assert foreseen == (num_cached_tokens(served.ctx, spec, SglangOptions()) or 0) * one
+
+
+def test_on_a_gpu_the_cache_is_what_its_share_leaves_and_a_server_s_is_not_known(served: Any) -> None:
+    on_gpu = RankContext(role="rollout", device="cuda:0")
+    spec = replace(served.spec, options=SglangOptions(memory_share=0.5), tp_size=2)
+    memory = forecast([on_gpu], spec, replace(WORK, device_bytes=10 * GIB)).memory[0]
+    assert (memory.weights_bytes or 0) + (memory.cache_bytes or 0) == 5 * GIB
+    assert memory.weights_bytes == (forecast([on_gpu], served.spec, WORK).memory[0].weights_bytes or 0) // 2
+    server = replace(spec, options=SglangOptions(url="http://127.0.0.1:30000"))
+    assert forecast([on_gpu], server, replace(WORK, device_bytes=10 * GIB)).memory[0].cache_bytes is None
+    with pytest.raises(ConfigError, match="is a rollout backend"):
+        forecast([on_gpu], TrainSpec(model=spec.model), WORK)

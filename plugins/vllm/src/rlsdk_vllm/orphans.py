@@ -1,0 +1,104 @@
+"""Processes of vLLM's that end in time: a core with the process that started it, and all of them when a start takes too
+long.
+
+A worker of tensor parallelism notices by itself when the process above it is gone. A core would wait for its messages
+for ever, with the memory that it holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlsdk.interfaces import DeadlineError
+from rlsdk_vllm.replacing import replaced
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when the thread that started it ends."""
+NAMES = ("EngineCore", "VllmWorker")
+"""How vLLM's processes are called."""
+POLL_S = 0.2
+"""Between two looks for processes whose start has taken too long."""
+
+
+class EndsWithParent:
+    """vLLM's main function of a core's process, after a promise that the kernel keeps: killed with the parent.
+
+    It is called in a new process. One that is spawned gets it by pickle, and looks the function up there.
+    """
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        end_with_parent()
+        self._run(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _found_here, ()
+
+
+def _found_here() -> EndsWithParent:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    return EndsWithParent(EngineCoreProc.run_engine_core)
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends; Linux only."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    # It may have ended before the kernel was asked.
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)
+
+
+@contextmanager
+def cores_end_with_this_thread() -> Iterator[None]:
+    """Of cores that are started inside, by a thread that lives as long as they should."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    with replaced("run_engine_core", _found_here(), EngineCoreProc):
+        yield
+
+
+@contextmanager
+def started_within(timeout_s: float) -> Iterator[None]:
+    """vLLM waits for its processes to start as long as they live. Here they are killed when it takes too long.
+
+    Raises: DeadlineError: it took longer.
+    """
+    others = set(multiprocessing.active_children())
+    started, killed = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        ended = started.wait(timeout_s)
+        # Some may only come now.
+        while not ended:
+            for process in set(multiprocessing.active_children()) - others:
+                if process.name.startswith(NAMES):
+                    killed.set()
+                    process.kill()
+            ended = started.wait(POLL_S)
+
+    threading.Thread(target=watch, name="rlsdk-vllm-start", daemon=True).start()
+    try:
+        yield
+    except Exception as error:
+        if killed.is_set():
+            raise DeadlineError(
+                f"vLLM's processes did not start within {timeout_s:g} s and were killed. Give a larger "
+                "trainer.timeout_s, or look for the cause with rollout.vllm.log_level INFO"
+            ) from error
+        raise
+    finally:
+        started.set()

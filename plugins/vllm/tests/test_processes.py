@@ -1,0 +1,89 @@
+"""Processes of an engine end with the one that it belongs to, however that ends; and nobody waits for one for ever."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+HOST = """
+import json, signal, sys
+import psutil
+sys.path.insert(0, sys.argv[1])
+from cases import ask, make_engine, run, plain_model, state_of, whole_shards
+from rlsdk.interfaces import DeadlineError
+
+engine = make_engine(sys.argv[2], asynchronous=True, tp_size=2)
+assert len(run(engine, [ask("x", [5, 6], 2)])) == 2
+processes = psutil.Process().children(recursive=True)
+(core,) = (process for process in processes if "EngineCore" in process.cmdline()[0])
+core.suspend()
+# However slow the machine is: a process that stands still answers never.
+engine.engine._timeout_s = 2.0
+
+def said(work):
+    try:
+        return work() and "nothing"
+    except DeadlineError as error:
+        return str(error)
+
+found = {
+    "generate": said(lambda: run(engine, [ask("y", [5, 6], 2)])),
+    "update": said(lambda: engine.update_weights(whole_shards(state_of(plain_model(sys.argv[2]))), 1)),
+}
+core.resume()
+print(json.dumps([[process.pid for process in processes], found]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_core_that_hangs_is_an_error_and_one_whose_host_is_killed_ends(qwen2: Path) -> None:
+    """The workers of tensor parallelism as well, which are the core's own processes."""
+    command = [sys.executable, "-c", HOST, str(Path(__file__).parent), str(qwen2)]
+    host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert host.stdout is not None
+        pids, found = json.loads(host.stdout.readline())
+        processes = [psutil.Process(pid) for pid in pids]
+    finally:
+        host.kill()
+        host.communicate(timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    for process in alive:
+        process.kill()
+    assert not alive
+    # The core and two workers.
+    assert len(processes) >= 3
+    assert "brought no token of 2 samples that run within 2 s" in found["generate"]
+    assert "brought no answer (rlsdk_take) within 2 s" in found["update"]
+
+
+SLOW = """
+import json, sys
+import psutil
+from rlsdk.interfaces import DeadlineError, ModelSpec, RankContext, RolloutSpec
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.engine import VllmRolloutEngine
+
+engine = VllmRolloutEngine()
+# No process of Python's begins and imports vLLM in so short a time.
+ctx = RankContext(role="rollout", timeout_s=0.05)
+options = VllmOptions(asynchronous=True, kv_cache_mb=64)
+try:
+    engine.initialize(ctx, RolloutSpec(model=ModelSpec(path=sys.argv[1], dtype="float32"), options=options))
+except DeadlineError as error:
+    engine.close()
+    names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    print(json.dumps([str(error), [name for name in names if "resource_tracker" not in name]]))
+"""
+
+
+def test_a_start_that_takes_too_long_is_an_error_and_leaves_no_process(qwen2: Path) -> None:
+    command = [sys.executable, "-c", SLOW, str(qwen2)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    message, left = json.loads(done.stdout.splitlines()[-1])
+    assert "vLLM's processes did not start within 0.05 s and were killed" in message
+    assert left == []

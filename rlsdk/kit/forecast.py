@@ -1,0 +1,153 @@
+"""What forecasts of engines (`rlsdk.interfaces.ForecastFn`) have in common: layouts, passes, keys and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from rlsdk.interfaces import (
+    Box,
+    ConfigError,
+    RankContext,
+    RolloutSpec,
+    TensorMeta,
+    TrainSpec,
+    WeightLayout,
+    Workload,
+)
+from rlsdk.kit.estimate import passes_bytes, rows_of_pass
+from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
+from rlsdk.kit.kv_cache import bytes_per_token
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """Canonical tensors of a model, known from `config.json`."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+    """As in `WeightLayout`."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelTensors:
+        """Of a transformers model, which may be empty."""
+        parameters, tied = canonical_parameters(model)
+        return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, tied)
+
+    @classmethod
+    def read(cls, spec: TrainSpec | RolloutSpec) -> ModelTensors:
+        """Reads the configuration and nothing else."""
+        return cls.of(build_model(spec.model, empty=True))
+
+    @property
+    def numel(self) -> int:
+        """Parameters, tied copies counted once."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def layout(self, ctx: RankContext, dtype: str, boxes: Iterable[tuple[str, Box]] | None = None) -> WeightLayout:
+        """Of a rank that holds or wants these boxes; None: every tensor whole."""
+        held = tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()) if boxes is None else tuple(boxes)
+        return WeightLayout(
+            rank=ctx.rank,
+            node=ctx.node,
+            device=ctx.device,
+            process="",
+            tensors=tuple(
+                TensorMeta(name=name, shape=self.shapes[name], dtype=dtype)
+                for name in dict.fromkeys(n for n, _ in held)
+            ),
+            boxes=held,
+            tied=self.tied,
+        )
+
+    def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec) -> WeightLayout:
+        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside."""
+        return replace(self.layout(ctx, spec.model.dtype), rank=0)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What the passes of a rank take at their peak, besides weights."""
+
+    rows: int
+    """Of the largest pass."""
+    count: int
+    """Passes in an update."""
+    forward_bytes: int | None
+    backward_bytes: int | None
+    """0 of a frozen model."""
+
+
+def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: torch.dtype | None = None) -> Passes:
+    """Of an engine that runs transformers' own code, whole rows on each rank.
+
+    Args:
+        spec: decides about the cut into micro-batches.
+        workload: all rows at their longest.
+        dp_size: ranks that share an update's rows.
+        dtype: that passes run in; None: the model's.
+    """
+    mine = -(-workload.update_rows // dp_size)
+    rows, count = rows_of_pass(spec, row_tokens=workload.row_tokens, num_rows=mine)
+    gradients = (False, True) if spec.optim is not None else (False,)
+    found = passes_bytes(
+        spec.model,
+        dtype=dtype,
+        num_rows=rows,
+        row_tokens=workload.row_tokens,
+        gradients=gradients,
+        activation_checkpointing=spec.activation_checkpointing,
+    )
+    return Passes(rows, count, found[0], found[1] if len(found) > 1 else 0)
+
+
+def cache_bytes(
+    ctx: RankContext,
+    spec: RolloutSpec,
+    workload: Workload,
+    *,
+    weights_bytes: int,
+    sample_tokens: int,
+    gpu_share: float,
+    host_share: float,
+) -> int | None:
+    """Keys and values that a rollout engine keeps on a device. On a GPU: what its share of the device leaves beside
+    weights. On a CPU: room for all running samples, up to a share of the memory, and for one at least.
+
+    Args:
+        ctx: of any replica.
+        spec: how many samples run.
+        workload: says how much memory there is.
+        weights_bytes: on one device.
+        sample_tokens: that the engine keeps room for in each sample.
+        gpu_share: of a GPU's memory, weights included.
+        host_share: of main memory.
+
+    Returns:
+        None where the memory of the GPU is not known.
+    """
+    if ctx.device != "cpu":
+        if workload.device_bytes is None:
+            return None
+        return max(int(workload.device_bytes * gpu_share) - weights_bytes, 0)
+    one = sample_tokens * bytes_per_token(load_model_config(spec.model), spec.model.dtype)
+    room = one * spec.max_running
+    return max(room if workload.device_bytes is None else min(room, int(workload.device_bytes * host_share)), one)
+
+
+def training(spec: TrainSpec | RolloutSpec, backend: str) -> TrainSpec:
+    """The specification, where it is one of training; else raises `ConfigError`."""
+    if not isinstance(spec, TrainSpec):
+        raise ConfigError(f"backend {backend!r} is a train backend; got a {type(spec).__name__}")
+    return spec
+
+
+def rollout(spec: TrainSpec | RolloutSpec, backend: str) -> RolloutSpec:
+    """The specification, where it is one of rollout; else raises `ConfigError`."""
+    if not isinstance(spec, RolloutSpec):
+        raise ConfigError(f"backend {backend!r} is a rollout backend; got a {type(spec).__name__}")
+    return spec

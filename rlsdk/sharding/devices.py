@@ -1,0 +1,16 @@
+"""Which layouts are on one device: the number in `cuda:0` does not say it where every process of a node has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlsdk.interfaces import WeightLayout
+
+
+def on_physical_device(layout: WeightLayout, accelerators: Sequence[str]) -> WeightLayout:
+    """The layout with the name of the device behind `cuda:N`, `accelerators[N]`, in place of N. Unchanged on a CPU,
+    and where nobody knows the device."""
+    kind, _, number = layout.device.partition(":")
+    at = int(number or 0)
+    return replace(layout, device=f"{kind}:{accelerators[at]}") if at < len(accelerators) and kind != "cpu" else layout
