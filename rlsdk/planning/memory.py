@@ -10,9 +10,10 @@ from rlsdk.planning.places import PlannedDevice
 
 PHASES = ("sync", "rollout", "log_probs", "update")
 MIB = 1 << 20
-RUNTIME_BYTES: Mapping[str, int] = {"cpu": 620 * MIB, "cuda": 1536 * MIB}
-"""Of a worker, besides all tensors, by what it runs on. cpu: interpreter, torch, transformers and Ray, a guess
-(main memory); cuda: driver context, kernels and communication buffers on the device, a common figure, not measured."""
+RUNTIME_BYTES: Mapping[str, int] = {"cpu": 350 * MIB, "cuda": 1536 * MIB}
+"""Of a worker, besides all tensors, by what it runs on. cpu: interpreter, torch, transformers and Ray in main memory,
+measured (docs/benchmarks.md); cuda: driver context, kernels and communication buffers on the device, a common figure,
+not measured."""
 CONTROLLER_BYTES = 1200 * MIB
 """Of the controller with grading processes and Ray's own, on the first node; a guess."""
 

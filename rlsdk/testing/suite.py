@@ -188,9 +188,16 @@ def variant_of(suite: type[Any]) -> str:
     for name in sorted(settings_of(base)):
         value = getattr(suite, name)
         if value != getattr(base, name):
-            mapped = isinstance(value, Mapping) and name in ("options", "engine_kwargs", "arguments")
-            found |= value if mapped else {name: value}
+            found |= value if isinstance(value, Mapping) else _set_fields(value) or {name: value}
     return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
+def _set_fields(options: Any) -> dict[str, object]:
+    """Of an instance of an options class: what is not as by default."""
+    if not is_dataclass(options):
+        return {}
+    values = {field: getattr(options, field.name) for field in fields(options)}
+    return {field.name: value for field, value in values.items() if value != field.default}
 
 
 def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:

@@ -65,6 +65,10 @@ def test_wandb_keeps_steps_that_begin_anew_after_the_warm_start(
     assert logged[2]["reward/mean"] == 0.1
     assert logged[2]["sft/loss"] == 2.0
     [written] = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    # By a process of wandb's own, which may be a moment behind.
+    deadline = time.monotonic() + 60
+    while b"reward/mean" not in written.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert b"reward/mean" in written.read_bytes()
 
 

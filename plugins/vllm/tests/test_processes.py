@@ -10,14 +10,19 @@ from pathlib import Path
 import psutil
 
 HOST = """
-import json, signal, sys
+import json, sys
+from asyncio import run
+from pathlib import Path
 import psutil
 sys.path.insert(0, sys.argv[1])
-from cases import ask, make_engine, run, plain_model, state_of, whole_shards
-from rlsdk.interfaces import DeadlineError
+from cases import Asynchronous, make_engine
+from rlsdk.interfaces import DeadlineError, GenerationRequest, SamplingParams
+from rlsdk.testing.rollout_lab import PlainModel, collect, whole_shards
 
-engine = make_engine(sys.argv[2], asynchronous=True, tp_size=2)
-assert len(run(engine, [ask("x", [5, 6], 2)])) == 2
+model = Path(sys.argv[2])
+engine = make_engine(model, options=Asynchronous.options)
+request = GenerationRequest(request_id="x", prompt_ids=(5, 6), n=2, sampling=SamplingParams(max_tokens=8))
+assert len(run(collect(engine, [request]))) == 2
 processes = psutil.Process().children(recursive=True)
 (core,) = (process for process in processes if "EngineCore" in process.cmdline()[0])
 core.suspend()
@@ -31,8 +36,8 @@ def said(work):
         return str(error)
 
 found = {
-    "generate": said(lambda: run(engine, [ask("y", [5, 6], 2)])),
-    "update": said(lambda: engine.update_weights(whole_shards(state_of(plain_model(sys.argv[2]))), 1)),
+    "generate": said(lambda: run(collect(engine, [request]))),
+    "update": said(lambda: engine.update_weights(whole_shards(PlainModel.load(model).state), 1)),
 }
 core.resume()
 print(json.dumps([[process.pid for process in processes], found]), flush=True)
@@ -41,7 +46,6 @@ sys.stdin.read()
 
 
 def test_a_core_that_hangs_is_an_error_and_one_whose_host_is_killed_ends(qwen2: Path) -> None:
-    """The workers of tensor parallelism as well, which are the core's own processes."""
     command = [sys.executable, "-c", HOST, str(Path(__file__).parent), str(qwen2)]
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -55,8 +59,7 @@ def test_a_core_that_hangs_is_an_error_and_one_whose_host_is_killed_ends(qwen2: 
     for process in alive:
         process.kill()
     assert not alive
-    # The core and two workers.
-    assert len(processes) >= 3
+    assert processes
     assert "brought no token of 2 samples that run within 2 s" in found["generate"]
     assert "brought no answer (rlsdk_take) within 2 s" in found["update"]
 
@@ -72,8 +75,9 @@ engine = VllmRolloutEngine()
 # No process of Python's begins and imports vLLM in so short a time.
 ctx = RankContext(role="rollout", timeout_s=0.05)
 options = VllmOptions(asynchronous=True, kv_cache_mb=64)
+model = ModelSpec(path=sys.argv[1], dtype="float32")
 try:
-    engine.initialize(ctx, RolloutSpec(model=ModelSpec(path=sys.argv[1], dtype="float32"), options=options))
+    engine.initialize(ctx, RolloutSpec(model=model, max_model_tokens=128, options=options))
 except DeadlineError as error:
     engine.close()
     names = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
@@ -83,7 +87,7 @@ except DeadlineError as error:
 
 def test_a_start_that_takes_too_long_is_an_error_and_leaves_no_process(qwen2: Path) -> None:
     command = [sys.executable, "-c", SLOW, str(qwen2)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True)
     message, left = json.loads(done.stdout.splitlines()[-1])
     assert "vLLM's processes did not start within 0.05 s and were killed" in message
     assert left == []

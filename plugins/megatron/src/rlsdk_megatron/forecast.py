@@ -29,6 +29,9 @@ from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, p
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 """Of a parameter: the optimizer's float32 copy where weights are bfloat16, its moments, and the gradient."""
+MODULES_BYTES = 300 << 20
+"""Main memory of Megatron's modules, and of what they import. Proportional set size of Megatron-Core 0.16 on a CPU; see
+docs/benchmarks.md."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
@@ -133,7 +136,7 @@ def _memory(
     weights = (experts + others) * DTYPE_BYTES[spec.model.dtype]
     forward = activations.forward_bytes(place)
     if spec.optim is None:
-        return RankMemory(weights_bytes=weights, forward_bytes=forward)
+        return RankMemory(weights_bytes=weights, forward_bytes=forward, process_bytes=MODULES_BYTES)
     stage = world // options.pipeline_parallel
     shared = options.distributed_optimizer
     others_on = stage // options.tensor_parallel if shared else 1
@@ -147,4 +150,5 @@ def _memory(
         gradients_stay=True,
         forward_bytes=forward,
         backward_bytes=activations.backward_bytes(place),
+        process_bytes=MODULES_BYTES,
     )

@@ -9,6 +9,10 @@ from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
 
+FRONT_BYTES, SCHEDULER_BYTES = 150 << 20, 450 << 20
+"""Main memory of SGLang's modules in the worker, and of each of its schedulers. Proportional set sizes of SGLang 0.5.23
+on a CPU; see docs/benchmarks.md."""
+
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """See `ForecastFn`. On a GPU SGLang takes its static share of the device; on a CPU room for all running samples, up
@@ -30,6 +34,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
             host_share=MAX_SHARE,
         )  # fmt: skip
     # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
-    memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True)
+    processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.tp_size
+    memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
     layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -29,6 +29,8 @@ from rlsdk_vllm.samples import Sample
 Result = TypeVar("Result")
 END_S = 30.0
 """For processes that are ended, past what vLLM gives them before it kills them, and for the thread that ends them."""
+STUCK_S = 300.0
+"""For vLLM to notice that processes whose start took too long were killed, and for what it imports before."""
 
 
 class AsyncEngine(VllmEngine):
@@ -65,7 +67,7 @@ class AsyncEngine(VllmEngine):
         self._thread.start()
         try:
             with undisturbed_process(), explained_start(spec):
-                self._engine = self._run(start(), "starting", ctx.timeout_s + END_S)
+                self._engine = self._run(start(), "starting", ctx.timeout_s + STUCK_S)
         except BaseException:
             self._end_loop()
             raise

@@ -9,6 +9,10 @@ from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 
+OWN_BYTES, CORE_BYTES, WORKER_BYTES = 250 << 20, 450 << 20, 500 << 20
+"""Main memory of vLLM's modules in the worker's own process; of an engine's process that runs apart; of each of its own
+workers. Proportional set sizes of vLLM 0.32 on a CPU; see docs/benchmarks.md."""
+
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """See `ForecastFn`. On a GPU vLLM takes its share of the device, whatever the model leaves of that for keys and
@@ -29,6 +33,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         host_share=MAX_SHARE,
     )  # fmt: skip
     # What a pass takes is inside vLLM's own share of a GPU; on a CPU it is small and not counted.
-    memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True)
+    apart = options.asynchronous or spec.tp_size > 1
+    processes = WORKER_BYTES + CORE_BYTES // spec.tp_size if apart else OWN_BYTES
+    memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
     layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
