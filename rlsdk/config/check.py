@@ -55,6 +55,7 @@ def check_run(
         *_missing_rollout(config, devices.get("rollout")),
         *check_backend(needed, config.rollout.backend, registry),
         *_options(needed, config.rollout.backend, config.rollout.options, registry, model or {}),
+        *_transport(config, device),
         *_log_prob_kind(config, registry),
         *_components(config, registry),
     ]
@@ -149,6 +150,26 @@ def _missing_rollout(config: RunConfig, devices: int | None) -> Iterator[Problem
     tp_size = config.rollout.tp_size
     if devices is not None and devices % tp_size:
         yield Problem("rollout.tp_size", f"{tp_size}: expected a divisor of the {devices} devices of the rollout")
+
+
+def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
+    """Ways for weights that cannot reach, wherever the ranks come to stand; the planner refuses the others."""
+    chosen, placement = config.sharding.transport, config.placement
+    roles = placement.roles
+    together = placement.preset == "colocate_all" or (roles and roles.get("actor") == roles.get("rollout"))
+    if chosen == "in_process" and not together:
+        yield Problem(
+            "sharding.transport",
+            "'in_process': expected another, because placement gives actor and rollout processes of their own; "
+            "auto takes the quickest that reaches",
+        )
+    kinds = {_device_of(placement, role, device) for role in ("actor", "rollout")}
+    if chosen == "cuda_ipc" and "cpu" in kinds:
+        yield Problem(
+            "sharding.transport",
+            "'cuda_ipc': expected another, because actor or rollout runs on a CPU; "
+            "auto takes the quickest that reaches",
+        )
 
 
 def _options(

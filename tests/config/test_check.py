@@ -150,3 +150,28 @@ def test_each_role_is_checked_for_the_device_of_its_own_pool(registry: Registry)
     assert problems(registry, *flags, "--placement.roles", "{actor: fast, rollout: slow}", device="cpu") == []
     (found,) = problems(registry, *flags, "--placement.roles", "{actor: slow, rollout: fast}", device="cuda")
     assert "does not run on 'cpu'" in found
+
+
+APART = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
+POOLS = ["--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node: [1]}}"]
+
+
+@pytest.mark.parametrize(
+    ("transport", "flags", "device", "refused"),
+    [
+        ("in_process", [], "cpu", ""),
+        ("in_process", APART, "cpu", "processes of their own"),
+        ("in_process", [*POOLS, "--placement.roles", "{actor: a, rollout: a}"], "cpu", ""),
+        ("in_process", [*POOLS, "--placement.roles", "{actor: a, rollout: b}"], "cpu", "processes of their own"),
+        ("cuda_ipc", APART, "cpu", "on a CPU"),
+        ("cuda_ipc", APART, "cuda", ""),
+        ("shared_memory", APART, "cpu", ""),
+    ],
+)
+def test_a_transport_that_cannot_reach_is_refused_before_anything_starts(
+    transport: str, flags: list[str], device: str, refused: str, registry: Registry
+) -> None:
+    found = problems(registry, *flags, "--sharding.transport", transport, device=device)
+    assert len(found) == bool(refused)
+    assert all(one.startswith(f"sharding.transport: '{transport}': expected another") for one in found)
+    assert all(refused in one for one in found)

@@ -30,7 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(folder: Path) -> dict[str, str]:
     found = {
         "plain": write_tiny_model(folder / "plain", seed=1, layers=4),
-        "tied": write_tiny_model(folder / "tied", tied=True, seed=2, architecture="llama"),
+        # Biases of attention, the projection's too.
+        "tied": write_tiny_model(folder / "tied", tied=True, seed=2, architecture="llama", attention_bias=True),
         # Norms of queries and keys; a vocabulary that no number of ranks divides.
         "qwen3": write_tiny_model(folder / "qwen3", seed=3, architecture="qwen3", vocab_size=131),
         # Scaled rotary frequencies, and no bias anywhere.

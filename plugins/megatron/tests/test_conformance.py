@@ -7,7 +7,7 @@ import pytest
 from rlsdk.testing import TrainConformance
 
 
-@pytest.mark.filterwarnings("ignore:::megatron", "ignore:::torch")  # of settings that Megatron itself chose
+@pytest.mark.filterwarnings("ignore")  # Megatron and torch warn of what each makes of the other
 class TestMegatron(TrainConformance):
     backend = "megatron"
 

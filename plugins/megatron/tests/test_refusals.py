@@ -85,7 +85,7 @@ def test_rlsdk_train_refuses_a_wrong_split_before_any_process_starts(models: dic
     ("changed", "said"),
     [
         ({"model_type": "gpt_neox"}, "'gpt_neox'"),
-        ({"attention_bias": True}, "attention_bias True"),
+        ({"mlp_bias": True}, "mlp_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
     ],

@@ -61,7 +61,6 @@ def check_model(config: Any) -> None:
     problems = {
         "hidden_act": (config.hidden_act, "silu"),
         "use_sliding_window": (bool(getattr(config, "use_sliding_window", False)), False),
-        "attention_bias": (bool(getattr(config, "attention_bias", False)), False),
         "mlp_bias": (bool(getattr(config, "mlp_bias", False)), False),
         "mlp_only_layers": (list(getattr(config, "mlp_only_layers", None) or []), []),
         "decoder_sparse_step": (getattr(config, "decoder_sparse_step", 1), 1),
@@ -127,7 +126,7 @@ def transformer_config(
         "gated_linear_unit": True,
         "activation_func": F.silu,
         "add_bias_linear": False,
-        "add_qkv_bias": config.model_type == "qwen2",
+        "add_qkv_bias": config.model_type == "qwen2" or _has_biased_attention(config),
         "qk_layernorm": config.model_type.startswith("qwen3"),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -212,6 +211,21 @@ def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
     return layer
 
 
+def _has_biased_attention(model: Any) -> bool:
+    """Queries, keys, values and the projection behind them; Qwen2, which has no choice, all but the last."""
+    return bool(getattr(model, "attention_bias", False))
+
+
+def _with_bias(linear: Any) -> type:
+    """A linear layer with a bias, whatever the rest of the model has: Megatron knows one setting for all."""
+
+    class WithBias(linear):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "bias": True})
+
+    return WithBias
+
+
 def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: bool, tied: bool) -> list[Stage]:
     """This rank's chunks of layers, without values. Every rank must call.
 
@@ -224,6 +238,9 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
     """
     virtual = config.virtual_pipeline_model_parallel_size
     layer = _layer_spec(config, engine)
+    if _has_biased_attention(model):
+        attention = layer.submodules.self_attention.submodules
+        attention.linear_proj = _with_bias(attention.linear_proj)
     rope = rope_of(model)
     stages = []
     for at in range(virtual or 1):

@@ -152,6 +152,7 @@ LAYER_RULES: Mapping[str, Rule] = {
     ),
     r"self_attention\.linear_qkv\.(weight|bias)": lambda s, at, m: s.attention(f"{at}.self_attn", m[1]),
     r"self_attention\.linear_proj\.weight": lambda s, at, m: s.columns(f"{at}.self_attn.o_proj.weight"),
+    r"self_attention\.linear_proj\.bias": lambda s, at, m: s.whole(f"{at}.self_attn.o_proj.bias"),
     r"self_attention\.([qk])_layernorm\.weight": lambda s, at, m: s.whole(f"{at}.self_attn.{m[1]}_norm.weight"),
     r"mlp\.linear_fc1\.weight": lambda s, at, m: s.gate_up(f"{at}.mlp"),
     r"mlp\.linear_fc2\.weight": lambda s, at, m: s.columns(f"{at}.mlp.down_proj.weight"),
