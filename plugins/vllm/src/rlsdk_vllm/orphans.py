@@ -1,8 +1,8 @@
-"""Processes of vLLM's that end in time: a core with the process that started it, and all of them when a start takes too
-long.
+"""Processes of vLLM's that end in time: with the process that started them, and when a start takes too long.
 
-A worker of tensor parallelism notices by itself when the process above it is gone. A core would wait for its messages
-for ever, with the memory that it holds.
+A core would wait for its messages for ever, with the memory that it holds. A worker of tensor parallelism notices that
+the process above it is gone, and ends between two passes; but on a CPU one that is in the middle of a sum with a worker
+that has ended goes on waiting for it, with all of a processor.
 """
 
 from __future__ import annotations
@@ -60,6 +60,19 @@ def end_with_parent() -> None:
     # It may have ended before the kernel was asked.
     if parent is not None and os.getppid() != parent.pid:
         os._exit(1)
+
+
+def watch_parent() -> None:
+    """Kills this process, where it is one of Python's, when its parent has ended; whatever it computes then."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="rlsdk-vllm-parent", daemon=True).start()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from rlsdk.kit.intake import Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import BlockName, attached
 from rlsdk_vllm import loader
+from rlsdk_vllm.orphans import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
 
 
@@ -21,7 +22,9 @@ class WorkerExtension:
     model_runner: Any
 
     def rlsdk_prepare(self) -> list[str]:
-        """Installs the sampler; returns why the weights could not be replaced and proven."""
+        """Installs the sampler, and what ends this worker with its engine; returns why the weights could not be
+        replaced and proven."""
+        watch_parent()
         self._rlsdk_pieces = loader.served_pieces(self.model_runner.get_model())
         self._rlsdk_parked = {"weights": Parked(), "kv_cache": Parked()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
