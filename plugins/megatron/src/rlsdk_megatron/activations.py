@@ -14,8 +14,8 @@ from rlsdk.kit.kv_cache import head_size
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import CHUNK_ELEMENTS, Place, expert_tensor_size, padded_vocabulary
 
-LOGIT_COPIES = 3
-"""Of a chunk's float32 logits at once: as they come, less their peak, and their exponentials."""
+LOGIT_COPIES = 4
+"""Of a chunk's float32 logits at once: as they come, as log-probs, as probabilities, and both multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)
