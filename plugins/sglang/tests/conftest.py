@@ -18,9 +18,11 @@ sys.modules.pop("sitecustomize", None)
 __import__("sitecustomize")
 
 import pytest  # noqa: E402
-from cases import make_engine, plain_model, state_of, whole_shards  # noqa: E402
+from cases import Sglang  # noqa: E402
 
-from rlsdk.testing.models import write_tiny_model  # noqa: E402
+from rlsdk.testing.requirement import MARK  # noqa: E402
+from rlsdk.testing.rollout_lab import RolloutLab  # noqa: E402
+from rlsdk_sglang import adapter  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,29 +32,49 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
 
 
-@pytest.fixture(scope="session")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "qwen2", seed=1)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The last requirement of a suite ends the engine that all tests share.
+    items.sort(key=lambda item: item.get_closest_marker(MARK) is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _several_blocks() -> Iterator[None]:
+    """Weights go to the schedulers in blocks of less than the embedding takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter, "STAGING_BYTES", 50_000)
+        yield
 
 
 @pytest.fixture(scope="session")
-def plain(qwen2: Path) -> Any:
-    """The same model, in transformers."""
-    return plain_model(qwen2)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutLab]:
+    """What all tests share; its engine starts when it is first asked for."""
+    lab = Sglang.make_lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="class")
+def rlsdk_lab(shared: RolloutLab) -> RolloutLab:
+    """The requirements of the suite share the engine with the other tests."""
+    renew(shared)
+    return shared
 
 
 @pytest.fixture(scope="session")
-def started(qwen2: Path) -> Iterator[Any]:
-    engine = make_engine(qwen2)
-    yield engine
-    engine.close()
+def qwen2(shared: RolloutLab) -> Path:
+    """Folder of the model that is served."""
+    return shared.folder
 
 
 @pytest.fixture
-def served(started: Any, plain: Any) -> Any:
-    """An engine that serves the first weights as version 0, awake and without work."""
-    started.resume()
-    started.wake()
-    started.update_weights(whole_shards(state_of(plain)), 0)
-    assert not started.samples
-    return started
+def lab(shared: RolloutLab) -> RolloutLab:
+    """A lab whose engine serves the first weights as version 0, awake and without work."""
+    renew(shared)
+    return shared
+
+
+def renew(lab: Any) -> None:
+    lab.engine.resume()
+    lab.engine.wake()
+    lab.restore()
+    assert not lab.engine.samples
