@@ -14,8 +14,8 @@ RUNTIME_BYTES: Mapping[str, int] = {"cpu": 350 * MIB, "cuda": 1536 * MIB}
 """Of a worker, besides all tensors, by what it runs on. cpu: interpreter, torch, transformers and Ray in main memory,
 measured (docs/benchmarks.md); cuda: driver context, kernels and communication buffers on the device, a common figure,
 not measured."""
-CONTROLLER_BYTES = 1200 * MIB
-"""Of the controller with grading processes and Ray's own, on the first node; a guess."""
+CONTROLLER_BYTES = 700 * MIB
+"""Of the controller with grading processes and Ray's own, on the first node; measured (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
