@@ -47,8 +47,8 @@ def unmeasured(capability: Capability) -> Callable[..., None]:
 
 
 def required(suite: type) -> frozenset[Capability]:
-    """Capabilities that requirements of a suite are about."""
-    functions = (getattr(suite, name) for name in dir(suite))
+    """Capabilities that requirements of a suite are about, those of tests that a subclass leaves out among them."""
+    functions = (function for part in suite.__mro__ for function in vars(part).values())
     marks = (mark for function in functions for mark in getattr(function, "pytestmark", ()))
     return frozenset(mark.args[1] for mark in marks if mark.name == MARK and mark.args[1] is not None)
 
