@@ -95,15 +95,16 @@ def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTen
 
 
 def _layer(shapes: Shapes, at: str) -> Iterator[list[Part]]:
-    def norms(*names: str) -> Iterator[list[Part]]:
+    def whole(*names: str) -> Iterator[list[Part]]:
         yield from (shapes.whole(name) for name in names if name in shapes.shapes)
 
-    yield from norms(f"{at}.input_layernorm.weight")
+    yield from whole(f"{at}.input_layernorm.weight")
     yield shapes.columns(f"{at}.self_attn.o_proj.weight")
+    yield from whole(f"{at}.self_attn.o_proj.bias")
     yield shapes.attention(f"{at}.self_attn", "weight")
     if f"{at}.self_attn.q_proj.bias" in shapes.shapes:
         yield shapes.attention(f"{at}.self_attn", "bias")
-    yield from norms(
+    yield from whole(
         f"{at}.self_attn.q_norm.weight", f"{at}.self_attn.k_norm.weight", f"{at}.post_attention_layernorm.weight"
     )
     if not shapes.experts:
