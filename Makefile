@@ -16,7 +16,7 @@ help:
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
 
 quickstart:
-	@$(PYTHON) tools/environment.py $(ENV) --compile
+	@$(PYTHON) tools/environment.py $(ENV)
 	@$(BIN)/rlsdk train
 
 test: environment-dev environment-vllm environment-megatron environment-sglang

@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--packages", default="", help="further requirements, comma-separated")
     parser.add_argument("--tested", type=Path, default=TESTED, help="file of exact versions")
     parser.add_argument("--overrides", type=Path, help="file of requirements that replace what packages ask for")
-    parser.add_argument("--compile", action="store_true", help="compile all that is installed: a quicker first start")
     args = parser.parse_args()
     if not (3, 11) <= sys.version_info[:2] < (3, 14):
         sys.exit(f"rlsdk needs Python 3.11 to 3.13; this is {sys.version.split()[0]}. Run: make PYTHON=python3.12 ...")
@@ -68,8 +67,8 @@ def _create(folder: Path) -> Path:
 
 
 def _install(python: Path, args: argparse.Namespace, plugins: list[str]) -> None:
-    command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--python", str(python)]
-    command += ["--constraint", str(args.tested), *(["--compile-bytecode"] if args.compile else [])]
+    command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--compile-bytecode"]
+    command += ["--python", str(python), "--constraint", str(args.tested)]
     if args.overrides:
         command += ["--overrides", str(args.overrides)]
     if _torch_index_answers():
