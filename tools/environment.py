@@ -67,6 +67,7 @@ def _create(folder: Path) -> Path:
 
 
 def _install(python: Path, args: argparse.Namespace, plugins: list[str]) -> None:
+    # Compiled now: where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), every process would do it again.
     command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--compile-bytecode"]
     command += ["--python", str(python), "--constraint", str(args.tested)]
     if args.overrides:
