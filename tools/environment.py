@@ -81,6 +81,8 @@ def _install(python: Path, args: argparse.Namespace, plugins: list[str]) -> None
     print("installing (a few minutes on a slow line) ...", flush=True)
     packages = [package for package in args.packages.split(",") if package]
     _run([*command, *packages], env={**os.environ, **_pip_settings()})
+    sources = [ROOT / "rlsdk", *(ROOT / "plugins" / plugin / "src" for plugin in plugins)]
+    _run([str(python), "-m", "compileall", "-q", *map(str, sources)])
 
 
 def _torch_index_answers() -> bool:

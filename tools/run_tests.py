@@ -121,6 +121,7 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
         str(suite.python), "-m", "coverage", "run", f"--source={','.join(measured)}",
         # No deadline for single examples: machines that are shared pause whenever they like.
         "-m", "pytest", *(only or map(str, suite.paths)), "--hypothesis-profile=ci", "-p", "no:cacheprovider",
+        "--durations=6", "--durations-min=5",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
     environment = {

@@ -164,11 +164,10 @@ def test_rows_of_a_pass_are_as_micro_batches_cuts_them(limits: dict[str, int], e
 SMALL = Size(hidden=256, layers=4, vocabulary=4096, row_tokens=256, micro_batch_rows=4, micro_batches=2)
 
 
-@pytest.mark.parametrize("case", [Case(backend="torch", world=1), Case(backend="fsdp", world=2)], ids=str)
-def test_engines_take_the_memory_that_was_foreseen(case: Case, tmp_path: Path) -> None:
-    found: dict[str, Measured] = {
-        row.phase: row for row in measure(case, SMALL, str(make_model(tmp_path / "m", SMALL)))
-    }
+def test_an_engine_takes_the_memory_that_was_foreseen(tmp_path: Path) -> None:
+    """The built-in one; others are held against their forecasts by the benchmark that this is a case of."""
+    case, model = Case(backend="torch", world=1), str(make_model(tmp_path / "m", SMALL))
+    found: dict[str, Measured] = {row.phase: row for row in measure(case, SMALL, model)}
     assert found["update"].measured_bytes > 100 * MIB
     assert abs(found["update"].error) < 0.3, found
 
