@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 TAKES: Mapping[ComponentKind, Sequence[str]] = {
     ComponentKind.ADVANTAGE: ("batch",),
     ComponentKind.LOSS: ("inputs",),
-    ComponentKind.REWARD: ("sample",),
     ComponentKind.CALLBACK: ("step", "metrics"),
 }
 """Positional arguments of functions that may be named by module or file."""
@@ -119,7 +118,7 @@ class Registry:
             return target
         return self._resolve(target, f"{kind} {name!r}", self.row(kind, name).source)
 
-    def function(self, kind: ComponentKind, name: str, options: Mapping[str, Any] | None = None) -> Any:
+    def function(self, kind: ComponentKind, name: str) -> Any:
         """A function by the name it was registered under, or by `pkg.mod:fn` or `file.py:fn`.
 
         Raises:
@@ -127,7 +126,7 @@ class Registry:
             PluginError: as `row` does.
         """
         if ":" in name:
-            return load_function(name, what=str(kind), takes=TAKES[kind], options=options)
+            return load_function(name, what=str(kind), takes=TAKES[kind])
         return self.component(kind, name)
 
     def sharding_manager(self, train: str, rollout: str, name: str = "auto") -> Any:

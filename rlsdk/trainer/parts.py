@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -315,12 +316,14 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
 
 def _loss_target(config: RunConfig, registry: Registry) -> Any:
     name = config.algorithm.loss
-    return LossByName(absolute(name)) if ":" in name else registry.target(ComponentKind.LOSS, name)
+    if ".py:" in name:
+        return LossOfFile(absolute(name))
+    return name if ":" in name else registry.target(ComponentKind.LOSS, name)
 
 
 @dataclass(frozen=True)
-class LossByName:
-    """A policy loss of a file or module. It goes to the workers as its name; files must be where it says there too."""
+class LossOfFile:
+    """A policy loss of a file, which must be at the same place on every node: it goes to the workers as its name."""
 
     target: str
 
@@ -336,7 +339,13 @@ class LossByName:
 
     @property
     def _function(self) -> Any:
-        return load_function(self.target, what="policy loss", takes=("inputs",))
+        return _loaded_loss(self.target)
+
+
+@functools.cache
+def _loaded_loss(target: str) -> Any:
+    """Once for a process: it is asked for in every micro-batch."""
+    return load_function(target, what="policy loss", takes=("inputs",))
 
 
 def check_failures(result: RewardResult, config: RunConfig, view: RunView) -> None:
