@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,8 +15,13 @@ import pytest
 from rlsdk.testing.models import write_tiny_model
 
 REWARD = Path(__file__).with_name("digits.py")
-TASK = (
+SUMS = Path(__file__).with_name("sums.jsonl")
+GENERATED = (
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
+)  # fmt: skip
+"""In place of the file: what importing that package takes is not for every run."""
+TASK = (
+    "--data", str(SUMS),
     "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
     "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
@@ -66,10 +71,24 @@ def assert_gone(processes: Sequence[psutil.Process], within_s: float = 20.0) -> 
     assert not alive, [p.cmdline() for p in alive]
 
 
-def wait_for(condition: object, what: str, timeout_s: float = 120.0) -> None:
+def kill_when(condition: Callable[[], object], what: str, arguments: Sequence[str], cwd: Path) -> None:
+    """Starts a command, ends it by signal 9 as soon as something is true, and sees that nothing of it is left."""
+    process = subprocess.Popen(
+        command(*arguments), cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    others: list[psutil.Process] = []
+    try:
+        wait_for(condition, what)
+        others = descendants(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert_gone(others)
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
     """Polls a function until it is true."""
-    assert callable(condition)
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"timed out waiting for {what}"
-        time.sleep(0.02)
+        time.sleep(0.005)

@@ -16,11 +16,11 @@ from rlsdk.registry import IsolatedPlugin, read_record
 from rlsdk.testing.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
+E2E = ROOT / "tests" / "e2e"
 TASK = (
-    "--train-backend", "fsdp",
-    "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 200, seed: 1, max_terms: 2, max_digits: 1}",
-    "--reward", f"{ROOT / 'tests' / 'e2e' / 'digits.py'}:share_of_digits", "--data.max_prompt_tokens", "96",
-    "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
+    "--train-backend", "fsdp", "--data", str(E2E / "sums.jsonl"), "--reward", f"{E2E / 'digits.py'}:share_of_digits",
+    "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "6",
+    "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
 )  # fmt: skip

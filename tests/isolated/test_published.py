@@ -21,8 +21,9 @@ from rlsdk.testing.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"
-OURS = ("PYTHONPATH", "COVERAGE_FILE", "PYTEST_ADDOPTS")
-"""Variables of these tests that are not for the commands they call."""
+OURS = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE")
+"""Variables of these tests that are not for the commands they call. A new environment is used by many of them: what
+one had to compile, the next finds compiled."""
 TIMEOUT_S = 800
 """Of a command: one of them brings a whole environment, over a slow line and from a cold cache maybe."""
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
