@@ -28,8 +28,8 @@ TIMEOUT_S = 400
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 NO_PICKLE = Path(__file__).parent / "no_pickle"
 STAND_INS = ROOT / "plugins" / "sglang" / "tests" / "standins"
-"""For what that engine lacks on a CPU. Python takes one `sitecustomize` only, so there pickling is not forbidden."""
-PATHS = {"vllm": NO_PICKLE, "sglang": STAND_INS}
+"""For what SGLang lacks on a CPU."""
+PATHS = {"vllm": str(NO_PICKLE), "sglang": f"{NO_PICKLE}{os.pathsep}{STAND_INS}"}
 """Rollout backends, in the order of their turns, and what is on the path with them."""
 
 
@@ -37,10 +37,10 @@ PATHS = {"vllm": NO_PICKLE, "sglang": STAND_INS}
 def rlsdk(home: Path) -> Callable[..., str]:
     """Runs a command under the home of these tests."""
 
-    def run(*arguments: str, cwd: Path | None = None, expect: int = 0, path: Path = NO_PICKLE) -> str:
+    def run(*arguments: str, cwd: Path | None = None, expect: int = 0, path: str = str(NO_PICKLE)) -> str:
         environment = {
             **os.environ, "RLSDK_HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(path),
+            "HF_HUB_OFFLINE": "1", "PYTHONPATH": path,
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "rlsdk.cli", *arguments],
