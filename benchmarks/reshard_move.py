@@ -4,7 +4,7 @@ Two training processes hold the `Shard(0)` boxes of a Llama-like model in float3
 with the same boxes and not FSDP itself: only the move is measured). One or two replicas of one or two tensor-parallel
 processes take it, by each transport. Everything runs through the product's own planner, manager and both ends.
 
-    python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 3 minutes
+    python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 12 minutes
     python -m benchmarks.reshard_move --sizes 50m --transports shared_memory --bucket-mb 8 64
 
 The yardstick is measured in the same run, in turns with the syncs: every rollout process copies, at the same time as
