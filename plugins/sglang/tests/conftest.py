@@ -20,7 +20,7 @@ __import__("sitecustomize")
 import pytest  # noqa: E402
 from cases import Sglang  # noqa: E402
 
-from rlsdk.testing.requirement import MARK  # noqa: E402
+from rlsdk.testing.requirements import MARK  # noqa: E402
 from rlsdk.testing.rollout_lab import RolloutLab  # noqa: E402
 from rlsdk_sglang import adapter  # noqa: E402
 

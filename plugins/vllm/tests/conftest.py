@@ -12,7 +12,7 @@ import pytest
 from cases import Asynchronous, InProcess
 
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.requirement import MARK
+from rlsdk.testing.requirements import MARK
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk_vllm import adapter
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cases import make_engine
 
-from rlsdk.interfaces import ConfigError, Head, ModelSpec, RolloutSpec
-from rlsdk_vllm.engine import check_spec
+from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
+from rlsdk_vllm.engine import VllmRolloutEngine
 
 PLUGIN = Path(__file__).parents[1]
 
@@ -25,8 +25,9 @@ PLUGIN = Path(__file__).parents[1]
     ],
 )
 def test_specs_that_cannot_be_served_are_refused_before_anything_starts(given: dict[str, Any], fault: str) -> None:
+    spec = RolloutSpec(**{"model": ModelSpec(path="x"), **given})
     with pytest.raises(ConfigError, match=fault):
-        check_spec(RolloutSpec(**{"model": ModelSpec(path="x"), **given}))
+        VllmRolloutEngine().initialize(RankContext(role="rollout"), spec)
 
 
 @pytest.mark.parametrize(
