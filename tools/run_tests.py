@@ -28,7 +28,7 @@ LONGEST = ("plugins/vllm", "plugins/sglang", "plugins/megatron", "tests/e2e", "t
 HOME = {"vllm": "megatron"}
 """A plugin that is tested in the environment of another, which has all that its own would have."""
 LINES = ROOT / ".coverage-lines"
-"""Which lines each folder's process ran, as JSON."""
+"""Which lines each process ran: `tools/covered.py`."""
 REWRITTEN = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 """The coverage tool is a plugin of pytest, too, and there before it."""
 LEAST = 8
@@ -126,18 +126,19 @@ def suites() -> list[Suite]:
 def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
     sources = ["rlsdk", *([f"plugins/{suite.plugin.name}/src"] if suite.plugin else [])]
-    lines = LINES / f"{suite.name.replace('/', '-')}{'-again' if only else ''}.json"
     command = [
-        # Puts marks into the code of these folders. A tracer, as coverage.py's before Python 3.12, slows down whatever
-        # runs, torch's imports included: tests took up to half as long again. Spawned processes are not counted.
-        str(suite.python), "-m", "slipcover", f"--source={','.join(sources)}", "--json", "--out", str(lines),
-        "-m", "pytest", "-W", REWRITTEN, *(only or map(str, suite.paths)),
+        str(suite.python), str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN, *(only or map(str, suite.paths)),
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
         "--durations=6", "--durations-min=5",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "COVERED_SOURCES": ",".join(sources),
+        "COVERED_FOLDER": str(LINES),
+    }
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
@@ -166,7 +167,7 @@ def coverage() -> str:
     ran: dict[str, set[int]] = {}
     lines: dict[str, set[int]] = {}
     for part in LINES.glob("*.json"):
-        for name, found in json.loads(part.read_text(encoding="utf-8"))["files"].items():
+        for name, found in json.loads(part.read_text(encoding="utf-8")).items():
             ran.setdefault(name, set()).update(found["executed_lines"])
             lines.setdefault(name, set()).update(found["executed_lines"], found["missing_lines"])
     shares = sorted((len(ran[name]) / len(lines[name]), name) for name in lines if lines[name])
