@@ -59,6 +59,15 @@ def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
         make_engine(folder)
 
 
+def test_a_model_that_vllm_builds_smaller_is_a_config_error(tmp_path: Path) -> None:
+    """Its Qwen2 takes no notice of `head_dim`, and its loaders none of rows for which they have no place."""
+    from rlsdk.testing.models import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "wide", hidden_size=128, head_dim=64)
+    with pytest.raises(ConfigError, match=r"no place for all of canonical tensor .*\.self_attn\.[kqv]_proj"):
+        make_engine(folder)
+
+
 def test_an_environment_of_its_own_is_made_of_what_the_tests_run_with() -> None:
     recipe = tomllib.loads((PLUGIN / "src" / "rlsdk_vllm" / "install.toml").read_text())["cpu"]
     lines = [line for line in (PLUGIN / "overrides.txt").read_text().splitlines() if line and line[0] != "#"]

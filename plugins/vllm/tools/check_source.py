@@ -66,6 +66,8 @@ USED = (
     Use("v1/engine/core.py", "EngineCore.shutdown"),
     Use("v1/engine/core.py", "EngineCoreProc.run_engine_core"),
     Use("distributed/parallel_state.py", "GroupCoordinator.destroy"),
+    Use("distributed/device_communicators/cpu_communicator.py", "_CPUSHMDistributed", ("group_name",)),
+    Use("distributed/device_communicators/cpu_communicator.py", "_CPUSHMDistributed._init_cpu_shm"),
     Use("config/model.py", "ModelConfig.get_vocab_size"),
     Use("model_executor/model_loader/__init__.py", "register_model_loader", ("load_format",)),
     Use("model_executor/model_loader/base_loader.py", "BaseModelLoader.load_weights", ("model", "model_config")),

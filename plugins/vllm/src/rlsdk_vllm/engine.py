@@ -57,7 +57,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         kind = AsyncEngine if options.asynchronous else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes)
-        if found := self.engine.prepare():
+        if found := self.engine.prepare(self.shapes):
             self.engine.close()
             raise ConfigError(
                 f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and proven: "
@@ -71,6 +71,8 @@ class VllmRolloutEngine(RolloutEngine):
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
         self.asleep: set[str] = set()
+        self.spoiled = False
+        """Keys and values that are no numbers may be in memory."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -105,7 +107,7 @@ class VllmRolloutEngine(RolloutEngine):
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             if "kv_cache" not in self.asleep:
-                self.engine.drop_caches()
+                self._drop_caches()
             fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.serve(version)
             self.version = version
@@ -142,7 +144,7 @@ class VllmRolloutEngine(RolloutEngine):
         with self.lock:
             if self.samples:
                 raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
-            self.engine.drop_caches()
+            self._drop_caches()
             if self.ctx.device != "cpu":
                 self.engine.sleep(level)
             else:
@@ -222,6 +224,7 @@ class VllmRolloutEngine(RolloutEngine):
         finished = progress.finished
         for token, log_prob, version in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
             sample.extend([token], [log_prob], version)
+            self.spoiled |= not math.isfinite(log_prob)
             if self.stop_text.ended(sample.request.sampling.stop_strings, sample.token_ids):
                 if finished is None:
                     self.engine.abort([sample.key])
@@ -252,6 +255,14 @@ class VllmRolloutEngine(RolloutEngine):
         for sample in self.samples.values():
             sample.call.error = error
         self._withdraw(list(self.samples))
+
+    def _drop_caches(self) -> None:
+        """Forgets all keys and values. Attention may multiply whole blocks, by 0 where nothing is to be read, which
+        leaves what is no number as it is: that is overwritten."""
+        self.engine.drop_caches()
+        if self.spoiled:
+            self.engine.clear_caches()
+            self.spoiled = False
 
     def _served(self) -> int:
         self._awake("weights", "kv_cache")
