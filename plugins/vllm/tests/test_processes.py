@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -63,12 +62,8 @@ def test_a_core_that_hangs_is_an_error_and_one_whose_host_is_killed_leaves_nothi
         process.kill()
     assert not alive
     assert len(processes) >= 3
-    # Those with a name that vLLM keeps are for Python's own process to remove, which outlives the others by a moment.
-    deadline = time.monotonic() + 60
-    while (left := [name for name in shared if Path(name).exists()]) and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert shared
-    assert left == []
+    assert [name for name in shared if not name.endswith(" (deleted)")] == []
     assert "brought no token of 2 samples that run within 2 s" in found["generate"]
     assert "brought no answer (rlsdk_take) within 2 s" in found["update"]
 

@@ -188,6 +188,9 @@ class InProcessEngine(VllmEngine):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from rlsdk_vllm import nameless
+
+        nameless.install()
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes)
         self._timeout_s = ctx.timeout_s
         with WORLD.entered(), undisturbed_process(), explained_start(spec), started_within(ctx.timeout_s):
