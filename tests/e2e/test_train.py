@@ -124,7 +124,7 @@ def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, t
     assert {"prompt", "response", "answer"} <= answers[0].keys()
     rlsdk("eval", str(uninterrupted), "--output", "figures.json", cwd=tmp_path)
     figures = json.loads((tmp_path / "figures.json").read_text())
-    last = read_metrics(uninterrupted)[-1]
+    last = steps_of(uninterrupted)[-1]
     assert figures["eval/accuracy_greedy"] == pytest.approx(last["eval/accuracy_greedy"])
     assert figures["eval/accuracy_sampled"] == pytest.approx(last["eval/accuracy_sampled"])
     assert "report.html" in rlsdk("report", str(uninterrupted), cwd=tmp_path)
