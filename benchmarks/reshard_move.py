@@ -4,7 +4,7 @@ Two training processes hold the `Shard(0)` boxes of a Llama-like model in float3
 with the same boxes and not FSDP itself: only the move is measured). One or two replicas of one or two tensor-parallel
 processes take it, by each transport. Everything runs through the product's own planner, manager and both ends.
 
-    python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 3 minutes
+    python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 12 minutes
     python -m benchmarks.reshard_move --sizes 50m --transports shared_memory --bucket-mb 8 64
 
 The yardstick is measured in the same run, in turns with the syncs: every rollout process copies, at the same time as
@@ -22,8 +22,9 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -102,11 +103,10 @@ def _part(shape: tuple[int, ...], dim: int, rank: int, ranks: int) -> Box:
     return Box(tuple(offset), tuple(extent))
 
 
-def measure(size: str, replicas: int, tp: int, args: argparse.Namespace) -> list[Result]:
+def measure(size: str, replicas: int, tp: int, args: argparse.Namespace) -> Iterator[Result]:
     """All transports, those between processes between the same ones."""
     wanted = layouts(size, tp, by_tp=True) * replicas
     held = layouts(size, TRAIN_RANKS, by_tp=False)
-    results = []
     for place in (here, processes, actors):
         chosen = [name for name in args.transports if PLACES.get(name, processes) is place]
         if not chosen:
@@ -117,8 +117,7 @@ def measure(size: str, replicas: int, tp: int, args: argparse.Namespace) -> list
                     names = [transport.partition(",")[0]]
                     manager = GenericShardingManager(*sides, bucket_bytes=bucket_mb << 20, transports=names)
                     manager.train.run("keep_weights_shared", transport == "shared_memory")
-                    results.append(_measure(manager, size, replicas, tp, transport, bucket_mb, args.repeats))
-    return results
+                    yield _measure(manager, size, replicas, tp, transport, bucket_mb, args.repeats)
 
 
 def _measure(
@@ -211,17 +210,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    results = [
-        row
-        for size in args.sizes
-        for replicas in args.replicas
-        for tp in args.tp
-        for row in measure(size, replicas, tp, args)
-    ]
+    machine = {"machine": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
+    results: list[Result] = []
+    for case in product(args.sizes, args.replicas, args.tp):
+        for row in measure(*case, args):
+            results.append(row)
+            if args.json:  # Row by row: the whole table takes minutes, and what was measured is not lost.
+                args.json.write_text(json.dumps({**machine, "results": list(map(asdict, results))}, indent=2) + "\n")
     show(results)
-    if args.json:
-        machine = {"machine": platform.platform(), "cpus": os.cpu_count(), "torch": torch.__version__}
-        args.json.write_text(json.dumps({**machine, "results": [asdict(row) for row in results]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

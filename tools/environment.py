@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--packages", default="", help="further requirements, comma-separated")
     parser.add_argument("--tested", type=Path, default=TESTED, help="file of exact versions")
     parser.add_argument("--overrides", type=Path, help="file of requirements that replace what packages ask for")
+    parser.add_argument("--lazy", action="store_true", help="compile modules when they are first imported, not now")
     args = parser.parse_args()
     if not (3, 11) <= sys.version_info[:2] < (3, 14):
         sys.exit(f"rlsdk needs Python 3.11 to 3.13; this is {sys.version.split()[0]}. Run: make PYTHON=python3.12 ...")
@@ -67,9 +68,11 @@ def _create(folder: Path) -> Path:
 
 
 def _install(python: Path, args: argparse.Namespace, plugins: list[str]) -> None:
-    # Compiled now: where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), every process would do it again.
-    command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--compile-bytecode"]
-    command += ["--python", str(python), "--constraint", str(args.tested)]
+    command = [str(python.parent / "uv"), "pip", "install", "--quiet", "--python", str(python)]
+    command += ["--constraint", str(args.tested)]
+    if not args.lazy:
+        # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each process would compile what it imports.
+        command.append("--compile-bytecode")
     if args.overrides:
         command += ["--overrides", str(args.overrides)]
     if _torch_index_answers():

@@ -9,8 +9,10 @@ mend.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +25,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = ("plugins/vllm", "plugins/sglang", "plugins/megatron", "tests/e2e", "tests/isolated", "tests/testing")
 """These begin first, so that none is left to run alone at the end."""
+HOME = {"vllm": "megatron"}
+"""A plugin that is tested in the environment of another, which has all that its own would have."""
+LINES = ROOT / ".coverage-lines"
+"""Which lines each process ran: `tools/covered.py`."""
+REWRITTEN = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+"""The coverage tool is a plugin of pytest, too, and there before it."""
+LEAST = 8
+"""Files that are named with their coverage."""
 MOST_REPEATED = 3
 """More failures than these in one folder are no accident."""
 FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?\n")
@@ -47,7 +57,8 @@ class Suite:
         """A plugin whose engine pins versions that the core does not share (`tested.txt`) has its own environment."""
         if self.plugin is None or not (self.plugin / "tested.txt").exists():
             return Path(sys.executable)
-        python = Path(f"{sys.prefix.removesuffix('-dev')}-{self.plugin.name}") / "bin" / "python"
+        name = HOME.get(self.plugin.name, self.plugin.name)
+        python = Path(f"{sys.prefix.removesuffix('-dev')}-{name}") / "bin" / "python"
         if not python.exists():
             sys.exit(f"{self.name} is tested in {python.parent.parent}, which is not there; run: make test")
         return python
@@ -71,8 +82,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="folders at a time")
     args = parser.parse_args()
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
-    for leftover in ROOT.glob(".coverage*"):
-        leftover.unlink()
+    shutil.rmtree(LINES, ignore_errors=True)
+    LINES.mkdir()
     for suite in chosen:
         _ = suite.python  # Says at once when an environment is missing.
     start = time.monotonic()
@@ -114,21 +125,22 @@ def suites() -> list[Suite]:
 
 def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
-    measured = ["rlsdk", *([f"rlsdk_{suite.plugin.name}"] if suite.plugin else [])]
+    sources = ["rlsdk", *([f"plugins/{suite.plugin.name}/src"] if suite.plugin else [])]
     command = [
-        # Not by a plugin of pytest, which adds the data of all child processes up at the end: one that was killed while
-        # it wrote would fail a suite whose tests all passed.
-        str(suite.python), "-m", "coverage", "run", f"--source={','.join(measured)}",
+        str(suite.python), str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN, *(only or map(str, suite.paths)),
         # No deadline for single examples: machines that are shared pause whenever they like.
-        "-m", "pytest", *(only or map(str, suite.paths)), "--hypothesis-profile=ci", "-p", "no:cacheprovider",
+        "--hypothesis-profile=ci", "-p", "no:cacheprovider",
         "--durations=6", "--durations-min=5",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,
-        "COVERAGE_FILE": str(ROOT / f".coverage.{suite.name.replace('/', '-')}"),
+        "COVERED_SOURCES": ",".join(sources),
+        "COVERED_FOLDER": str(LINES),
     }
+    # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -151,14 +163,17 @@ def show(outcome: Outcome) -> Outcome:
 
 
 def coverage() -> str:
-    """The last lines of the report over all folders."""
-    tool = [sys.executable, "-m", "coverage"]
-    files = sorted(map(str, ROOT.glob(".coverage.*")))
-    subprocess.run([*tool, "combine", "--quiet", *files], cwd=ROOT, check=False)
-    report = subprocess.run(
-        [*tool, "report", "--skip-covered", "--sort=cover"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return "\n".join(report.stdout.splitlines()[-12:])
+    """Of all folders together: the share of lines that ran, and the files with the smallest."""
+    ran: dict[str, set[int]] = {}
+    lines: dict[str, set[int]] = {}
+    for part in LINES.glob("*.json"):
+        for name, found in json.loads(part.read_text(encoding="utf-8")).items():
+            ran.setdefault(name, set()).update(found["executed_lines"])
+            lines.setdefault(name, set()).update(found["executed_lines"], found["missing_lines"])
+    shares = sorted((len(ran[name]) / len(lines[name]), name) for name in lines if lines[name])
+    num_ran, num_lines = (sum(map(len, of.values())) for of in (ran, lines))
+    least = [f"{share:5.0%}  {name}" for share, name in shares[:LEAST]]
+    return "\n".join([*least, f"coverage: {num_ran / max(num_lines, 1):.1%} of {num_lines} lines"])
 
 
 if __name__ == "__main__":

@@ -160,7 +160,10 @@ def check_plugin(
         typer.Option("--set", help="Of the suite: NAME=VALUE, as tp_size=2, tolerance=2e-5; may be repeated."),
     ] = None,
     only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
-    report: Annotated[Path | None, typer.Option(help="Also write the report into this JSON file.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Also write the report into this JSON file; a check that is cut short writes none."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
 ) -> None:
     from rlsdk.cli.check import run

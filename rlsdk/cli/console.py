@@ -99,8 +99,9 @@ class ConsoleView(RunView):
         self._print(text)
 
     def synced(self, report: SyncReport) -> None:
-        """One line: what is served, how long it took, and what crossed processes over the least that had to. Weights
-        that are served where they were trained move nothing: of those syncs the first alone has a line."""
+        """One line: what is served, by which transports, how long it took, and what crossed processes over the least
+        that had to. Weights that are served where they were trained move nothing: of those syncs the first alone has a
+        line."""
         if not report.moved_bytes and self._synced:
             return
         self._synced = True
@@ -108,9 +109,10 @@ class ConsoleView(RunView):
         bound = (
             f"{report.moved_bytes / report.lower_bound_bytes:.2f} x bound" if report.lower_bound_bytes else "in place"
         )
+        by = f" by {', '.join(report.transports)}" if report.transports else ""
         self._print(
-            f"sync v{report.version}: {report.num_bytes / 1e6:.1f} MB, {report.seconds * 1e3:.0f} ms, {rate:.2f} GB/s, "
-            f"{bound}"
+            f"sync v{report.version}: {report.num_bytes / 1e6:.1f} MB{by}, {report.seconds * 1e3:.0f} ms, "
+            f"{rate:.2f} GB/s, {bound}"
         )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 import rlsdk
-from rlsdk.cli.installer import Installer, Wanted, installer_for, make_environment, run
+from rlsdk.cli.installer import Installer, Wanted, applicable, installer_for, make_environment, run
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (
@@ -271,19 +271,13 @@ def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
         Wanted(
             plugin=requirement,
             requirements=[choices.core or core_requirement(), *recipe.get("requires", ()), *choices.more],
-            asked=_applicable(found["requires"]),
+            # rlsdk itself is brought by name.
+            asked=[text for text in applicable(found["requires"]) if Requirement(text).name != "rlsdk"],
             overrides=recipe.get("overrides", ()),
             constraints=[f"ray=={importlib.metadata.version('ray')}"],
             torch_backend=recipe.get("torch_backend", "auto"),
         )
     )
-
-
-def _applicable(requirements: Sequence[str]) -> list[str]:
-    """Those of no extra, and of this platform; rlsdk itself is brought by name."""
-    parsed = map(Requirement, requirements)
-    kept = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [str(one) for one in kept if one.name != "rlsdk"]
 
 
 def _install_here(name: str, choices: Choices) -> None:

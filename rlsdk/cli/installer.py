@@ -1,12 +1,14 @@
 """Makes virtual environments and puts packages into them: uv where it is present, else venv and pip.
 
-uv can replace what a package asks for (overrides). pip cannot, so there the same is done in steps: the plugin without
-what it asks for, then its requirements with the replacements, then what came along against them is taken out again.
+uv can replace what a package asks for (overrides). pip cannot, so there the same is done in steps: the plugin, and each
+engine that asks for what is replaced, without what they ask for; then their requirements with the replacements; then
+what still came along against them is taken out again.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -14,12 +16,13 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rlsdk.interfaces import PluginError
 
@@ -103,10 +106,10 @@ class Pip(Installer):
 
     def install(self, wanted: Wanted) -> None:
         overrides = {_name(text): text for text in wanted.overrides}
-        asked = [*(wanted.asked if overrides else ()), *wanted.requirements]
-        kept = [overrides.get(_name(text), text) for text in asked]
-        if not overrides:  # Else it is there, alone.
-            kept.append(wanted.plugin)
+        if overrides:  # Then the plugin is there, alone.
+            kept = self._replaced([*wanted.asked, *wanted.requirements], overrides)
+        else:
+            kept = [*wanted.requirements, wanted.plugin]
         backend, options = wanted.torch_backend, list[str]()
         if backend not in (None, "auto") and "PIP_EXTRA_INDEX_URL" not in os.environ and _torch_index_answers():
             options = ["--extra-index-url", f"{_TORCH_INDEX}/{backend}"]
@@ -125,8 +128,23 @@ class Pip(Installer):
     def uninstall(self, names: Sequence[str]) -> None:
         self._pip("uninstall", "--yes", *names)
 
-    def _pip(self, verb: str, *arguments: str) -> None:
-        run([str(self.python), "-m", "pip", "--disable-pip-version-check", verb, *arguments])
+    def _replaced(self, asked: Sequence[str], overrides: Mapping[str, str]) -> list[str]:
+        """What is asked for, with the replacements. A package that asks for what is replaced is installed alone and
+        stands as its own requirements: else it would bring gigabytes, only to have them taken out again."""
+        known = [text for text in asked if not _is_place(text) and _name(text) not in overrides]
+        options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
+        report = json.loads(self._pip("install", *options, *known)) if known else {"install": ()}
+        kept = list(asked)
+        for found in report["install"]:
+            metadata = found["metadata"]
+            requires = applicable(metadata.get("requires_dist", ()), found.get("requested_extras", ()))
+            if any(_name(text) in overrides for text in requires):
+                self.install_alone(f"{metadata['name']}=={metadata['version']}")
+                kept = [text for text in kept if _name(text) != canonicalize_name(metadata["name"])] + requires
+        return [overrides.get(_name(text), text) for text in kept]
+
+    def _pip(self, verb: str, *arguments: str) -> str:
+        return run([str(self.python), "-m", "pip", "--disable-pip-version-check", verb, *arguments])
 
 
 def make_environment(folder: Path, python: Path) -> Installer:
@@ -188,7 +206,17 @@ def _is_place(requirement: str) -> bool:
 
 
 def _name(requirement: str) -> str:
-    return "" if _is_place(requirement) else Requirement(requirement).name.lower()
+    return "" if _is_place(requirement) else canonicalize_name(Requirement(requirement).name)
+
+
+def applicable(requirements: Sequence[str], extras: Sequence[str] = ()) -> list[str]:
+    """Those of this platform, and of no extra or of these."""
+    found = []
+    for one in map(Requirement, requirements):
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            one.marker = None
+            found.append(str(one))
+    return found
 
 
 @contextmanager

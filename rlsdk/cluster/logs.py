@@ -10,7 +10,7 @@ from rlsdk.cluster.messages import WorkerInfo
 from rlsdk.cluster.nodes import run_on_node
 
 _TAIL_BYTES = 16 << 10
-_REMOTE_TIMEOUT_S = 10.0
+_REMOTE_TIMEOUT_S = 30.0
 
 
 def last_lines(info: WorkerInfo, count: int = 20) -> str:

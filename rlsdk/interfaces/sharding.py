@@ -87,6 +87,8 @@ class SyncReport:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage, in the order in which they ran; the stages of the way back follow when the phase has ended."""
     receipts: tuple[SyncReceipt, ...] = ()
+    transports: tuple[str, ...] = ()
+    """By which the bytes came."""
 
 
 class EngineGroup(Protocol):

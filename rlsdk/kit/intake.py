@@ -9,9 +9,10 @@ import torch
 from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, nearest
 from rlsdk.kit.tracing import Piece
 
+Boxes = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]]
+"""By tensor, of each box that a worker serves: where it starts, its size. Plain values, as in `staging.Entry`."""
 Fingerprints = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], int]]]
-"""By tensor, of each box that a worker serves: where it starts, its size, its fingerprint. Plain values, as in
-`staging.Entry`."""
+"""As `Boxes`, and its fingerprint."""
 
 
 class Intake:
@@ -81,6 +82,15 @@ def checked(
         intake.accept(shard)
         yield shard
     intake.finish()
+
+
+def unserved(shapes: Mapping[str, tuple[int, ...]], workers: Sequence[Boxes]) -> list[str]:
+    """Tensors of which no worker serves some part."""
+    served: dict[str, set[Box]] = {name: set() for name in shapes}
+    for worker in workers:
+        for name, boxes in worker.items():
+            served[name].update(Box(tuple(start), tuple(size)) for start, size in boxes)
+    return [name for name, shape in shapes.items() if sum(b.numel for b in served[name]) < Box.whole(shape).numel]
 
 
 def joined(workers: Sequence[Fingerprints], version: int) -> dict[str, int]:

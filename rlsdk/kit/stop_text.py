@@ -38,3 +38,14 @@ class StopText:
         """True where one of the strings stands in the text of these tokens, the newest of a response."""
         text = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         return any(string in text for string in strings)
+
+    def ended(self, strings: Sequence[str], token_ids: Sequence[int]) -> bool:
+        """True where the newest of a response's tokens end it: one of the strings, if there are any, has come."""
+        if not strings or len(token_ids) == 0:
+            return False
+        return self.ends(strings, token_ids[-self.window(strings) :])
+
+    def prepare(self, strings: Sequence[str]) -> None:
+        """Raises: ConfigError: strings are wanted, and the model has no tokenizer."""
+        if strings:
+            _ = self.tokenizer

@@ -11,7 +11,7 @@ from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.transports import InProcessTransport, named_transports
+from rlsdk.sharding.transports import InProcessTransport, allowed_transports, named_transports
 
 MAX_BYTES = 200 * 10**9
 """That are cut into buckets for their size. Targets are much alike: the first of them stand for all."""
@@ -70,7 +70,7 @@ def summarize(
     Raises:
         LayoutError: the two sides do not fit, or the transport that was named does not reach between them.
     """
-    named = named_transports(None if transport == "auto" else [transport])
+    named = named_transports(allowed_transports(transport))
     transports = [_StoreOfTheRun if known is ObjectStoreTransport else known for known in named]
     plan = plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=transports)
     routes = bytes_by_route(plan)

@@ -119,7 +119,7 @@ class Running:
             for row, ids in zip(wanted, self.tokens[self._index(first + wanted)].cpu().numpy(), strict=True):
                 strings = self._job(first + row).request.sampling.stop_strings
                 made = int(rows["made"][row])
-                stops[row] = self.stop_text.ends(strings, ids[max(made - self.stop_text.window(strings), 0) : made])
+                stops[row] = self.stop_text.ended(strings, ids[:made])
         return stops
 
     def _finish(self, done: NDArray[np.int64], reasons: Sequence[FinishReason]) -> None:

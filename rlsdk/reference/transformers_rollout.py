@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -14,13 +13,11 @@ from rlsdk.interfaces import (
     ConfigError,
     GenerationOutput,
     GenerationRequest,
-    Head,
     RankContext,
     RlsdkError,
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
-    TensorMeta,
     WeightLayout,
     WeightShard,
     WeightSyncError,
@@ -29,6 +26,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
 from rlsdk.kit.sampling import mixed_seed
+from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job
@@ -52,7 +50,7 @@ class TransformersRolloutEngine(RolloutEngine):
     """
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        _check_spec(ctx, spec)
+        _check_spec(spec)
         self.ctx, self.spec = ctx, spec
         device = torch.device(ctx.device)
         model = build_model(spec.model, device=device, seed=ctx.seed, init_from_config=not spec.load_weights)
@@ -93,20 +91,7 @@ class TransformersRolloutEngine(RolloutEngine):
                     self.decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [
-            WeightLayout(
-                rank=0,
-                node=self.ctx.node,
-                device=self.ctx.device,
-                process=f"{self.ctx.node}:{os.getpid()}",
-                tensors=tuple(
-                    TensorMeta(name=name, shape=shape, dtype=self.spec.model.dtype)
-                    for name, shape in self.shapes.items()
-                ),
-                boxes=tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()),
-                tied=self.tied,
-            )
-        ]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -201,16 +186,12 @@ class TransformersRolloutEngine(RolloutEngine):
         return Job(call, request, seed, min(sampling.max_tokens, room))
 
 
-def _check_spec(ctx: RankContext, spec: RolloutSpec) -> None:
+def _check_spec(spec: RolloutSpec) -> None:
     if spec.engine_kwargs:
         raise ConfigError(
             f"backend 'transformers' has no constructor of its own to pass {sorted(spec.engine_kwargs)} to; leave "
             "engine_kwargs empty"
         )
-    if spec.model.head is not Head.LM:
-        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
+    check_rollout_spec(spec)
     if spec.tp_size != 1:
         raise ConfigError(f"backend 'transformers' is one process: tp_size {spec.tp_size} must be 1")
-    for name, value, least in (("max_running", spec.max_running, 1), ("max_model_tokens", spec.max_model_tokens, 2)):
-        if value < least:
-            raise ConfigError(f"{name} {value}: expected {least} or more")

@@ -21,7 +21,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.sharding.cache import PlanCache
-from rlsdk.sharding.packed_plan import sources_of
+from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
@@ -143,6 +143,7 @@ class GenericShardingManager(ShardingManager):
             seconds=end - start,
             stages_s={"pull": pulled - start, "fingerprint": proven - pulled, "verify": end - proven},
             receipts=tuple(receipts),
+            transports=transports_of(plan),
         )
 
     @contextmanager

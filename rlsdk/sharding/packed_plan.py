@@ -225,6 +225,15 @@ def sources_of(buckets: Sequence[Bucket]) -> set[int]:
     return {bucket.source for bucket in buckets}
 
 
+def transports_of(plan: ReshardPlan) -> tuple[str, ...]:
+    """Names of those that the plan uses, in order of preference."""
+    parts = plan.parts
+    if not isinstance(parts, PackedParts):
+        return tuple(dict.fromkeys(bucket.transport for bucket in plan.buckets))
+    used = np.bincount(parts.columns.transport, minlength=len(parts.transports))
+    return tuple(name for name, count in zip(parts.transports, used.tolist(), strict=True) if count)
+
+
 def bytes_by_route(plan: ReshardPlan) -> dict[tuple[int, int, str], int]:
     """Bytes by (source, target, transport)."""
     found: dict[tuple[int, int, str], int] = {}

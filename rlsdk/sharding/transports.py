@@ -284,6 +284,12 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
     return tuple(known[name] for name in names)
 
 
+def allowed_transports(setting: str) -> tuple[str, ...] | None:
+    """Names that `sharding.transport` allows, in order of preference; None: all. One that is named is for what goes
+    between processes: in one process, where it may not reach, views serve."""
+    return None if setting == "auto" else tuple(dict.fromkeys((setting, InProcessTransport.name)))
+
+
 def make_transport(name: str) -> Transport:
     """A fresh end of the transport of that name."""
     return named_transports([name])[0]()

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsdk.testing.requirement import Measured, requirement
+    from rlsdk.testing.requirements import Measured, requirement
     from rlsdk.testing.rollout_suite import RolloutConformance
     from rlsdk.testing.sharding_suite import ShardingConformance
     from rlsdk.testing.train_suite import TrainConformance
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "RolloutConformance", "ShardingConformance", "TrainConformance", "requirement"]
 
 _HOMES = {
-    "Measured": "rlsdk.testing.requirement",
-    "requirement": "rlsdk.testing.requirement",
+    "Measured": "rlsdk.testing.requirements",
+    "requirement": "rlsdk.testing.requirements",
     "RolloutConformance": "rlsdk.testing.rollout_suite",
     "ShardingConformance": "rlsdk.testing.sharding_suite",
     "TrainConformance": "rlsdk.testing.train_suite",

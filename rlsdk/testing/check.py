@@ -3,7 +3,6 @@ would write, in a process of its own."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, PluginNotFoundError, RlsdkError, nearest
 from rlsdk.registry import Registry
+from rlsdk.testing.lifeline import run_tied
 from rlsdk.testing.report import SuiteReport, read_reports
 
 SUITES: Mapping[BackendKind, str] = {
@@ -111,8 +111,10 @@ def _run(file: Path, only: str, verbose: bool, python: str) -> Path:
         "--rlsdk-report", str(report), *(["-v"] if verbose else ["-qq", "--no-summary"]),
         *(["-k", only] if only else []),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=file.parent, capture_output=not verbose, text=True, check=False)
-    if not report.exists():
-        said = "" if verbose else f":\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        raise RlsdkError(f"the conformance run of {file.stem} ended with {done.returncode} and no report{said}")
+    with file.with_suffix(".txt").open("w+", encoding="utf-8") as output:
+        code = run_tied(command, file.parent, None if verbose else output)
+        if not report.exists():
+            output.seek(0)
+            said = f":\n{output.read()[-6000:]}" if not verbose else ""
+            raise RlsdkError(f"the conformance run of {file.stem} ended with {code} and no report{said}")
     return report

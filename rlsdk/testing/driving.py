@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,11 +203,17 @@ def by_row(ranks: Sequence[Driven], name: str) -> dict[int, Tensor]:
 
 
 def plain_model_of(case: Case) -> Any:
-    """transformers alone, with the head of the case."""
+    """transformers alone, with the head of the case; the caller's own."""
+    return copy.deepcopy(_plain_model(case.model, causal=case.head is Head.LM))
+
+
+@functools.lru_cache(maxsize=4)
+def _plain_model(path: str, *, causal: bool) -> Any:
+    """As it was read: requirements ask for the same few, many times, and reading takes longer than their steps."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    kind: Any = AutoModelForCausalLM if case.head is Head.LM else AutoModelForTokenClassification
-    return kind.from_pretrained(case.model, dtype=torch.float32).eval()
+    kind: Any = AutoModelForCausalLM if causal else AutoModelForTokenClassification
+    return kind.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,23 @@ from typing import Any
 import pytest
 
 MARK = "rlsdk_requirement"
-"""As in `rlsdk.testing.requirement`, which is not imported where no suite is."""
+"""As in `rlsdk.testing.requirements`, which is not imported where no suite is."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlsdk")
     group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
+    # Of `rlsdk plugins check`, for its own process.
+    group.addoption("--rlsdk-lifeline", type=int, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name, needs): a requirement of a conformance suite.")
     config.pluginmanager.register(Collector(config), "rlsdk-collector")
+    if (lifeline := config.getoption("--rlsdk-lifeline")) is not None:
+        from rlsdk.testing.lifeline import tie
+
+        tie(lifeline)
 
 
 class Collector:
@@ -35,8 +42,8 @@ class Collector:
         self.phases: dict[str, list[Any]] = {}
         """Node id -> reports of its setup, call and teardown."""
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.items = {item.nodeid: item for item in items if item.get_closest_marker(MARK) is not None}
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = {item.nodeid: item for item in session.items if item.get_closest_marker(MARK) is not None}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -66,9 +73,9 @@ class Collector:
         from rlsdk.testing.suite import suite_report
 
         found: dict[Any, list[Any]] = {}
-        for name, phases in self.phases.items():
-            item: Any = self.items[name]
-            found.setdefault(item.cls, []).append(_finding(item, phases))
+        for name, item in self.items.items():
+            kind: Any = item
+            found.setdefault(kind.cls, []).append(_finding(item, self.phases.get(name, [])))
         return [suite_report(suite, findings) for suite, findings in found.items()]
 
 
@@ -86,7 +93,7 @@ FAILED = pytest.StashKey[bool]()
 
 def _finding(item: Any, phases: list[Any]) -> Any:
     from rlsdk.testing.report import Finding
-    from rlsdk.testing.requirement import NUMBERS
+    from rlsdk.testing.requirements import NUMBERS
 
     name, needs = item.get_closest_marker(MARK).args
     callspec = getattr(item, "callspec", None)
@@ -105,7 +112,7 @@ def _finding(item: Any, phases: list[Any]) -> Any:
 
 def _outcome(phases: list[Any]) -> tuple[Any, str]:
     from rlsdk.testing.report import Outcome
-    from rlsdk.testing.requirement import NOT_CLAIMED
+    from rlsdk.testing.requirements import NOT_CLAIMED
 
     for phase in phases:
         if phase.failed:
@@ -117,4 +124,6 @@ def _outcome(phases: list[Any]) -> tuple[Any, str]:
             reason = phase.longrepr[2] if isinstance(phase.longrepr, tuple) else str(phase.longrepr)
             reason = reason.removeprefix("Skipped: ")
             return (Outcome.NOT_CLAIMED if reason.startswith(NOT_CLAIMED) else Outcome.NOT_RUN), reason
+    if not any(phase.when == "call" for phase in phases):
+        return Outcome.NOT_RUN, "the run ended before it"
     return Outcome.PASSED, ""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rlsdk.testing.requirement import NOT_CLAIMED, Number
+from rlsdk.testing.requirements import NOT_CLAIMED, Number
 
 SHOWN = 3
 """Numbers of one requirement in a table; all are in the JSON document."""

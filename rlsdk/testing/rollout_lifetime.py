@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_bytes
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
 

@@ -15,7 +15,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import children, held, left_behind
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_lifetime import refused

@@ -13,7 +13,7 @@ from rlsdk.interfaces import (
     RolloutEngine,
 )
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_lab import RolloutLab, distribution, kept, tokens_of, wrong_identities
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_lab import (
     ATTEMPTS,
     PlainModel,

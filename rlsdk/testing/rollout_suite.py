@@ -10,7 +10,7 @@ import pytest
 
 from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirement import NOT_CLAIMED, unmeasured
+from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements

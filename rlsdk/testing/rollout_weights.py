@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_scheduling import told_apart
 

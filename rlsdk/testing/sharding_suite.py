@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
 from rlsdk.registry import ComponentKind, Registry, Row
 from rlsdk.testing.layouts import SHAPES, Pair, pairs, random_tensors
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 

@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import Registry, Row, installed_version
 from rlsdk.testing.report import Finding, SuiteReport
-from rlsdk.testing.requirement import MARK, NOT_CLAIMED, Measured, required, requirement
+from rlsdk.testing.requirements import MARK, NOT_CLAIMED, Measured, required, requirement
 
 METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.ABORT: ("abort",),

@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.testing.driving import OPTIM, Case, NotFinite, Weighed, drive, drive_plain, driven, share, train_batch
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat
 

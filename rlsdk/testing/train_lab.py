@@ -15,7 +15,7 @@ from torch import Tensor
 from rlsdk.interfaces import Head
 from rlsdk.testing.driving import Case, Driven, by_row, drive, drive_plain, whole
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirement import Measured
+from rlsdk.testing.requirements import Measured
 from rlsdk.testing.worlds import Job, Seat, World
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, Rank
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, plain_model_of, share, train_batch, whole
 from rlsdk.testing.reference import plain_outputs
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, left_behind, resident_bytes
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
 from rlsdk.testing.driving import Case, plain_model_of, plain_numbers, train_batch
-from rlsdk.testing.requirement import Measured, requirement
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from rlsdk.interfaces import BackendKind, Capability
-from rlsdk.testing.requirement import unmeasured
+from rlsdk.testing.requirements import unmeasured
 from rlsdk.testing.suite import Suite
 from rlsdk.testing.train_gradients import GradientRequirements
 from rlsdk.testing.train_lab import TrainLab

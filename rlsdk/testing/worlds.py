@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import multiprocessing
 import pickle
@@ -39,9 +40,7 @@ class Seat:
 
     def engine(self) -> TrainEngine:
         """One that was not initialized."""
-        registry = Registry.discover()
-        for name in self.modules:
-            registry.register_module(importlib.import_module(name))
+        registry = _registry(tuple(self.modules))
         engine: TrainEngine = registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))()
         return engine
 
@@ -64,6 +63,15 @@ class Seat:
             engine.close()
             raise
         return engine
+
+
+@functools.cache
+def _registry(modules: tuple[str, ...]) -> Registry:
+    """What is installed, read once, and these."""
+    registry = Registry.discover()
+    for name in modules:
+        registry.register_module(importlib.import_module(name))
+    return registry
 
 
 Job = Callable[..., Any]

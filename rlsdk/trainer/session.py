@@ -23,6 +23,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
+from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.hosts import EngineOptions
 
 if TYPE_CHECKING:
@@ -283,12 +284,11 @@ def _role(
 def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:
     """The registered manager for this pair of backends, else the generic one."""
     chosen = registry.sharding_manager(train.backend, rollout.backend, config.sharding.manager)
-    transport = config.sharding.transport
     manager: ShardingManager = chosen(
         train,
         rollout,
         timeout_s=config.trainer.timeout_s,
         bucket_bytes=config.sharding.bucket_mb << 20,
-        transports=None if transport == "auto" else (transport,),
+        transports=allowed_transports(config.sharding.transport),
     )
     return manager

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from rlsdk.cli.install import Choices, distribution_of, install_isolated
+from rlsdk.cli.installer import Pip, Wanted
 from rlsdk.doctor import Health
 from rlsdk.doctor.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
@@ -158,6 +160,37 @@ def test_an_environment_in_use_is_not_taken_away(home: Path, environment: Path) 
         held.communicate()
     assert rlsdk("plugins", "remove", "rlsdk-gale").stdout == "removed rlsdk-gale and its environment\n"
     assert not environment.exists()
+
+
+def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """An empty distribution."""
+    info = f"{name}-{version}.dist-info"
+    asks = "".join(f"Requires-Dist: {text}\n" for text in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{asks}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_pip_too_replaces_what_an_engine_asks_for_and_never_brings_the_rest(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gpu_kernels` and 2.0 of `gale_math` exist nowhere: to look for them would fail."""
+    write_wheel(
+        tmp_path, "gale_engine", "1.0", "gale-math==2.0", "gpu_kernels[big]==3", "gale-text", "absent; extra=='x'"
+    )
+    write_wheel(tmp_path, "gale_math", "1.5")
+    write_wheel(tmp_path, "gale_text", "0.1", "gale_vision")
+    write_wheel(tmp_path, "gale_vision", "0.1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    never = "sys_platform == 'never'"
+    overrides = ["gale-math==1.5", f"gpu-kernels ; {never}", f"gale_vision ; {never}"]
+    Pip(environment / "bin" / "python").install(
+        Wanted(plugin="rlsdk-gale", asked=["gale-engine>=1", "gale_math>=1"], overrides=overrides)
+    )
+    found = {path.name.partition("-")[0] for path in environment.glob("lib/python3*/site-packages/gale_*.dist-info")}
+    assert found == {"gale_engine", "gale_math", "gale_text"}
 
 
 def test_removing_what_is_not_there_says_so(home: Path) -> None:

@@ -203,6 +203,11 @@ def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_ha
     assert dict(apart.by_transport) == {"shared_memory": whole, "object_store": whole}
     assert apart.between_nodes_bytes == whole
     assert 0 < apart.receiving_bytes <= 4 * apart.bucket_bytes
+    # What is named is for what goes between processes.
+    two = ("--train-backend", "fsdp", "--placement.devices_per_node", "2", "--sharding.transport", "process_group")
+    named = planned(registry, model, *two, hardware="64GiB:1x2").reshard
+    assert named is not None
+    assert dict(named.by_transport) == {"in_process": whole, "process_group": whole}
 
 
 LLAMA_70B = {

@@ -16,10 +16,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment_of() -> Callable[[str], Path]:
-    """The environment that `make test` makes for the tests of a plugin."""
+    """The environment that `make test` makes for the tests of a plugin: that of Megatron has vLLM, too."""
 
     def find(name: str) -> Path:
-        folder = Path(f"{sys.prefix.removesuffix('-dev')}-{name}")
+        folder = Path(f"{sys.prefix.removesuffix('-dev')}-{'megatron' if name == 'vllm' else name}")
         assert (folder / "bin" / "python").exists(), f"{folder} is not there; run: make test"
         return folder
 

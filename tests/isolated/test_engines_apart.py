@@ -22,24 +22,25 @@ TASK = (
     "--reward", f"{ROOT / 'tests' / 'e2e' / 'digits.py'}:share_of_digits", "--data.max_prompt_tokens", "96",
     "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
-    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
+    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.run_name", "run",
 )  # fmt: skip
-ENGINES = ("vllm", "sglang")
 TIMEOUT_S = 400
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 NO_PICKLE = Path(__file__).parent / "no_pickle"
 STAND_INS = ROOT / "plugins" / "sglang" / "tests" / "standins"
-"""For what that engine lacks on a CPU. Python takes one `sitecustomize` only, so there pickling is not forbidden."""
+"""For what SGLang lacks on a CPU."""
+PATHS = {"vllm": str(NO_PICKLE), "sglang": f"{NO_PICKLE}{os.pathsep}{STAND_INS}"}
+"""Rollout backends, in the order of their turns, and what is on the path with them."""
 
 
 @pytest.fixture(scope="session")
 def rlsdk(home: Path) -> Callable[..., str]:
     """Runs a command under the home of these tests."""
 
-    def run(*arguments: str, cwd: Path | None = None, expect: int = 0, path: Path = NO_PICKLE) -> str:
+    def run(*arguments: str, cwd: Path | None = None, expect: int = 0, path: str = str(NO_PICKLE)) -> str:
         environment = {
             **os.environ, "RLSDK_HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(path),
+            "HF_HUB_OFFLINE": "1", "PYTHONPATH": path,
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "rlsdk.cli", *arguments],
@@ -51,14 +52,12 @@ def rlsdk(home: Path) -> Callable[..., str]:
     return run
 
 
-@pytest.fixture(scope="session", params=ENGINES)
-def engine(
-    request: pytest.FixtureRequest, home: Path, rlsdk: Callable[..., str], environment_of: Callable[[str], Path]
-) -> tuple[str, IsolatedPlugin]:
-    """Name and record of a rollout backend that this environment does not have."""
-    path = STAND_INS if request.param == "sglang" else NO_PICKLE
-    rlsdk("plugins", "install", request.param, "--environment", str(environment_of(request.param)), path=path)
-    return request.param, read_record(home / "plugins" / f"rlsdk-{request.param}.json")
+@pytest.fixture(scope="session")
+def engines(home: Path, rlsdk: Callable[..., str], environment_of: Callable[[str], Path]) -> dict[str, IsolatedPlugin]:
+    """Names and records of rollout backends that this environment does not have."""
+    for name, path in PATHS.items():
+        rlsdk("plugins", "install", name, "--environment", str(environment_of(name)), path=path)
+    return {name: read_record(home / "plugins" / f"rlsdk-{name}.json") for name in PATHS}
 
 
 @pytest.fixture(scope="session")
@@ -66,25 +65,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "qwen2", seed=1))
 
 
-def test_a_run_trains_here_and_samples_in_the_engines_own_environment(
-    engine: tuple[str, IsolatedPlugin], rlsdk: Callable[..., str], model: str, tmp_path: Path
+def test_one_run_trains_here_and_samples_in_each_engines_own_environment_in_turn(
+    engines: dict[str, IsolatedPlugin], rlsdk: Callable[..., str], model: str, tmp_path: Path
 ) -> None:
-    name, record = engine
-    assert record.versions["transformers"] != version("transformers")
-    path = STAND_INS if name == "sglang" else NO_PICKLE
-    flags = ("--rollout-backend", name, "--trainer.run_name", "run")
-    said = rlsdk("train", "--model", model, *TASK, *flags, cwd=tmp_path, path=path)
-    assert "failed to close" not in said
+    """The second engine goes on from what the first one's samples taught."""
+    for turn, (name, record) in enumerate(engines.items(), start=1):
+        assert record.versions["transformers"] != version("transformers")
+        flags = ("--rollout-backend", name, "--trainer.steps", str(2 * turn))
+        said = rlsdk("train", "--model", model, *TASK, *flags, cwd=tmp_path, path=PATHS[name])
+        assert "failed to close" not in said
+        assert ("resumed from" in said) == (turn > 1)
     lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)
-    assert first["parity/log_prob_diff_max"] < 2e-5
-    assert second["policy/grad_norm"] > 0
+    steps = [row for row in map(json.loads, lines) if "policy/grad_norm" in row]
+    assert len(steps) == 2 * len(engines)
+    assert max(step["parity/log_prob_diff_max"] for step in steps) < 2e-5
+    assert all(step["policy/grad_norm"] > 0 for step in steps[1::2])
 
 
+@pytest.mark.parametrize("name", PATHS)
 def test_its_options_are_checked_before_anything_starts(
-    engine: tuple[str, IsolatedPlugin], rlsdk: Callable[..., str], model: str, tmp_path: Path
+    name: str, engines: dict[str, IsolatedPlugin], rlsdk: Callable[..., str], model: str, tmp_path: Path
 ) -> None:
-    name, _ = engine
     flags = ["--rollout-backend", name, f"--rollout.{name}.log_levle", "ERROR"]
     said = rlsdk("train", "--model", model, *TASK, *flags, cwd=tmp_path, expect=2)
     assert f"rollout.{name}.log_levle: unknown key; did you mean 'log_level'?" in said

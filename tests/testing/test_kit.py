@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from scipy.stats import chi2
@@ -17,7 +21,7 @@ from rlsdk.interfaces import BackendKind, Capability, ConfigError, PluginNotFoun
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
-from rlsdk.testing.requirement import MARK, NUMBERS, Measured, Number, required, requirement
+from rlsdk.testing.requirements import MARK, NUMBERS, Measured, Number, required, requirement
 from rlsdk.testing.resources import held, left_behind
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
@@ -142,6 +146,50 @@ def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None
         check_backend("transformers", kind=BackendKind.TRAIN)
 
 
+HANGING = """
+import os, pathlib, subprocess, sys, time
+import pytest
+
+@pytest.fixture
+def engine():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    note = pathlib.Path("pids.part")
+    note.write_text(f"{os.getpid()} {child.pid}")
+    note.rename("pids")
+    yield
+    child.kill()
+    child.wait()
+    pathlib.Path("closed").touch()
+
+def test_hangs(engine):
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_check_that_is_killed_takes_its_pytest_along_which_closes_its_engines(number: int, tmp_path: Path) -> None:
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    code = (
+        "import pathlib, sys; from rlsdk.testing.lifeline import run_tied; run_tied([sys.executable, '-m', 'pytest', "
+        "'test_hanging.py', '-p', 'no:cacheprovider', '-c', '/dev/null', '--rootdir', '.'], pathlib.Path.cwd(), None)"
+    )
+    check = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)  # fmt: skip
+    wait_until((tmp_path / "pids").exists)
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    check.send_signal(number)
+    assert check.wait(60) == -number
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+    assert (tmp_path / "closed").exists()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_the_pytest_plugin_is_light() -> None:
     code = (
         "import sys, rlsdk.testing.plugin; print(*sorted({'torch', 'ray', 'transformers', 'numpy'} & set(sys.modules)))"
@@ -152,8 +200,9 @@ def test_the_pytest_plugin_is_light() -> None:
 
 OVERCLAIMING = """
 import sys
+import pytest
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, hookimpl
-from rlsdk.testing import RolloutConformance
+from rlsdk.testing import RolloutConformance, requirement
 
 @hookimpl
 def rlsdk_register_backends(register):
@@ -164,18 +213,31 @@ def rlsdk_register_backends(register):
 class TestProud(RolloutConformance):
     backend = "proud"
     modules = (sys.modules[__name__],)
+
+class TestCut(TestProud):
+    @requirement("registration.light")
+    def test_registration_light(self):
+        "Ends the run."
+        pytest.exit("enough")
+
+    @requirement("registration.later")
+    def test_registration_later(self):
+        "Is never reached."
 """
 
 
-def test_a_claim_that_nothing_measures_is_not_run_and_one_of_another_kind_fails(tmp_path: Path) -> None:
+def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_kind_fails(tmp_path: Path) -> None:
     (tmp_path / "test_proud.py").write_text(OVERCLAIMING)
     command = [
         sys.executable, "-m", "pytest", "test_proud.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
         "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
-        "-k", "capabilities or lora or sharded_update or multimodal",
+        "-k", "TestCut and registration or TestProud and (capabilities or lora or sharded_update or multimodal)",
     ]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    (suite,) = from_json((tmp_path / "report.json").read_text())
+    suite, cut = from_json((tmp_path / "report.json").read_text())
+    outcomes = [(finding.name, finding.outcome) for finding in cut.findings][-2:]
+    assert outcomes == [("registration.light", Outcome.NOT_RUN), ("registration.later", Outcome.NOT_RUN)]
+    assert len(cut.findings) == 5
     found = {finding.name: finding for finding in suite.findings}
     assert found["unmeasured.lora"].outcome is found["unmeasured.sharded_update"].outcome is Outcome.NOT_RUN
     assert found["unmeasured.multimodal"].outcome is Outcome.NOT_CLAIMED

@@ -78,6 +78,7 @@ def test_every_transport_brings_weights_to_an_engine_that_has_none(
     for version in (1, 2):
         report = manager.sync_weights(plan, version, expect_change=False)
         assert report.receipts[0].version == version
+        assert report.transports == ("shared_memory" if name == "auto" else name,)
         assert report.moved_bytes == report.lower_bound_bytes == report.num_bytes > 0
 
 

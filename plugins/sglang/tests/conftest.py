@@ -21,7 +21,7 @@ import pytest  # noqa: E402
 from cases import Sglang  # noqa: E402
 
 from rlsdk.testing.models import write_tiny_model  # noqa: E402
-from rlsdk.testing.requirement import MARK  # noqa: E402
+from rlsdk.testing.requirements import MARK  # noqa: E402
 from rlsdk.testing.rollout_lab import RolloutLab  # noqa: E402
 from rlsdk_sglang import adapter  # noqa: E402
 

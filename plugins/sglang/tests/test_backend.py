@@ -10,7 +10,7 @@ from cases import make_engine
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
 from rlsdk_sglang.config import SglangOptions
-from rlsdk_sglang.engine import check_spec
+from rlsdk_sglang.engine import SglangRolloutEngine
 from rlsdk_sglang.launch import engine_arguments
 
 
@@ -24,8 +24,9 @@ from rlsdk_sglang.launch import engine_arguments
     ],
 )
 def test_specs_that_cannot_be_served_are_refused_before_anything_starts(given: dict[str, Any], fault: str) -> None:
+    spec = RolloutSpec(**{"model": ModelSpec(path="x"), **given})
     with pytest.raises(ConfigError, match=fault):
-        check_spec(RolloutSpec(**{"model": ModelSpec(path="x"), **given}))
+        SglangRolloutEngine().initialize(RankContext(role="rollout"), spec)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cases import make_engine
 
-from rlsdk.interfaces import ConfigError, Head, ModelSpec, RolloutSpec
-from rlsdk_vllm.engine import check_spec
+from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
+from rlsdk_vllm.engine import VllmRolloutEngine
 
 PLUGIN = Path(__file__).parents[1]
 
@@ -25,8 +25,9 @@ PLUGIN = Path(__file__).parents[1]
     ],
 )
 def test_specs_that_cannot_be_served_are_refused_before_anything_starts(given: dict[str, Any], fault: str) -> None:
+    spec = RolloutSpec(**{"model": ModelSpec(path="x"), **given})
     with pytest.raises(ConfigError, match=fault):
-        check_spec(RolloutSpec(**{"model": ModelSpec(path="x"), **given}))
+        VllmRolloutEngine().initialize(RankContext(role="rollout"), spec)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,15 @@ def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
 
     folder = write_tiny_model(tmp_path / "small", hidden_size=64, head_dim=16)
     with pytest.raises(ConfigError, match="heads have 16 dimensions; vLLM on a CPU takes"):
+        make_engine(folder)
+
+
+def test_a_model_that_vllm_builds_smaller_is_a_config_error(tmp_path: Path) -> None:
+    """Its Qwen2 takes no notice of `head_dim`, and its loaders none of rows for which they have no place."""
+    from rlsdk.testing.models import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "wide", hidden_size=128, head_dim=64)
+    with pytest.raises(ConfigError, match=r"no place for all of canonical tensor .*\.self_attn\.[kqv]_proj"):
         make_engine(folder)
 
 

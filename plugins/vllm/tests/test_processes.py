@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 HOST = """
-import json, sys
+import json, re, sys
 from asyncio import run
 from pathlib import Path
 import psutil
@@ -30,11 +30,13 @@ def said(work):
 
 weights = PlainModel.load(model).state
 request = GenerationRequest(request_id="x", prompt_ids=(5, 6), n=2, sampling=SamplingParams(max_tokens=8))
-engine = make_engine(model, options=Asynchronous.options, load_weights=False)
+engine = make_engine(model, options=Asynchronous.options, tp_size=2, load_weights=False)
 found = {"early": said(lambda: run(collect(engine, [request])))}
 engine.update_weights(whole_shards(weights), 4)
 found["versions"] = [output.policy_version for output in run(collect(engine, [request]))]
 processes = psutil.Process().children(recursive=True)
+maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in (psutil.Process(), *processes)]
+shared = {name for text in maps for name in re.findall("/dev/shm/.*", text)}
 (core,) = (process for process in processes if "EngineCore" in process.cmdline()[0])
 
 slow = VllmRolloutEngine()
@@ -54,12 +56,12 @@ engine.engine._timeout_s = 2.0
 found["generate"] = said(lambda: run(collect(engine, [request])))
 found["update"] = said(lambda: engine.update_weights(whole_shards(weights), 5))
 core.resume()
-print(json.dumps([[process.pid for process in processes], found]), flush=True)
+print(json.dumps([[process.pid for process in processes], sorted(shared), found]), flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_core_without_weights_one_too_slow_and_one_that_hangs_are_errors_and_all_end_with_their_host(
+def test_cores_without_weights_too_slow_or_hanging_are_errors_and_what_a_killed_host_had_ends_with_it(
     qwen2: Path,
 ) -> None:
     """One host for all of it: most of its time goes by while it imports vLLM."""
@@ -67,7 +69,7 @@ def test_a_core_without_weights_one_too_slow_and_one_that_hangs_are_errors_and_a
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert host.stdout is not None
-        pids, found = json.loads(host.stdout.readline())
+        pids, shared, found = json.loads(host.stdout.readline())
         processes = [psutil.Process(pid) for pid in pids]
     finally:
         host.kill()
@@ -76,7 +78,9 @@ def test_a_core_without_weights_one_too_slow_and_one_that_hangs_are_errors_and_a
     for process in alive:
         process.kill()
     assert not alive
-    assert processes
+    assert len(processes) >= 3
+    assert shared
+    assert [name for name in shared if not name.endswith(" (deleted)")] == []
     assert "no weights have come yet" in found["early"]
     assert found["versions"] == [4, 4]
     assert "vLLM's processes did not start within 0.05 s and were killed" in found["start"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
@@ -13,18 +12,15 @@ import numpy as np
 
 from rlsdk.interfaces import (
     DTYPE_BYTES,
-    Box,
     ConfigError,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
-    Head,
     RankContext,
     RlsdkError,
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
-    TensorMeta,
     WeightLayout,
     WeightShard,
     WeightSyncError,
@@ -33,6 +29,7 @@ from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
 from rlsdk.kit.sampling import mixed_seed, row_keys
+from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
 from rlsdk_sglang.adapter import Progress, ServedModel
 from rlsdk_sglang.client import LOOK_S
@@ -52,7 +49,7 @@ class SglangRolloutEngine(RolloutEngine):
     """
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        check_spec(spec)
+        check_rollout_spec(spec, SglangOptions)
         self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
         skeleton = build_model(spec.model, empty=True)
@@ -89,9 +86,7 @@ class SglangRolloutEngine(RolloutEngine):
         self._served()
         check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
         for request in requests:
-            if request.sampling.stop_strings:
-                self.stop_text.window(request.sampling.stop_strings)
-                _ = self.stop_text.tokenizer
+            self.stop_text.prepare(request.sampling.stop_strings)
         call = Call(sum(request.n for request in requests))
         with self.lock:
             self._served()
@@ -107,18 +102,7 @@ class SglangRolloutEngine(RolloutEngine):
                 self.engine.call(self._withdraw, samples)
 
     def layout(self) -> Sequence[WeightLayout]:
-        dtype = self.spec.model.dtype
-        return [
-            WeightLayout(
-                rank=0,
-                node=self.ctx.node,
-                device=self.ctx.device,
-                process=f"{self.ctx.node}:{os.getpid()}",
-                tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in self.shapes.items()),
-                boxes=tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()),
-                tied=self.tied,
-            )
-        ]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -253,7 +237,7 @@ class SglangRolloutEngine(RolloutEngine):
     def _take(self, sample: Sample, progress: Progress) -> None:
         for token, log_prob in zip(progress.token_ids, progress.log_probs, strict=True):
             sample.extend([token], [log_prob], self.latest)
-            if self._ends_in_text(sample):
+            if self.stop_text.ended(sample.request.sampling.stop_strings, sample.token_ids):
                 self._end(sample, FinishReason.STOP)
                 return
         if progress.versions is not None and sample.token_ids:
@@ -261,17 +245,11 @@ class SglangRolloutEngine(RolloutEngine):
         if progress.finished is not None:
             self._end(sample, progress.finished)
 
-    def _ends_in_text(self, sample: Sample) -> bool:
-        strings = sample.request.sampling.stop_strings
-        return bool(strings) and self.stop_text.ends(strings, sample.token_ids[-self.stop_text.window(strings) :])
-
     def _end(self, sample: Sample, reason: FinishReason) -> None:
         self._withdraw([sample])
-        if not all(map(math.isfinite, sample.log_probs)):
-            error = RlsdkError(
-                f"the model gives logits that are not finite, with the weights of version {self.latest}: training has "
-                "diverged, or the weights are damaged"
-            )
+        try:
+            sample.check_finite(self.latest)
+        except RlsdkError as error:
             sample.call.fail(error)
         else:
             sample.finish(reason, self.latest)
@@ -299,18 +277,3 @@ class SglangRolloutEngine(RolloutEngine):
     def _awake(self, *parts: str) -> None:
         if self.asleep & set(parts):
             raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")
-
-
-def check_spec(spec: RolloutSpec) -> None:
-    """Raises: ConfigError: no engine of this kind could serve it."""
-    if spec.model.head is not Head.LM:
-        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
-    if spec.options is not None and not isinstance(spec.options, SglangOptions):
-        raise ConfigError(f"RolloutSpec.options is a {type(spec.options).__name__}; expected SglangOptions, or None")
-    for name, value, least in (
-        ("tp_size", spec.tp_size, 1),
-        ("max_running", spec.max_running, 1),
-        ("max_model_tokens", spec.max_model_tokens, 2),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} {value}: expected {least} or more")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
+from rlsdk.interfaces import FinishReason, GenerationOutput
+from rlsdk.kit.serving import RunningSample
 
 
 class Call:
@@ -57,43 +55,13 @@ class Call:
             self._loop.call_soon_threadsafe(self._news.set)
 
 
-@dataclass
-class Sample:
-    """One sample of one request."""
+@dataclass(kw_only=True)
+class Sample(RunningSample):
+    """One sample of one request. No `key` is the beginning of another (SGLang aborts by beginnings); `seed` is 64 bits,
+    signed."""
 
-    key: str
-    """The engine's name for it. None is the beginning of another: SGLang aborts by beginnings."""
     call: Call
-    request: GenerationRequest
-    index: int
-    seed: int
-    """64 bits, signed."""
-    limit: int
-    """Most response tokens."""
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    first_version: int | None = None
-    last_version: int | None = None
-
-    def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
-        """Adds tokens that were sampled under `version`, as far as is known by now."""
-        if not token_ids:
-            return
-        self.token_ids.extend(token_ids)
-        self.log_probs.extend(log_probs)
-        self.first_version = version if self.first_version is None else self.first_version
-        self.last_version = version
 
     def finish(self, reason: FinishReason, version: int) -> None:
         """Gives it to its call. `version` counts for a sample without any token."""
-        self.call.put(
-            GenerationOutput(
-                request_id=self.request.request_id,
-                sample_index=self.index,
-                token_ids=np.array(self.token_ids, np.int64),
-                log_probs=np.array(self.log_probs, np.float32),
-                finish_reason=reason,
-                policy_version=version if self.first_version is None else self.first_version,
-                last_policy_version=version if self.last_version is None else self.last_version,
-            )
-        )
+        self.call.put(self.output(reason, version))

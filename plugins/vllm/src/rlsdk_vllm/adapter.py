@@ -26,6 +26,7 @@ from rlsdk.interfaces import (
     WeightShard,
     nearest,
 )
+from rlsdk.kit import intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.kv_cache import head_size
@@ -141,9 +142,11 @@ class VllmEngine(ABC):
     def call_workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of `WorkerExtension` in every worker."""
 
-    def prepare(self) -> list[str]:
-        """Readies the workers; returns what speaks against serving this model."""
-        return sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Readies the workers; returns what speaks against serving this model, of canonical tensors of these shapes."""
+        found = sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
+        cut = intake.unserved(shapes, self.call_workers("rlsdk_boxes"))
+        return found + [f"vLLM's model has no place for all of canonical tensor {name!r}" for name in cut]
 
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the workers compute from."""
@@ -160,6 +163,10 @@ class VllmEngine(ABC):
     def serve(self, version: int) -> None:
         """Tokens that are sampled from now on are of this version."""
         self.call_workers("rlsdk_serve", version)
+
+    def clear_caches(self) -> None:
+        """Overwrites all keys and values with zeros."""
+        self.call_workers("rlsdk_clear_caches")
 
     def park(self, parts: Sequence[str]) -> None:
         self.call_workers("rlsdk_park", list(parts))
@@ -181,6 +188,9 @@ class InProcessEngine(VllmEngine):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from rlsdk_vllm import nameless
+
+        nameless.install()
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes)
         self._timeout_s = ctx.timeout_s
         with (

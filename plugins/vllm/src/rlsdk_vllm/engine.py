@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from rlsdk.interfaces import (
     DTYPE_BYTES,
-    Box,
     ConfigError,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
-    Head,
     RankContext,
     RlsdkError,
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
-    TensorMeta,
     WeightLayout,
     WeightShard,
     WeightSyncError,
@@ -30,11 +26,13 @@ from rlsdk.interfaces import (
 from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests
+from rlsdk.kit.sampling import mixed_seed
+from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
 from rlsdk_vllm.adapter import InProcessEngine, Progress, VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.samples import Abort, Call, Sample, mixed_seed
+from rlsdk_vllm.samples import Abort, Call, Sample
 
 PAUSED_S = 0.005
 """Between two looks whether a paused engine goes on."""
@@ -51,7 +49,7 @@ class VllmRolloutEngine(RolloutEngine):
     """
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        check_spec(spec)
+        check_rollout_spec(spec, VllmOptions)
         self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
         skeleton = build_model(spec.model, empty=True)
@@ -59,7 +57,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         kind = AsyncEngine if options.asynchronous else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes)
-        if found := self.engine.prepare():
+        if found := self.engine.prepare(self.shapes):
             self.engine.close()
             raise ConfigError(
                 f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and proven: "
@@ -73,6 +71,8 @@ class VllmRolloutEngine(RolloutEngine):
         self.refusal = "no weights have come yet; the first update_weights brings them"
         """Why nothing is served while `version` is None."""
         self.asleep: set[str] = set()
+        self.spoiled = False
+        """Keys and values that are no numbers may be in memory."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -93,18 +93,7 @@ class VllmRolloutEngine(RolloutEngine):
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
 
     def layout(self) -> Sequence[WeightLayout]:
-        dtype = self.spec.model.dtype
-        return [
-            WeightLayout(
-                rank=0,
-                node=self.ctx.node,
-                device=self.ctx.device,
-                process=f"{self.ctx.node}:{os.getpid()}",
-                tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in self.shapes.items()),
-                boxes=tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()),
-                tied=self.tied,
-            )
-        ]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -118,7 +107,7 @@ class VllmRolloutEngine(RolloutEngine):
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             if "kv_cache" not in self.asleep:
-                self.engine.drop_caches()
+                self._drop_caches()
             fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.serve(version)
             self.version = version
@@ -155,7 +144,7 @@ class VllmRolloutEngine(RolloutEngine):
         with self.lock:
             if self.samples:
                 raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
-            self.engine.drop_caches()
+            self._drop_caches()
             if self.ctx.device != "cpu":
                 self.engine.sleep(level)
             else:
@@ -188,9 +177,7 @@ class VllmRolloutEngine(RolloutEngine):
             self._served()
             check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
             for request in requests:
-                if request.sampling.stop_strings:
-                    self.stop_text.window(request.sampling.stop_strings)
-                    _ = self.stop_text.tokenizer
+                self.stop_text.prepare(request.sampling.stop_strings)
             self.num_calls += 1
             call.number = self.num_calls
             for at, request in enumerate(requests):
@@ -207,7 +194,7 @@ class VllmRolloutEngine(RolloutEngine):
                 call=call,
                 request=request,
                 index=index,
-                seed=mixed_seed(*base, index),
+                seed=mixed_seed(*base, index) >> 1,
                 limit=limit,
             )
             self.engine.add(sample)
@@ -235,27 +222,18 @@ class VllmRolloutEngine(RolloutEngine):
         if sample is None:
             return
         finished = progress.finished
-        for token in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
-            sample.add(*token)
-            if self._ends_in_text(sample):
+        for token, log_prob, version in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
+            sample.extend([token], [log_prob], version)
+            self.spoiled |= not math.isfinite(log_prob)
+            if self.stop_text.ended(sample.request.sampling.stop_strings, sample.token_ids):
                 if finished is None:
                     self.engine.abort([sample.key])
                 finished = FinishReason.STOP
                 break
         if finished is not None:
-            if not all(map(math.isfinite, sample.log_probs)):
-                raise RlsdkError(
-                    f"the model gives logits that are not finite, with the weights of version {sample.last_version}: "
-                    "training has diverged, or the weights are damaged"
-                )
+            sample.check_finite(sample.last_version or 0)
             del self.samples[sample.key]
             sample.finish(finished, self.version or 0)
-
-    def _ends_in_text(self, sample: Sample) -> bool:
-        strings = sample.request.sampling.stop_strings
-        if not strings or not sample.token_ids:
-            return False
-        return self.stop_text.ends(strings, sample.token_ids[-self.stop_text.window(strings) :])
 
     def _leave_aborted(self) -> None:
         """Gives out what aborted samples have."""
@@ -278,6 +256,14 @@ class VllmRolloutEngine(RolloutEngine):
             sample.call.error = error
         self._withdraw(list(self.samples))
 
+    def _drop_caches(self) -> None:
+        """Forgets all keys and values. Attention may multiply whole blocks, by 0 where nothing is to be read, which
+        leaves what is no number as it is: that is overwritten."""
+        self.engine.drop_caches()
+        if self.spoiled:
+            self.engine.clear_caches()
+            self.spoiled = False
+
     def _served(self) -> int:
         self._awake("weights", "kv_cache")
         if self.version is None:
@@ -287,18 +273,3 @@ class VllmRolloutEngine(RolloutEngine):
     def _awake(self, *parts: str) -> None:
         if self.asleep & set(parts):
             raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")
-
-
-def check_spec(spec: RolloutSpec) -> None:
-    """Raises: ConfigError: no engine of this kind could serve it."""
-    if spec.model.head is not Head.LM:
-        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
-    if spec.options is not None and not isinstance(spec.options, VllmOptions):
-        raise ConfigError(f"RolloutSpec.options is a {type(spec.options).__name__}; expected VllmOptions, or None")
-    for name, value, least in (
-        ("tp_size", spec.tp_size, 1),
-        ("max_running", spec.max_running, 1),
-        ("max_model_tokens", spec.max_model_tokens, 2),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} {value}: expected {least} or more")

@@ -39,6 +39,9 @@ class EndsWithParent:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         end_with_parent()
+        from rlsdk_vllm import nameless
+
+        nameless.install()
         self._run(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:

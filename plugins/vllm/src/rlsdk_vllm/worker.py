@@ -8,16 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from rlsdk.interfaces import WeightShard, fingerprint
-from rlsdk.kit.intake import Fingerprints, write_shard
+from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import BlockName, attached
-from rlsdk_vllm import loader
+from rlsdk_vllm import loader, nameless
 from rlsdk_vllm.orphans import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
 
+nameless.install()
+
 
 class WorkerExtension:
-    """Mixed into the worker class by vLLM. Importing this module registers the model loader in a worker's process."""
+    """Mixed into the worker class by vLLM. Importing this module registers the model loader in a worker's process, and
+    does so before the worker's device and groups are made."""
 
     model_runner: Any
 
@@ -40,6 +43,10 @@ class WorkerExtension:
         with attached(block, entries) as shards:
             self.rlsdk_write(shards)
 
+    def rlsdk_boxes(self) -> Boxes:
+        """All that this worker serves."""
+        return {name: [(p.box.offset, p.box.size) for p in parts] for name, parts in self._rlsdk_pieces.items()}
+
     def rlsdk_fingerprints(self) -> Fingerprints:
         """Of each box that this worker serves, over the memory that serves it."""
         return {
@@ -50,6 +57,11 @@ class WorkerExtension:
     def rlsdk_serve(self, version: int) -> None:
         """Tokens that are sampled from now on are of this version."""
         self.model_runner.sampler.version = version
+
+    def rlsdk_clear_caches(self) -> None:
+        """Overwrites all keys and values with zeros."""
+        for tensor in self._rlsdk_tensors("kv_cache"):
+            tensor.zero_()
 
     def rlsdk_park(self, parts: Sequence[str]) -> None:
         """Gives memory back; for CPUs."""

@@ -1,0 +1,118 @@
+"""What rollout engines have in common that serve the whole model at one place, several samples at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlsdk.interfaces import (
+    Box,
+    ConfigError,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    Head,
+    RankContext,
+    RlsdkError,
+    RolloutSpec,
+    TensorMeta,
+    WeightLayout,
+)
+
+
+def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
+    """Refuses what no engine that samples tokens could serve.
+
+    Args:
+        spec: as `RolloutEngine.initialize` gets it.
+        options: class of the backend's options; `spec.options` may be None as well.
+
+    Raises:
+        ConfigError: names the field, its value and what was expected.
+    """
+    if spec.model.head is not Head.LM:
+        raise ConfigError(f"a rollout engine serves a model with head 'lm', not {spec.model.head.value!r}")
+    if options is not None and spec.options is not None and not isinstance(spec.options, options):
+        raise ConfigError(
+            f"RolloutSpec.options is a {type(spec.options).__name__}; expected {options.__name__}, or None"
+        )
+    for name, value, least in (
+        ("tp_size", spec.tp_size, 1),
+        ("max_running", spec.max_running, 1),
+        ("max_model_tokens", spec.max_model_tokens, 2),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} {value}: expected {least} or more")
+
+
+def whole_layout(
+    ctx: RankContext, dtype: str, shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+) -> WeightLayout:
+    """The layout of an engine that takes every tensor whole, in this process.
+
+    Args:
+        ctx: of the engine.
+        dtype: of every tensor.
+        shapes: by canonical name.
+        tied: see `WeightLayout.tied`.
+    """
+    return WeightLayout(
+        rank=0,
+        node=ctx.node,
+        device=ctx.device,
+        process=f"{ctx.node}:{os.getpid()}",
+        tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()),
+        boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),
+        tied=tied,
+    )
+
+
+@dataclass(kw_only=True)
+class RunningSample:
+    """One sample of one request, while it grows."""
+
+    key: str
+    """The engine's name for it."""
+    request: GenerationRequest
+    index: int
+    """Of the request's `n` samples."""
+    seed: int
+    limit: int
+    """Most response tokens."""
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    first_version: int | None = None
+    last_version: int | None = None
+
+    def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
+        """Adds tokens, and the version of the weights that they were sampled from."""
+        if not token_ids:
+            return
+        self.token_ids.extend(token_ids)
+        self.log_probs.extend(log_probs)
+        self.first_version = version if self.first_version is None else self.first_version
+        self.last_version = version
+
+    def check_finite(self, version: int) -> None:
+        """Raises: RlsdkError: a log-prob is not finite, under weights of this version."""
+        if not all(map(math.isfinite, self.log_probs)):
+            raise RlsdkError(
+                f"the model gives logits that are not finite, with the weights of version {version}: training has "
+                "diverged, or the weights are damaged"
+            )
+
+    def output(self, reason: FinishReason, version: int) -> GenerationOutput:
+        """What `generate` hands out. `version` counts for a sample without any token."""
+        return GenerationOutput(
+            request_id=self.request.request_id,
+            sample_index=self.index,
+            token_ids=np.array(self.token_ids, np.int64),
+            log_probs=np.array(self.log_probs, np.float32),
+            finish_reason=reason,
+            policy_version=version if self.first_version is None else self.first_version,
+            last_policy_version=version if self.last_version is None else self.last_version,
+        )
