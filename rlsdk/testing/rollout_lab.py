@@ -212,13 +212,8 @@ class RolloutLab:
             AssertionError: the engine was done before every pause.
         """
         engine = engine or self.engine
-        # Runs beside them: when it ends, they have begun.
-        scout = self.ask("scout", self.prompt(4, 120), max_tokens=2)
         for _ in range(ATTEMPTS):
-            begun = asyncio.Event()
-            task = asyncio.create_task(_behind(engine, scout, requests, begun))
-            task.add_done_callback(lambda _, begun=begun: begun.set())  # type: ignore[misc]
-            await begun.wait()
+            task = await self.under_way(requests, engine)
             engine.pause()
             # What was made before the pause may still be on its way.
             await asyncio.sleep(0.1)
@@ -227,6 +222,17 @@ class RolloutLab:
             engine.resume()
             await task
         raise AssertionError(f"{ATTEMPTS} calls were done before they were paused")
+
+    async def under_way(
+        self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
+    ) -> asyncio.Task[list[GenerationOutput]]:
+        """A call whose samples have begun, if the engine gives samples out as they end; else it is done."""
+        # Runs beside them: when it ends, they have begun.
+        scout, begun = self.ask("scout", self.prompt(4, 120), max_tokens=2), asyncio.Event()
+        task = asyncio.create_task(_behind(engine or self.engine, scout, requests, begun))
+        task.add_done_callback(lambda _: begun.set())
+        await begun.wait()
+        return task
 
     def prompt(self, length: int, salt: int = 0) -> tuple[int, ...]:
         """Tokens without a meaning; each `salt` gives others."""

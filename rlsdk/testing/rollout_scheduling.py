@@ -60,15 +60,19 @@ class SchedulingRequirements:
         requests = [lab.ask(name, lab.prompt(6, 60 + at), 3, max_tokens=100) for at, name in enumerate("abc")]
         whole = tokens_of(lab.run(requests))
 
-        async def midway(turns: int) -> list[GenerationOutput]:
-            task = asyncio.create_task(collect(engine, requests))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+        async def midway(attempt: int) -> list[GenerationOutput]:
+            if attempt < 2:
+                task = await lab.under_way(requests)
+            else:
+                # Engines that were done by then, or that give samples out when all have ended.
+                task = asyncio.create_task(collect(engine, requests))
+                for _ in range(2 ** (ATTEMPTS + 1 - attempt)):
+                    await asyncio.sleep(0)
             engine.abort(["b", "nobody"])
             return await task
 
         for attempt in range(ATTEMPTS):
-            outputs = lab.wait(midway(2 ** (ATTEMPTS - 1 - attempt)))
+            outputs = lab.wait(midway(attempt))
             measured.none("wrong samples", wrong_identities(requests, outputs))
             aborted = [output for output in outputs if output.finish_reason is FinishReason.ABORT]
             measured.none("others that were aborted", [o.request_id for o in aborted if o.request_id != "b"])

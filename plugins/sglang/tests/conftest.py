@@ -20,6 +20,7 @@ __import__("sitecustomize")
 import pytest  # noqa: E402
 from cases import Sglang  # noqa: E402
 
+from rlsdk.testing.models import write_tiny_model  # noqa: E402
 from rlsdk.testing.requirements import MARK  # noqa: E402
 from rlsdk.testing.rollout_lab import RolloutLab  # noqa: E402
 from rlsdk_sglang import adapter  # noqa: E402
@@ -33,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The last requirement of a suite ends the engine that all tests share.
-    items.sort(key=lambda item: item.get_closest_marker(MARK) is not None)
+    # The last of them end the engines that tests share: `test_endings` the other, the suite its own.
+    items.sort(key=lambda item: (item.get_closest_marker(MARK) is not None, item.path.name == "test_endings.py"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +50,17 @@ def _several_blocks() -> Iterator[None]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutLab]:
     """What all tests share; its engine starts when it is first asked for."""
     lab = Sglang.make_lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutLab]:
+    """An engine of another model beside it: tied weights, norms of queries and keys, a vocabulary that is padded."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "scratch").mkdir()
+    model = write_tiny_model(folder / "model", architecture="qwen3", vocab_size=131, tied=True, seed=4)
+    lab = RolloutLab(Sglang, model, folder / "scratch")
     yield lab
     lab.close()
 

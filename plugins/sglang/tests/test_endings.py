@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
-from cases import make_engine
 
 from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams, WeightSyncError
 from rlsdk.testing.rollout_lab import collect
@@ -31,8 +31,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) -> None:
-    engine = make_engine(qwen2)
+def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(other: Any) -> None:
+    engine = other.engine
     quiet = engine.engine._home._engine
     contexts = [quiet._engine.send_to_rpc.context, quiet.front.recv_from_detokenizer.context]
     (scheduler,) = quiet.processes
@@ -48,9 +48,9 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) 
 
     try:
         with pytest.raises(RlsdkError, match=rf"a scheduler of SGLang \(process {scheduler.pid}\) ended"):
-            asyncio.run(killed_midway())
+            other.wait(killed_midway())
         with pytest.raises(WeightSyncError, match="nothing can be generated: a scheduler of SGLang"):
-            asyncio.run(collect(engine, [request]))
+            other.wait(collect(engine, [request]))
         with pytest.raises(RlsdkError, match="a scheduler of SGLang"):
             engine.sleep()
         # SGLang's own way with an answer that it cannot read is to kill its process, with all its children.
@@ -62,7 +62,7 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(qwen2: Path) 
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
     finally:
-        engine.close()
+        other.drop()
     assert all(context.closed for context in contexts), "each has threads of its own"
     assert left_in(quiet.belongings.folder, [scheduler.pid]) == []
 

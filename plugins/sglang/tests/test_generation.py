@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import Sglang, make_engine
+from cases import make_engine
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.testing.models import write_tiny_model
@@ -32,18 +32,12 @@ def test_requests_of_every_kind_share_a_batch(lab: RolloutLab) -> None:
             assert likeliest.tolist() == tokens
 
 
-def test_tied_weights_padded_vocabularies_and_other_models_are_exact(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    folder = write_tiny_model(tmp_path / "model", architecture="qwen3", vocab_size=131, tied=True, seed=4)
-    lab = RolloutLab(Sglang, folder, tmp_path / "scratch")
-    try:
-        requests = [lab.ask(str(at), [5, 6, at + 7], 3, max_tokens=20) for at in range(3)]
-        assert lab.worst(requests, lab.run(requests)) < lab.suite.tolerance
-        state = lab.changed(1)
-        lab.engine.update_weights(whole_shards(state), 1)
-        assert lab.worst(requests, lab.run(requests), lab.plain.with_state(state)) < lab.suite.tolerance
-    finally:
-        lab.close()
+def test_tied_weights_padded_vocabularies_and_other_models_are_exact(other: RolloutLab) -> None:
+    requests = [other.ask(str(at), [5, 6, at + 7], 3, max_tokens=20) for at in range(3)]
+    assert other.worst(requests, other.run(requests)) < other.suite.tolerance
+    state = other.changed(1)
+    other.engine.update_weights(whole_shards(state), 1)
+    assert other.worst(requests, other.run(requests), other.plain.with_state(state)) < other.suite.tolerance
 
 
 def test_a_model_that_sglang_would_serve_without_some_of_its_tensors_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A whole run through the command line: one engine of SGLang beside each rank of the train engine."""
+"""A whole run through the command line: an engine of SGLang beside the rank of the train engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = (
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
 )  # fmt: skip
-COLOCATED = ["--train-backend", "fsdp", "--placement.devices_per_node", "2"]
+COLOCATED = ["--train-backend", "fsdp", "--placement.devices_per_node", "1"]
 
 
 def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tmp_path: Path) -> None:

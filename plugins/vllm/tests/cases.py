@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
+import pytest
+
+from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec, WeightSyncError
 from rlsdk.testing import RolloutConformance
+from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.engine import VllmRolloutEngine
 
@@ -38,3 +41,17 @@ def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> VllmRol
 def worker_of(engine: Any) -> Any:
     """vLLM's worker, in this process."""
     return engine.engine._engine.model_executor.driver_worker.worker
+
+
+def ends_what_runs(lab: RolloutLab, engine: VllmRolloutEngine) -> None:
+    """Closes an engine in the middle of a call, whose caller is told, as is the next."""
+
+    async def closed_midway() -> None:
+        task = await lab.paused_midway([lab.ask("x", [5, 6], 3, max_tokens=110)], engine)
+        engine.close()
+        with pytest.raises(RlsdkError, match="the engine was closed"):
+            await task
+
+    lab.wait(closed_midway())
+    with pytest.raises(WeightSyncError, match="the engine was closed"):
+        lab.run([lab.ask("x", [5])], engine)

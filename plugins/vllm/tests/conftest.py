@@ -12,7 +12,6 @@ import pytest
 from cases import Asynchronous, InProcess
 
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.requirements import MARK
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk_vllm import adapter
 
@@ -29,8 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The last requirement of a suite ends the engine that all tests of its mode share.
-    items.sort(key=lambda item: item.get_closest_marker(MARK) is not None)
+    # The last of them end the engines that all tests of a mode share.
+    items.sort(key=lambda item: item.path.name == "test_conformance.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

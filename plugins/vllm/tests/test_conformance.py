@@ -1,8 +1,13 @@
-"""The engine holds all that it claims, in both modes."""
+"""The engine holds all that it claims, in both modes; then the one in a process of its own ends."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
+import psutil
+
+from rlsdk.testing.resources import children
 
 
 class TestVllm(cases.InProcess):
@@ -10,7 +15,31 @@ class TestVllm(cases.InProcess):
 
 
 class TestAsynchronous(cases.Asynchronous):
-    # Each starts an engine. Workers are the same in both modes; how this one begins and ends, `test_weights` has.
+    """What the mode has a share in: how requests come in, run together, end and are held; how weights and their
+    versions get to the core. The same workers sample in both modes: `make check-vllm-modes` holds this one to all."""
+
+    # Each starts an engine. Workers are the same in both modes; how this one begins is in `test_processes`, how it ends
+    # below.
     test_tensor_parallel = None
     test_update_first = None
     test_close = None
+    # How the sampler draws, what stops it, which parameter a tensor is served from.
+    test_log_probs_filters = None
+    test_filters = None
+    test_min_p = None
+    test_greedy = None
+    test_distribution = None
+    test_distribution_filtered = None
+    test_nothing_else_stops = None
+    test_longest_prompt = None
+    test_update_each_tensor = None
+
+
+def test_closing_the_asynchronous_engine_ends_what_runs_and_its_core(labs: Any) -> None:
+    """Of the engine that all tests of the mode share: this one is its last."""
+    lab = labs(cases.Asynchronous)
+    engine, processes = lab.engine, children()
+    assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
+    cases.ends_what_runs(lab, engine)
+    assert not psutil.wait_procs(processes, timeout=60)[1]
+    lab.drop()

@@ -1,4 +1,4 @@
-"""Whole runs through the command line: vLLM in the processes of the train engine, or on devices of its own and in a
+"""Whole runs through the command line: vLLM in the process of the train engine, or on a device of its own and in a
 process beside its worker."""
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ TASK = (
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.steps", "2",
 )  # fmt: skip
-COLOCATED = ["--train-backend", "fsdp", "--placement.devices_per_node", "2"]
 SEPARATE = [
-    "--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node: [1]}}",
+    "--placement.pools", "{a: {devices_per_node: [2]}, b: {devices_per_node: [1]}}",
     "--placement.roles", "{actor: a, rollout: b}",
 ]  # fmt: skip
 ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
 RUNS = {
-    "two replicas, colocated with fsdp": COLOCATED,
-    "asynchronous, separate from torch": [*SEPARATE, *ASYNCHRONOUS],
+    "colocated": ["--placement.devices_per_node", "1"],
+    "asynchronous, separate from two ranks": [*SEPARATE, *ASYNCHRONOUS],
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "rlsdk.cli", "train", "--model", str(qwen2), "--rollout-backend", "vllm"]
+    command = [sys.executable, "-m", "rlsdk.cli", "train", "--model", str(qwen2)]
+    command += ["--train-backend", "fsdp", "--rollout-backend", "vllm"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*command, *TASK, "--trainer.run_name", "run", *RUNS[name]],

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import psutil
+import cases
 import pytest
 import torch
-from cases import Asynchronous, InProcess, worker_of
+from cases import worker_of
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
 from rlsdk.kit.intake import joined
-from rlsdk.testing.resources import children
 from rlsdk.testing.rollout_lab import collect, tokens_of, whole_shards
 
 
@@ -83,19 +82,10 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_sample(lab: Any) -> N
     assert lab.worst(requests, lab.run(requests)) < lab.suite.tolerance
 
 
-@pytest.mark.parametrize("mode", [InProcess, Asynchronous], ids=["in process", "asynchronous"])
-def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed(labs: Any, mode: type[Any]) -> None:
-    lab, before = labs(mode), set(children())
+def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed(in_process: Any) -> None:
+    """The other mode's beginning is in `test_processes`, its end in `test_conformance`: each start takes seconds."""
+    lab = in_process
     engine = lab.start(load_weights=False)
-    processes = [process for process in children() if process not in before]
-    assert processes or mode is InProcess
-
-    async def closed_midway() -> None:
-        task = await lab.paused_midway([lab.ask("x", [5, 6], 3, max_tokens=110)], engine)
-        engine.close()
-        with pytest.raises(RlsdkError, match="the engine was closed"):
-            await task
-
     try:
         with pytest.raises(WeightSyncError, match="no weights have come yet"):
             lab.run([lab.ask("x", [5])], engine)
@@ -104,9 +94,6 @@ def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed
         outputs = lab.run(requests, engine)
         assert lab.worst(requests, outputs) < lab.suite.tolerance
         assert {o.policy_version for o in outputs} == {4}
-        lab.wait(closed_midway())
+        cases.ends_what_runs(lab, engine)
     finally:
         engine.close()
-    assert not psutil.wait_procs(processes, timeout=60)[1]
-    with pytest.raises(WeightSyncError, match="the engine was closed"):
-        lab.run([lab.ask("x", [5])], engine)

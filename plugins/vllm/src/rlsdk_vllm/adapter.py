@@ -193,7 +193,13 @@ class InProcessEngine(VllmEngine):
         nameless.install()
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes)
         self._timeout_s = ctx.timeout_s
-        with WORLD.entered(), undisturbed_process(), explained_start(spec), started_within(ctx.timeout_s):
+        with (
+            WORLD.entered(),
+            undisturbed_process(),
+            explained_start(spec),
+            started_within(ctx.timeout_s),
+            eager_processes(arguments, ctx),
+        ):
             self._engine = LLMEngine.from_engine_args(arguments)
         WORLD.users += 1
         self.is_spread = spec.tp_size > 1
@@ -393,6 +399,24 @@ def explained_refusal(sample: Sample) -> Iterator[None]:
     except Exception as error:
         # The class of a refusal is another in each version.
         raise ConfigError(f"request {sample.request.request_id!r}: vLLM refuses it: {error}") from error
+
+
+@contextmanager
+def eager_processes(arguments: Any, ctx: RankContext) -> Iterator[None]:
+    """Processes that are started inside compile nothing, where the engine is eager on a CPU.
+
+    vLLM compiles single functions all the same, the embedding of tensor parallelism among them: seconds in each worker,
+    and half a minute where the compiler has nothing stored yet. Of this process nothing is changed: it may train.
+    """
+    name = "TORCH_COMPILE_DISABLE"
+    before = os.environ.get(name)
+    if ctx.device == "cpu" and arguments.enforce_eager and before is None:
+        os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk_vllm.adapter import (
     Progress,
     VllmEngine,
+    eager_processes,
     engine_args,
     explained_refusal,
     explained_start,
@@ -53,7 +54,7 @@ class AsyncEngine(VllmEngine):
 
         async def start() -> Any:
             # On the loop's thread, which the core may not outlive.
-            with cores_end_with_this_thread(), started_within(ctx.timeout_s):
+            with cores_end_with_this_thread(), started_within(ctx.timeout_s), eager_processes(arguments, ctx):
                 return AsyncLLM.from_engine_args(arguments)
 
         arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes)
