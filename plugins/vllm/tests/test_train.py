@@ -1,4 +1,4 @@
-"""Whole runs through the command line: vLLM in the process of the train engine, or on a device of its own and in a
+"""Whole runs through the command line: vLLM in the processes of the train engine, or on a device of its own and in a
 process beside its worker."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEPARATE = [
 ]  # fmt: skip
 ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
 RUNS = {
-    "colocated": ["--placement.devices_per_node", "1"],
+    "two replicas, colocated": ["--placement.devices_per_node", "2"],
     "asynchronous, separate from two ranks": [*SEPARATE, *ASYNCHRONOUS],
 }
 
