@@ -197,7 +197,12 @@ class RolloutLab:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the one event loop of this backend; never longer than the suite's deadline."""
-        return self.runner.run(asyncio.wait_for(work, self.suite.timeout_s))
+        try:
+            return self.runner.run(asyncio.wait_for(work, self.suite.timeout_s))
+        except BaseException:
+            # Calls that it left behind would be in the way of whatever is measured next.
+            self.runner.run(_end_all_others())
+            raise
 
     def run(self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None) -> list[GenerationOutput]:
         """All samples of one call."""
@@ -227,8 +232,8 @@ class RolloutLab:
         self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
     ) -> asyncio.Task[list[GenerationOutput]]:
         """A call whose samples have begun, if the engine gives samples out as they end; else it is done."""
-        # Runs beside them: when it ends, they have begun.
-        scout, begun = self.ask("scout", self.prompt(4, 120), max_tokens=2), asyncio.Event()
+        # Runs beside them: when it ends, they have begun. Long enough for all of them to come in, one at a time.
+        scout, begun = self.ask("scout", self.prompt(4, 120), max_tokens=12), asyncio.Event()
         task = asyncio.create_task(_behind(engine or self.engine, scout, requests, begun))
         task.add_done_callback(lambda _: begun.set())
         await begun.wait()
@@ -279,6 +284,14 @@ class RolloutLab:
 
 async def collect(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
     return [output async for output in engine.generate(requests)]
+
+
+async def _end_all_others() -> None:
+    """Cancels every task of the loop that is still there, and waits until it has cleaned up."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _behind(

@@ -170,7 +170,9 @@ def test_hangs(engine):
 def test_a_check_that_is_killed_takes_its_pytest_along_which_closes_its_engines(number: int, tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     code = (
-        "import pathlib, sys; from rlsdk.testing.lifeline import run_tied; run_tied([sys.executable, '-m', 'pytest', "
+        # Ignored in whatever a shell runs in the background, as these tests may be.
+        "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from rlsdk.testing.lifeline import run_tied; run_tied([sys.executable, '-m', 'pytest', "
         "'test_hanging.py', '-p', 'no:cacheprovider', '-c', '/dev/null', '--rootdir', '.'], pathlib.Path.cwd(), None)"
     )
     check = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL,

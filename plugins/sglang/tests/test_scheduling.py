@@ -49,10 +49,11 @@ def test_what_is_paused_stands_still_and_loses_nothing(lab: Any) -> None:
 
     async def with_pause() -> list[Any]:
         task = await lab.paused_midway(requests)
-        before = made()
-        await asyncio.sleep(0.03)
-        assert made() == before
-        assert max(before) > 0
+        before: list[int] = []
+        while before != made():  # What was made before the pause may still be on its way.
+            before = made()
+            await asyncio.sleep(0.2)
+        assert 0 < max(before) < 100
         lab.engine.resume()
         return await task
 
