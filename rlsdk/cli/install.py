@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 import rlsdk
-from rlsdk.cli.installer import Installer, Wanted, applicable, installer_for, make_environment, run
+from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (
@@ -289,6 +290,10 @@ def _install_here(name: str, choices: Choices) -> None:
     constraints = [f"{shared}=={version.partition('+')[0]}" for shared, version in pinned.items()]
     wanted = Wanted(plugin=requirement, requirements=choices.more, constraints=constraints)
     python = Path(sys.executable)
+    if not find_uv() and find_spec("pip") is None:
+        raise PluginError(
+            f"there is neither uv on PATH nor pip in {sys.prefix}; run `{python} -m ensurepip`, or install uv"
+        )
     try:
         installer_for(python).install(wanted)
     except PluginError as error:

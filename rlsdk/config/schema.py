@@ -285,5 +285,5 @@ class RunConfig(Section):
             yield Problem(
                 "train.optim.warmup_steps",
                 f"{optim.warmup_steps}: expected fewer than the run's {total} optimizer steps, because "
-                f"train.optim.schedule is {optim.schedule!r}",
+                f"train.optim.schedule is {optim.schedule!r}; for a short run add `--train.optim.warmup_steps 0`",
             )
