@@ -137,7 +137,7 @@ class RolloutSpec:
     max_model_tokens: int = 2048
     """Longest prompt plus response."""
     max_running: int = 256
-    """Most samples decoded at once."""
+    """Most samples that the engine decodes at once, of all calls of `generate` together; the others wait."""
     tp_size: int = 1
     load_weights: bool = True
     """False: weights arrive by `update_weights` before the first request; start without reading the checkpoint."""

@@ -37,7 +37,8 @@ class RolloutEngine(ABC):
 
         Raises:
             ConfigError: an empty prompt, a prompt longer than `max_model_tokens` less one, or a sampling field that
-                needs a capability the engine lacks. Nothing is generated then.
+                needs a capability the engine lacks (`min_p`, `stop_strings`; a `seed` counts only where
+                `Capability.SEED` is claimed). Nothing is generated then.
             WeightSyncError: the last update failed, or no weights have come yet.
         """
 
@@ -68,9 +69,11 @@ class RolloutEngine(ABC):
         """
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Ends these requests (None: all), also of a paused engine: those of calls that began before this one, each
-        call wholly; later calls are not touched. Returns at once and takes effect before the next decoding step. Each
-        sample is still yielded, with what it has (perhaps no token). Unknown ids are ignored."""
+        """Ends these requests (None: all), also of a paused engine. Returns at once and takes effect before the next
+        decoding step. Each sample is still yielded, with what it has (perhaps no token). Unknown ids are ignored.
+
+        It means the calls of `generate` that have begun, which a call does when its first sample is asked for; one that
+        is just being taken in is meant with all of its samples or with none. Calls that begin later are not touched."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ABORT.value!r}")
 
     def pause(self) -> None:

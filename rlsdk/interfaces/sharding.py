@@ -85,10 +85,11 @@ class SyncReport:
     lower_bound_bytes: int = 0
     """Least that had to cross a process boundary."""
     stages_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by stage, in the order in which they ran; the stages of the way back follow when the phase has ended."""
+    """Seconds by stage, in the order in which they ran, each from the end of the one before: work that went on beside
+    another stage counts by what it took longer. The stages of the way back follow when the phase has ended."""
     receipts: tuple[SyncReceipt, ...] = ()
     transports: tuple[str, ...] = ()
-    """By which the bytes came."""
+    """Names of those by which the bytes came, in order of preference."""
 
 
 class EngineGroup(Protocol):

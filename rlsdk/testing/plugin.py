@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlsdk.testing.lifeline import OPTION, tie
+
 MARK = "rlsdk_requirement"
 """As in `rlsdk.testing.requirements`, which is not imported where no suite is."""
 
@@ -20,16 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlsdk")
     group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
     # Of `rlsdk plugins check`, for its own process.
-    group.addoption("--rlsdk-lifeline", type=int, help=argparse.SUPPRESS)
+    group.addoption(OPTION, type=int, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name, needs): a requirement of a conformance suite.")
     config.pluginmanager.register(Collector(config), "rlsdk-collector")
-    if (lifeline := config.getoption("--rlsdk-lifeline")) is not None:
-        from rlsdk.testing.lifeline import tie
-
-        tie(lifeline)
+    if (reading := config.getoption(OPTION)) is not None:
+        tie(reading)
 
 
 class Collector:
