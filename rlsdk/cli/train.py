@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -70,8 +72,9 @@ def run(args: Sequence[str]) -> None:
     resolved = resolve(args)
     config, registry, device = resolved.config, resolved.registry, resolved.device
 
-    from rlsdk.trainer.run import StopFlag, make_run_dir, run_train
+    from rlsdk.trainer.run import StopFlag, check_resume, make_run_dir, run_train
 
+    check_resume(config)
     run_dir = make_run_dir(config)
     if resolved.makes_model:
         from rlsdk.trainer.quickstart import make_model
@@ -147,10 +150,16 @@ def tell(result: RunResult, config: RunConfig) -> None:
     if result.checkpoint is not None:
         say.print(f"checkpoint  {_shown(result.checkpoint)}", markup=False)
         say.print("\nnext:", markup=False)
-        say.print(f"  rlsdk eval {_shown(result.checkpoint)}", markup=False)
-        say.print(f"  rlsdk generate {_shown(result.checkpoint)} --num-prompts 5", markup=False)
-        more = max(result.steps * 2, config.trainer.steps)
-        say.print(f"  rlsdk train --config {here}/config.yaml --resume {here} --steps {more}", markup=False)
+        rlsdk, more = command_here(), max(result.steps * 2, config.trainer.steps)
+        say.print(f"  {rlsdk} eval {_shown(result.checkpoint)}", markup=False)
+        say.print(f"  {rlsdk} generate {_shown(result.checkpoint)} --num-prompts 5", markup=False)
+        say.print(f"  {rlsdk} train --config {here}/config.yaml --resume {here} --steps {more}", markup=False)
+
+
+def command_here() -> str:
+    """What a person types to call this program again: its path, where the shell would find another one or none."""
+    own, found = Path(sys.executable).with_name("rlsdk"), shutil.which("rlsdk")
+    return _shown(own) if own.exists() and (found is None or not own.samefile(found)) else "rlsdk"
 
 
 def _shown(path: Path) -> str:

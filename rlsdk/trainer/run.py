@@ -106,6 +106,19 @@ def find_checkpoint(config: RunConfig, run_dir: Path, folder: str = "checkpoints
     return newest
 
 
+def check_resume(config: RunConfig, folder: str = "checkpoints") -> None:
+    """Looks for a checkpoint that is named, before the run has a folder.
+
+    Raises:
+        ConfigError: as `find_checkpoint`.
+    """
+    if config.trainer.resume not in ("auto", "never"):
+        try:
+            find_checkpoint(config, Path(), folder)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from None
+
+
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Keeps a second process from writing into the same run's folder; gone with the process, however it ends."""

@@ -151,6 +151,7 @@ REFUSALS = [
     (["--data", "nowhere.jsonl"], ["nowhere.jsonl"]),
     (["--model", "no/such/folder/here"], ["no/such/folder/here"]),
     (["--reward", "gsm9k"], ["gsm9k", "gsm8k"]),
+    (["--trainer.resume", "runs/nothing"], ["trainer.resume", "runs/nothing", "'auto'"]),
 ]
 
 
