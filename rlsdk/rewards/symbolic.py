@@ -193,10 +193,14 @@ def _point(symbols: Iterable[Any]) -> dict[Any, float]:
 
 @lru_cache(maxsize=8192)
 def _parse(text: str) -> list[Any]:
-    """Kept, because the samples of one prompt share their reference, and often what they answer."""
-    from math_verify import parse
+    """Kept, because the samples of one prompt share their reference, and often what they answer.
 
-    parsed: list[Any] = parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=None)
+    As LaTeX only: math-verify's other way goes through sympy's `parse_expr`, which runs text as Python.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    latex = [LatexExtractionConfig()]
+    parsed: list[Any] = parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=None)
     return parsed
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.load import prepared_by
+from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS, Scorer, evaluates_text
 
 MAX_CHARS = 16_384
 """Longer responses answer no task."""
+FEWER_CHARS = {"propositional_logic": 1_000, "rubiks_cube": 2_000, "rush_hour": 2_000}
+"""Where a scorer's time grows faster than the response."""
+HUGE = re.compile(r"[eE][+-]?[\d_]{4,}")
+"""A power of ten that a scorer may write out: `Fraction("1e999999999")`."""
+MANY_TIMES = {"rubiks_cube": re.compile(r"\d{3,}"), "rush_hour": re.compile(r"\d{3,}")}
+"""A move so many times over, in tasks whose scorer makes them one by one."""
 PROBE = "?"
 """No task has it for an answer. A scorer that finds it right finds anything right."""
-UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+UNREADABLE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 """What scorers raise on a response that they cannot read: a wrong response, not a failed grader."""
 
 
@@ -79,25 +89,47 @@ def _is_another_answer(given: str, sample: RewardSample) -> bool:
 
 
 def _score(given: str, sample: RewardSample) -> float:
-    """The task's own score of a response; 0 where it cannot read it, or where it might run it as Python."""
+    """The task's score of a response; 0 where it cannot be read, or would cost too much to read."""
     metadata = sample.row.get("metadata")
     task = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
     if not isinstance(task, str):
         raise ValueError("the data row has no metadata.source_dataset: it does not come from reasoning-gym")
-    if "__" in given or len(given) > MAX_CHARS:
-        return 0.0
     scorer = _scorer(task)
+    if _is_too_much(given, task):
+        return 0.0
     try:
         return float(scorer(given, dict(sample.row)))
     except UNREADABLE:
         return 0.0
 
 
+def _is_too_much(given: str, task: str) -> bool:
+    """Screens what would keep a scorer busy for long; what is missed here runs into the time or memory limit."""
+    if len(given) > FEWER_CHARS.get(task, MAX_CHARS) or HUGE.search(given):
+        return True
+    return task in MANY_TIMES and MANY_TIMES[task].search(given) is not None
+
+
 @cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
+def _scorer(task: str) -> Scorer:
+    """Ours where the library's would run text as Python; the library's otherwise.
+
+    Raises:
+        ValueError: no such task, or one whose scorer runs text and that has no replacement.
+    """
     if task not in _import_tasks():
         raise ValueError(f"the installed reasoning-gym has no task {task!r}")
+    if task in SCORERS:
+        return SCORERS[task]
     from reasoning_gym.factory import get_score_answer_fn
 
-    scorer: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(task)
+    scorer: Scorer = get_score_answer_fn(task)
+    if task in SAFE_ROWS:
+        return lambda given, row: scorer(given, SAFE_ROWS[task](row))
+    name = evaluates_text(scorer)
+    if name is not None:
+        raise ValueError(
+            f"reasoning-gym's scorer of {task!r} may run text as Python (it uses {name!r}), and rlsdk has no "
+            f"replacement for it; use another task, or a reward of your own"
+        )
     return scorer

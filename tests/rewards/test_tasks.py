@@ -69,10 +69,12 @@ def test_partial_credit_is_given_only_when_asked_for() -> None:
     assert grade(nearly, row, exact=False) == pytest.approx(2 * grade(nearly, row, partial=0.5))
 
 
-def test_a_response_that_python_would_run_is_never_handed_to_a_scorer() -> None:
-    row = items("fraction_simplification")[0]
-    assert grade("().__class__.__base__.__subclasses__()", row, exact=False) == 0.0
-    assert grade("1" * 100_000, row, exact=False) == 0.0
+def test_what_would_keep_a_scorer_busy_is_never_handed_to_it() -> None:
+    for task, response in (
+        ("fraction_simplification", "1" * 100_000), ("coin_flip", "1e999999999"), ("rubiks_cube", "R999999999"),
+        ("rush_hour", "A+999999999"), ("propositional_logic", "(" * 8000 + "A" + ")" * 8000),
+    ):  # fmt: skip
+        assert grade(response, items(task)[0], exact=False) == 0.0
 
 
 def test_a_row_of_another_origin_is_an_error() -> None:
