@@ -40,7 +40,7 @@ from rlsdk.interfaces.extend import (
     TrackerContext,
 )
 from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
-from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
 from rlsdk.interfaces.hookspecs import ENTRY_POINT_GROUP, Hooks, RegisterBackend, RegisterComponent, hookimpl, hookspec
 from rlsdk.interfaces.model import Head, ModelSpec, OptimSpec, Parallel, RankContext, RolloutSpec, TrainSpec
 from rlsdk.interfaces.rollout import RolloutEngine
@@ -147,6 +147,7 @@ __all__ = [
     "Transfer",
     "Transport",
     "UnsupportedCapabilityError",
+    "VersionRun",
     "WeightLayout",
     "WeightShard",
     "WeightSyncError",

@@ -41,7 +41,8 @@ class Capability(StrEnum):
     PARTIAL_ROLLOUT = "partial_rollout"
     """Rollout: `pause` keeps unfinished requests and `resume` goes on with them, under new weights if they came."""
     SEED = "seed"
-    """Rollout: same seed and same request give the same tokens, whatever else runs in the batch."""
+    """Rollout: same seed and same request give the same tokens, whatever else runs in the batch, and also where a part
+    of them came as `GenerationRequest.response_ids`."""
     MIN_P = "min_p"
     """Rollout: `SamplingParams.min_p` above zero."""
     STOP_STRINGS = "stop_strings"

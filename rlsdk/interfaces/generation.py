@@ -16,7 +16,7 @@ class SamplingParams:
     """How one request is sampled."""
 
     max_tokens: int = 512
-    """Most response tokens, the stop token included."""
+    """Most response tokens, the stop token and `GenerationRequest.response_ids` included."""
     temperature: float = 1.0
     """0 is greedy: the log-prob then is that of temperature 1."""
     top_p: float = 1.0
@@ -30,18 +30,25 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = ()
     """A response ends with the token that completes one of these. Needs `Capability.STOP_STRINGS`."""
     seed: int | None = None
-    """Sample i of the request depends on (seed, i, prompt, weights) alone. None: fresh randomness."""
+    """Sample i depends on (seed, i, prompt, weights) alone: not on `n`, on `first_sample`, on what runs beside it, or
+    on how much of it came as `response_ids`. None: fresh randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt, sampled `n` times."""
+    """One prompt, sampled `n` times: its samples are numbered `first_sample` to `first_sample + n - 1`."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     """At least one token."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
+    first_sample: int = 0
+    """`sample_index` of the first sample. Sample i of a group can so be requested again alone, with the same tokens."""
+    response_ids: tuple[int, ...] = ()
+    """Tokens that the response has already: an unfinished sample that moves to another replica, or continues after a
+    restart. The engine continues behind them. They hold no stop token and no whole stop string; one that begins in
+    them and ends behind them is found. Outputs hold the new tokens only."""
 
 
 class FinishReason(StrEnum):
@@ -53,20 +60,37 @@ class FinishReason(StrEnum):
     """Ended by `abort`; the tokens so far are given."""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """Consecutive tokens that were sampled under the same weights."""
+
+    version: int
+    num_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationOutput:
     """One finished sample."""
 
     request_id: str
     sample_index: int
-    """0 <= index < n of the request."""
+    """`first_sample` <= index < `first_sample + n` of the request."""
     token_ids: NDArray[np.int64]
-    """`[L]` int64, response only, the stop token included."""
+    """`[L]` int64: the new tokens of the response, without `response_ids`, the stop token included."""
     log_probs: NDArray[np.float32]
     """`[L]` float32: natural log-prob of each sampled token, of the distribution after temperature and before top-k,
     top-p and min-p (or as `BackendSpec.log_prob_kind` says)."""
     finish_reason: FinishReason
-    policy_version: int
-    """Version of the weights that sampled the first token."""
-    last_policy_version: int
-    """Version of the weights that sampled the last token; differs only after a partial rollout."""
+    versions: tuple[VersionRun, ...]
+    """Version of the weights that sampled each token, as runs in order. They add up to L; neighbours differ in version.
+    A sample without tokens has one run of 0 tokens, with the version that would have sampled its first."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that sampled the first token."""
+        return self.versions[0].version
+
+    @property
+    def last_policy_version(self) -> int:
+        """Version of the weights that sampled the last token; differs only after a partial rollout."""
+        return self.versions[-1].version

@@ -16,8 +16,14 @@ class RolloutEngine(ABC):
     """Order of calls: `initialize`, then `generate` and `update_weights` in any order, then `close`.
 
     An engine with tensor parallelism spreads its own workers over `RankContext.bundles`; the caller sees one object.
-    `generate` is an asynchronous generator; every other method blocks. `abort`, `pause` and `resume` may come from any
-    thread while `generate` is under way; the others come from the thread that runs it, between two of its samples.
+    `generate` is an asynchronous generator; every other method blocks. `abort`, `pause`, `resume` and `num_decoded` may
+    come from any thread while `generate` is under way. The others come from the thread that runs it, from inside the
+    running event loop, while calls of `generate` are suspended: an engine may not start or run an event loop in them.
+
+    What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_rollout`), so that no engine has to. It is never
+    asked for: `generate` or `resume` while a part is asleep, or without whole weights (none have come yet, `sleep(2)`
+    dropped them, an update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate`
+    is under way; `wake` of what is awake; anything but `close` after `close`.
     """
 
     @abstractmethod
@@ -33,13 +39,14 @@ class RolloutEngine(ABC):
         """Yields each sample as it finishes, in any order: `n` per request, each exactly once.
 
         May be called while another call is under way (from the same event loop) by engines that claim
-        `Capability.ABORT`; requests then share the engine.
+        `Capability.ABORT`; its requests then join those that are decoded. It returns to the event loop between decoding
+        steps, so that other calls and blocking methods get their turn.
 
         Raises:
-            ConfigError: an empty prompt, a prompt longer than `max_model_tokens` less one, or a sampling field that
-                needs a capability the engine lacks (`min_p`, `stop_strings`; a `seed` counts only where
-                `Capability.SEED` is claimed). Nothing is generated then.
-            WeightSyncError: the last update failed, or no weights have come yet.
+            ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
+                `max_model_tokens` or `max_tokens`; or a sampling field that needs a capability the engine lacks
+                (`min_p`, `stop_strings`; a `seed` counts only where `Capability.SEED` is claimed). Nothing is
+                generated then.
         """
 
     @abstractmethod
@@ -49,14 +56,16 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        """Replaces the weights: all or nothing.
+        """Replaces the weights.
 
-        While samples run and are not paused, an engine either refuses with a WeightSyncError, before it touches
-        anything and without harm to them, or lets each go on under the new weights, with versions and log-probs that
+        While samples run and are not paused, an engine either refuses with a WeightSyncError, before it asks for the
+        first item and without harm to them, or lets each go on under the new weights, with versions and log-probs that
         say so. It takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache
         that was made with the old weights, and only then serves `version`. Items come in any order of names; those of
-        one name come together. If anything fails the engine either still serves the old version whole, or refuses
-        `generate` until the next successful update: never a mixture.
+        one name come together.
+
+        All or nothing: once the first item was asked for, an error leaves the engine without weights. Its host refuses
+        `generate` and `resume` until an update succeeds, so it may have written some of them in place.
 
         Args:
             shards: values in any float dtype, on CPU or the engine's device; of tied tensors only the one that
@@ -68,12 +77,17 @@ class RolloutEngine(ABC):
                 run and are not paused.
         """
 
+    def num_decoded(self) -> int | None:
+        """Tokens sampled since `initialize`, over all calls; None: unknown. It never blocks and costs next to nothing:
+        hosts compare it with what it was some time ago to tell a slow engine from one that hangs."""
+        return None
+
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Ends these requests (None: all), also of a paused engine. Returns at once and takes effect before the next
         decoding step. Each sample is still yielded, with what it has (perhaps no token). Unknown ids are ignored.
 
-        It means the calls of `generate` that have begun, which a call does when its first sample is asked for; one that
-        is just being taken in is meant with all of its samples or with none. Calls that begin later are not touched."""
+        It applies to the calls of `generate` that have begun (a call begins when its first sample is asked for). A call
+        that is being admitted is aborted whole or not at all. Calls that begin later are not touched."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ABORT.value!r}")
 
     def pause(self) -> None:
@@ -81,12 +95,13 @@ class RolloutEngine(ABC):
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def resume(self) -> None:
-        """Goes on with what `pause` kept, under the weights now served: keys and values of older weights are computed
-        anew, tokens and log-probs that were sampled stay as they are."""
+        """Continues what `pause` kept, under the weights now served: keys and values of older weights are computed
+        again, tokens and log-probs that were sampled stay as they are."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def sleep(self, level: int = 1) -> None:
-        """Frees device memory: level 1 keeps weights on the host, level 2 drops them. No request may be under way."""
+        """Frees device memory: level 1 keeps weights on the host, level 2 drops them. Parts of the engine may be asleep
+        already, at the other level too."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SLEEP.value!r}")
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:

@@ -80,6 +80,12 @@ class TrainEngine(ABC):
     """Order of calls: `initialize`, then any of the others, then `close`. Every method is collective: each rank calls
     it, in the same order, and blocks until its own part is done. Outputs are read from the ranks whose
     `parallel.is_collector` is true; the others may return an empty mapping.
+
+    What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_train`), so that no engine has to. It is never
+    asked for: what needs parts that are offloaded (`forward`, `shards` and `save_pretrained` need the weights,
+    `forward_backward` the gradients too, `save_checkpoint` and `load_checkpoint` weights and optimizer, `optim_step`
+    all three, `reset_optimizer` the optimizer); `offload` of what is off, or `onload` of what is on the device; an
+    update of a frozen model (`TrainSpec.optim` is None); anything but `close` after `close`.
     """
 
     @abstractmethod
@@ -117,7 +123,7 @@ class TrainEngine(ABC):
         Several calls before `optim_step` add up.
 
         Raises:
-            ConfigError: the model is frozen (`TrainSpec.optim` is None), or the objective asks for an unknown output.
+            ConfigError: the objective asks for an unknown output.
             Exception: whatever the objective raised; gradients are then zero. Ranks that were not the ones to raise
                 should raise too rather than wait for a collective that never comes.
         """
@@ -155,7 +161,7 @@ class TrainEngine(ABC):
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
-        """Moves these parts off the device. `shards()` may not be called while weights are off."""
+        """Moves these parts off the device."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.OFFLOAD.value!r}")
 
     def onload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:

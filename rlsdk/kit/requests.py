@@ -24,16 +24,35 @@ def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: i
         if fault is None and id(request.sampling) not in checked:
             checked.add(id(request.sampling))
             fault = _sampling_fault(request.sampling)
+        fault = fault or _room_fault(request, max_model_tokens)
         if fault is not None:
             raise ConfigError(f"request {request.request_id!r}: {fault}")
+
+
+def response_limit(request: GenerationRequest, max_model_tokens: int) -> int:
+    """Most new tokens of each sample: what was asked for, or what the model has room for."""
+    room = max_model_tokens - len(request.prompt_ids)
+    return min(request.sampling.max_tokens, room) - len(request.response_ids)
+
+
+def _room_fault(request: GenerationRequest, max_model_tokens: int) -> str | None:
+    if not request.response_ids or response_limit(request, max_model_tokens) >= 1:
+        return None
+    return (
+        f"response_ids of {len(request.response_ids)} tokens behind a prompt of {len(request.prompt_ids)} leave no "
+        f"room for one more: max_tokens is {request.sampling.max_tokens}, max_model_tokens {max_model_tokens}"
+    )
 
 
 def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary: int) -> str | None:
     ids = request.prompt_ids
     if not 1 <= len(ids) < max_model_tokens:
         return f"a prompt of {len(ids)} tokens; expected 1 to {max_model_tokens - 1} (max_model_tokens less one)"
-    if min(ids) < 0 or max(ids) >= vocabulary:
-        return f"prompt_ids from {min(ids)} to {max(ids)}; the model knows 0 to {vocabulary - 1}"
+    for name, given in (("prompt_ids", ids), ("response_ids", request.response_ids)):
+        if given and (min(given) < 0 or max(given) >= vocabulary):
+            return f"{name} from {min(given)} to {max(given)}; the model knows 0 to {vocabulary - 1}"
+    if request.first_sample < 0:
+        return f"first_sample {request.first_sample}; expected 0 or more"
     return f"n {request.n}; expected 1 or more" if request.n < 1 else None
 
 

@@ -20,6 +20,7 @@ from rlsdk.interfaces import (
     RlsdkError,
     RolloutSpec,
     TensorMeta,
+    VersionRun,
     WeightLayout,
 )
 
@@ -79,14 +80,15 @@ class RunningSample:
     """The engine's name for it."""
     request: GenerationRequest
     index: int
-    """Of the request's `n` samples."""
+    """`sample_index` of its output."""
     seed: int
     limit: int
-    """Most response tokens."""
+    """Most new tokens."""
     token_ids: list[int] = field(default_factory=list)
+    """New ones: without the request's `response_ids`."""
     log_probs: list[float] = field(default_factory=list)
-    first_version: int | None = None
-    last_version: int | None = None
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Runs of (version, tokens), as in `GenerationOutput.versions`."""
 
     def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
         """Adds tokens, and the version of the weights that they were sampled from."""
@@ -94,25 +96,27 @@ class RunningSample:
             return
         self.token_ids.extend(token_ids)
         self.log_probs.extend(log_probs)
-        self.first_version = version if self.first_version is None else self.first_version
-        self.last_version = version
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = version, self.versions[-1][1] + len(token_ids)
+        else:
+            self.versions.append((version, len(token_ids)))
 
-    def check_finite(self, version: int) -> None:
-        """Raises: RlsdkError: a log-prob is not finite, under weights of this version."""
+    def check_finite(self) -> None:
+        """Raises: RlsdkError: a log-prob is not finite."""
         if not all(map(math.isfinite, self.log_probs)):
+            versions = ", ".join(str(version) for version, _ in self.versions)
             raise RlsdkError(
-                f"the model gives logits that are not finite, with the weights of version {version}: training has "
+                f"the model gives logits that are not finite, with the weights of version {versions}: training has "
                 "diverged, or the weights are damaged"
             )
 
     def output(self, reason: FinishReason, version: int) -> GenerationOutput:
-        """What `generate` hands out. `version` counts for a sample without any token."""
+        """What `generate` yields. `version` counts for a sample without any token."""
         return GenerationOutput(
             request_id=self.request.request_id,
             sample_index=self.index,
             token_ids=np.array(self.token_ids, np.int64),
             log_probs=np.array(self.log_probs, np.float32),
             finish_reason=reason,
-            policy_version=version if self.first_version is None else self.first_version,
-            last_policy_version=version if self.last_version is None else self.last_version,
+            versions=tuple(VersionRun(*run) for run in self.versions or [(version, 0)]),
         )

@@ -39,11 +39,21 @@ class StopText:
         text = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         return any(string in text for string in strings)
 
-    def ended(self, strings: Sequence[str], token_ids: Sequence[int]) -> bool:
-        """True where the newest of a response's tokens end it: one of the strings, if there are any, has come."""
+    def ended(self, strings: Sequence[str], token_ids: Sequence[int], before: Sequence[int] = ()) -> bool:
+        """True where the newest of a response's tokens end it: one of the strings, if there are any, has come.
+
+        Args:
+            strings: what ends it.
+            token_ids: of the response.
+            before: tokens of the response in front of those: a string may begin there.
+        """
         if not strings or len(token_ids) == 0:
             return False
-        return self.ends(strings, token_ids[-self.window(strings) :])
+        window = self.window(strings)
+        newest = token_ids[-window:]
+        if before and len(newest) < window:
+            newest = [*before[len(newest) - window :], *newest]
+        return self.ends(strings, newest)
 
     def prepare(self, strings: Sequence[str]) -> None:
         """Raises: ConfigError: strings are wanted, and the model has no tokenizer."""

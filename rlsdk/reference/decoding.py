@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlsdk.interfaces import FinishReason
+from rlsdk.interfaces import FinishReason, VersionRun
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.jobs import Call, Job, Prefilled
 from rlsdk.reference.lockstep import Rows
@@ -47,7 +47,7 @@ class Decoder:
             job.call.left += job.left
             self.jobs[name] = job
         # Older calls first; of one call prompts of like length together.
-        self.waiting = sorted(jobs, key=lambda job: -job.prompt_length) + self.waiting
+        self.waiting = sorted(jobs, key=lambda job: -job.given) + self.waiting
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
         """Ends requests (None: all) before the next pass. Waits for nobody: what is meant is found out there."""
@@ -93,8 +93,9 @@ class Decoder:
         self.running.abort()
         nothing = np.empty(0, np.int64), np.empty(0, np.float32)
         for job in [job for job in self.jobs.values() if job.aborted]:
-            for index in range(job.started, job.request.n):
-                job.finish(index, *nothing, FinishReason.ABORT, version, version)
+            first = job.request.first_sample
+            for index in range(first + job.started, first + job.request.n):
+                job.finish(index, *nothing, FinishReason.ABORT, VersionRun(version, 0))
             job.started = job.request.n
             del self.jobs[job.name]
         self.waiting = [job for job in self.waiting if job.pending]
@@ -141,7 +142,7 @@ class Decoder:
         jobs: list[Job] = []
         real = longest = num_samples = 0
         while self.waiting and num_samples < free:
-            length = self.waiting[-1].prompt_length
+            length = self.waiting[-1].given
             padded, real = max(longest, length) * (len(jobs) + 1), real + length
             wasteful = padded > PADDED_TOKENS and padded > PADDING * real
             if jobs and (padded > PREFILL_TOKENS or wasteful or (self.memory.lockstep and length != longest)):
@@ -149,5 +150,5 @@ class Decoder:
             longest = max(longest, length)
             jobs.append(self.waiting.pop())
             num_samples += jobs[-1].pending
-        logits, states = self.memory.prefill([torch.tensor(job.request.prompt_ids) for job in jobs])
+        logits, states = self.memory.prefill([torch.tensor(job.text) for job in jobs])
         return Prefilled(jobs, logits, states)

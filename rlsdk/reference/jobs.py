@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, VersionRun
 from rlsdk.kit.sampling import row_keys
 
 ROW = np.dtype(
@@ -18,13 +18,14 @@ ROW = np.dtype(
         ("job", np.int64),
         ("index", np.int64),  # of the sample
         ("key", np.uint64),  # of its noise
-        ("prompt", np.int64),  # tokens
+        ("given", np.int64),  # tokens of the prompt, and of the response that there was before
+        ("prior", np.int64),  # the latter alone
         ("made", np.int64),  # tokens
         ("limit", np.int64),  # of made
         ("alive", np.bool_),  # a row that is done stays until rows are moved together
         ("text", np.bool_),  # has stop strings
-        ("first", np.int64),  # policy version of the first token
-        ("last", np.int64),  # and of the newest
+        ("version", np.int64),  # of the weights that sampled the newest token
+        ("since", np.int64),  # tokens that were made when that version began
     ]
 )
 """What the host knows of a running sample."""
@@ -55,7 +56,7 @@ class Job:
     request: GenerationRequest
     seed: int
     limit: int
-    """Most tokens of a response: what was asked for, or what the model has room for."""
+    """Most new tokens of a response."""
     name: int = -1
     """Given by the decoder."""
     started: int = 0
@@ -63,10 +64,18 @@ class Job:
     left: int = 0
     """Samples that are not finished."""
     aborted: bool = False
+    runs: dict[int, list[VersionRun]] = field(default_factory=dict)
+    """By sample index: runs of tokens of versions before the newest."""
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_ids)
+    def given(self) -> int:
+        """Tokens that every sample starts from."""
+        return len(self.request.prompt_ids) + len(self.request.response_ids)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """What every sample starts from."""
+        return (*self.request.prompt_ids, *self.request.response_ids)
 
     @property
     def pending(self) -> int:
@@ -79,10 +88,9 @@ class Job:
         token_ids: NDArray[np.int64],
         log_probs: NDArray[np.float32],
         reason: FinishReason,
-        first: int,
-        last: int,
+        newest: VersionRun,
     ) -> None:
-        """Puts a sample into the call."""
+        """Puts a sample into the call. `newest` is the last run of its versions."""
         self.left -= 1
         self.call.left -= 1
         self.call.finished.append(
@@ -92,8 +100,7 @@ class Job:
                 token_ids=token_ids,
                 log_probs=log_probs,
                 finish_reason=reason,
-                policy_version=first,
-                last_policy_version=last,
+                versions=(*self.runs.pop(index, ()), newest),
             )
         )
 
@@ -102,12 +109,15 @@ def new_rows(jobs: Sequence[Job], counts: Sequence[int], version: int) -> NDArra
     """Table rows for the next `counts` samples of each job."""
     rows = np.array(
         [
-            (job.name, job.started, job.seed % 2**64, job.prompt_length, 0, job.limit, True, False, version, version)
+            (
+                *(job.name, job.request.first_sample + job.started, job.seed % 2**64),
+                *(job.given, len(job.request.response_ids), 0, job.limit),
+                *(True, bool(job.request.sampling.stop_strings), version, 0),
+            )
             for job in jobs
         ],
         ROW,
     )
-    rows["text"] = [bool(job.request.sampling.stop_strings) for job in jobs]
     rows = np.repeat(rows, counts)
     ends = np.cumsum(counts)
     rows["index"] += np.arange(len(rows)) - np.repeat(ends - counts, counts)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import FinishReason, RlsdkError
+from rlsdk.interfaces import FinishReason, RlsdkError, VersionRun
 from rlsdk.kit.sampling import RowSampling, draw, uniforms
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
@@ -17,6 +17,8 @@ from rlsdk.reference.lockstep import Rows
 
 PREFILL_TOKENS = 1 << 14
 """Most tokens in one pass over prompts, pads included; a longer prompt goes alone."""
+RUN_COLUMNS = ("job", "index", "version", "since", "made")
+"""Which sample, and its newest run of tokens of one version."""
 FULL = 0.85
 """Rows are moved together when fewer than this share of them still runs."""
 
@@ -26,6 +28,8 @@ class Running:
 
     def __init__(self, memory: Rows, device: torch.device, jobs: dict[int, Job], stop_text: StopText) -> None:
         self.memory, self.device, self.jobs, self.stop_text = memory, device, jobs, stop_text
+        self.num_drawn = 0
+        """Tokens, of all rows that there were."""
         self.clear()
 
     def clear(self) -> None:
@@ -54,7 +58,7 @@ class Running:
         """One token for every row."""
         if self.num_alive < FULL * len(self.table):
             self.compact()
-        positions = self.table["prompt"] + self.table["made"] - 1
+        positions = self.table["given"] + self.table["made"] - 1
         # A row that is done writes where it cannot matter, and keeps rows of equal prompts in step.
         positions[~self.table["alive"]] = positions[self.table["alive"]].max()
         self._take(self.memory.step(self.newest, positions, most=self._longest()), 0, version)
@@ -76,10 +80,7 @@ class Running:
         self.memory.clear()
         tokens, made = self.tokens.tolist(), self.table["made"].tolist()
         # The newest token is not part of it: its turn comes with the next step.
-        texts = [
-            torch.tensor([*self._job(row).request.prompt_ids, *tokens[row][: made[row] - 1]])
-            for row in range(len(self.table))
-        ]
+        texts = [torch.tensor([*self._job(row).text, *tokens[row][: made[row] - 1]]) for row in range(len(self.table))]
         at_once = len(texts) if self.memory.lockstep else max(PREFILL_TOKENS // max(map(len, texts)), 1)
         for at in range(0, len(texts), at_once):
             part = texts[at : at + at_once]
@@ -99,16 +100,24 @@ class Running:
         at = torch.arange(first, len(self.table), device=self.device)
         if first:
             sampling = sampling.select(at)
-        drawn, log_probs = draw(logits, sampling, uniforms(rows["key"], rows["made"], logits.shape[1]))
+        drawn, log_probs = draw(logits, sampling, uniforms(rows["key"], rows["prior"] + rows["made"], logits.shape[1]))
         slot = self._index(np.minimum(rows["made"], self.tokens.shape[1] - 1))
         self.tokens[at, slot], self.log_probs[at, slot] = drawn, log_probs
         self.newest = torch.cat([self.newest[:first], drawn])
         alive = rows["alive"]
+        self._begin_runs(rows, version)
         rows["made"] += alive
-        rows["last"][alive] = version
+        self.num_drawn += int(alive.sum())
         stopped = (drawn[:, None] == sampling.stops).any(1).cpu().numpy() | self._text_stops(first)
         done = np.flatnonzero(alive & (stopped | (rows["made"] >= rows["limit"])))
         self._finish(first + done, [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[done]])
+
+    def _begin_runs(self, rows: NDArray[np.void], version: int) -> None:
+        """Notes the tokens of other versions, where the next one is of this."""
+        for row in np.flatnonzero(rows["alive"] & (rows["version"] != version)):
+            name, index, old, since, made = (rows[column][row].item() for column in RUN_COLUMNS)
+            self.jobs[name].runs.setdefault(index, []).append(VersionRun(old, made - since))
+            rows["version"][row], rows["since"][row] = version, made
 
     def _text_stops(self, first: int) -> NDArray[np.bool_]:
         """Which rows from `first` on have just completed a stop string."""
@@ -117,9 +126,8 @@ class Running:
         wanted = np.flatnonzero(rows["text"] & rows["alive"])
         if len(wanted):
             for row, ids in zip(wanted, self.tokens[self._index(first + wanted)].cpu().numpy(), strict=True):
-                strings = self._job(first + row).request.sampling.stop_strings
-                made = int(rows["made"][row])
-                stops[row] = self.stop_text.ended(strings, ids[:made])
+                request, made = self._job(first + row).request, int(rows["made"][row])
+                stops[row] = self.stop_text.ended(request.sampling.stop_strings, ids[:made], request.response_ids)
         return stops
 
     def _finish(self, done: NDArray[np.int64], reasons: Sequence[FinishReason]) -> None:
@@ -134,15 +142,17 @@ class Running:
         tokens, log_probs = self.tokens[at].cpu().numpy(), self.log_probs[at].cpu().numpy()
         if not np.isfinite(log_probs).all():
             raise RlsdkError(
-                f"the model gives logits that are not finite, with the weights of version {self.table['last'].max()}: "
-                "training has diverged, or the weights are damaged"
+                "the model gives logits that are not finite, with the weights of version "
+                f"{self.table['version'].max()}: training has diverged, or the weights are damaged"
             )
         self.table["alive"][done] = False
         self.num_alive -= len(done)
-        columns = (self.table[name][done].tolist() for name in ("job", "index", "made", "first", "last"))
-        for name, index, made, born, last, reason, ids, logs in zip(*columns, reasons, tokens, log_probs, strict=True):
+        columns = (self.table[name][done].tolist() for name in RUN_COLUMNS)
+        for name, index, version, since, made, reason, ids, logs in zip(
+            *columns, reasons, tokens, log_probs, strict=True
+        ):
             job = self.jobs[name]
-            job.finish(index, ids[:made], logs[:made], reason, born, last)
+            job.finish(index, ids[:made], logs[:made], reason, VersionRun(version, made - since))
             if not job.left:
                 del self.jobs[name]
 
@@ -158,7 +168,7 @@ class Running:
 
     def _longest(self) -> int:
         """Tokens that the longest row may get."""
-        return int((self.table["prompt"] + self.table["limit"])[self.table["alive"]].max())
+        return int((self.table["given"] + self.table["limit"])[self.table["alive"]].max())
 
     def _sampling_of(self, rows: NDArray[np.void]) -> RowSampling:
         names, job_of_row = np.unique(rows["job"], return_inverse=True)

@@ -25,22 +25,20 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
-    RlsdkError,
     TensorMeta,
     TrainEngine,
     TrainSpec,
     WeightLayout,
     WeightShard,
-    nearest,
 )
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
+from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.shared_memory import share
 
-PARTS = ("weights", "optimizer", "gradients")
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
 
@@ -75,7 +73,6 @@ class TorchTrainEngine(TrainEngine):
         if not frozen and self.device.type == "cpu":
             for parameter, shared in zip(self.parameters.values(), share(list(self.parameters.values())), strict=True):
                 parameter.data = shared
-        self.away: set[str] = set()
         self.optim: OptimSpec | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.num_steps = 0
@@ -88,7 +85,6 @@ class TorchTrainEngine(TrainEngine):
 
     @torch.no_grad()
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        self._here("weights")
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         for rows in self._cut(batch):
             for name, values in self.outputs(batch.select(rows).to(self.device), outputs).items():
@@ -98,7 +94,6 @@ class TorchTrainEngine(TrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
         optimizer, _ = self._trained()
-        self._here("weights", "gradients")
         loss, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
         cut = self._cut(batch)
         try:
@@ -120,7 +115,6 @@ class TorchTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
-        self._here(*PARTS)
         lr = learning_rate(self.num_steps, spec)
         parameters = [p for p in self.parameters.values() if p.grad is not None]
         limit = math.inf if spec.max_grad_norm is None else spec.max_grad_norm
@@ -149,13 +143,11 @@ class TorchTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        self._here("weights")
         for name, parameter in self.parameters.items():
             yield WeightShard(name=name, box=Box.whole(tuple(parameter.shape)), tensor=parameter.detach())
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        self._here("weights", "optimizer")
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, state in self._moments():
             tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
@@ -168,7 +160,6 @@ class TorchTrainEngine(TrainEngine):
     def load_checkpoint(self, path: Path) -> None:
         from safetensors.torch import load_file
 
-        self._here("weights", "optimizer")
         try:
             num_steps = int(json.loads((path / "state.json").read_text())["num_steps"])
             tensors = load_file(path / "state.safetensors")
@@ -187,27 +178,20 @@ class TorchTrainEngine(TrainEngine):
             torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
 
     def save_pretrained(self, path: Path) -> None:
-        self._here("weights")
         dtype = getattr(torch, self.spec.model.dtype)
         trained = ((name, parameter.detach().to(dtype).cpu()) for name, parameter in self.parameters.items())
         named = chain(trained, persistent_buffers(self.model).items())
         save_hf_folder(path, self.model.config, named, source=self.spec.model.path)
 
-    def offload(self, parts: Sequence[str] = PARTS) -> None:
-        """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
-        so that a run that works on a CPU works on a GPU."""
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        """Moves `parts` to the host. On `cpu` they are there already and stay."""
         self._move(parts, torch.device("cpu"))
-        self.away |= set(parts)
 
-    def onload(self, parts: Sequence[str] = PARTS) -> None:
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         self._move(parts, self.device)
-        self.away -= set(parts)
 
     def reset_optimizer(self, optim: object) -> None:
-        if not isinstance(optim, OptimSpec):
-            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
-        if self.spec.optim is None:
-            self._trained()
+        assert isinstance(optim, OptimSpec)
         learning_rate(0, optim)
         self.optim = optim
         self.num_steps = 0
@@ -217,11 +201,9 @@ class TorchTrainEngine(TrainEngine):
         vars(self).clear()  # models, optimizer and graphs go with their last reference
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
-        if self.optimizer is None or self.optim is None:
-            raise ConfigError(
-                f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec and can only run "
-                "`forward`; give TrainSpec.optim to train it"
-            )
+        """What a model that is not frozen has."""
+        assert self.optimizer is not None
+        assert self.optim is not None
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch) -> list[Tensor]:
@@ -286,15 +268,8 @@ class TorchTrainEngine(TrainEngine):
                 f"{have.get(name)} there and {want.get(name)} here; load it with the model that it was saved from"
             )
 
-    def _here(self, *parts: str) -> None:
-        """Refuses what needs a part that is off the device."""
-        if away := [part for part in parts if part in self.away]:
-            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
-
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
         for part in parts:
-            if part not in PARTS:
-                raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
             for tensor in self._tensors_of(part):
                 tensor.data = tensor.data.to(device)
         if device.type == "cpu" and self.device.type == "cuda":

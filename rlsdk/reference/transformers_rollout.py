@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
@@ -44,10 +44,12 @@ class TransformersRolloutEngine(RolloutEngine):
     differ in the last bits with the batch around it, as matrix products are rounded in another order; in float32 that
     changes about one token in a million, in bfloat16 one in some hundred.
 
-    A failed update leaves the engine without weights, since they are loaded in place: it refuses `generate` until a
-    whole update has come. Updates are refused while requests run, unless they are paused; what was computed for them
-    under the old weights is computed anew.
+    Weights are loaded in place. Updates are refused while requests run, unless they are paused; what was computed for
+    them under the old weights is computed again.
     """
+
+    num_tokens = 0
+    """Sampled so far; here, so that it can be read at any time."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         _check_spec(spec)
@@ -61,10 +63,7 @@ class TransformersRolloutEngine(RolloutEngine):
         self.decoder = Decoder(
             rows_for(self.model), device, max_running=spec.max_running, stop_text=StopText(spec.model)
         )
-        self.version: int | None = 0 if spec.load_weights else None
-        self.refusal = "no weights have come yet; the first update_weights brings them"
-        """Why nothing is served while `version` is None."""
-        self.asleep: set[str] = set()
+        self.version = 0
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -73,7 +72,6 @@ class TransformersRolloutEngine(RolloutEngine):
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()
         with self.lock:
-            self._served()
             check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
             self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
             self.num_calls += 1
@@ -99,15 +97,15 @@ class TransformersRolloutEngine(RolloutEngine):
                 raise WeightSyncError(
                     f"version {version} came while {len(self.decoder.jobs)} requests run; end, abort or pause them"
                 )
-            self._awake("weights")
-            self.version = None
-            self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
             num_bytes = load_shards(self.parameters, shards, version)
             fingerprints = {name: fingerprint(p, Box.whole(self.shapes[name])) for name, p in self.parameters.items()}
             self.version = version
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
+
+    def num_decoded(self) -> int:
+        return self.num_tokens
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Takes effect before the next pass, also of a paused engine. May be called from any thread."""
@@ -126,64 +124,47 @@ class TransformersRolloutEngine(RolloutEngine):
         Key-value memory lives only as long as there are requests.
         """
         with self.lock:
-            if self.decoder.jobs:
-                raise RlsdkError(f"sleep was asked for while {len(self.decoder.jobs)} requests run; end or abort them")
             for parameter in self.parameters.values():
                 parameter.data = parameter.data.to("cpu") if level == 1 else parameter.data.new_empty(0)
-            if level > 1:
-                self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
-            self.asleep |= {"weights", "kv_cache"}
             if self.ctx.device != "cpu":
                 torch.cuda.empty_cache()
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         with self.lock:
-            if "weights" in parts and "weights" in self.asleep:
+            if "weights" in parts:
                 for name, parameter in self.parameters.items():
                     here = parameter.data.to(self.ctx.device)
                     parameter.data = here if here.shape == self.shapes[name] else here.new_empty(self.shapes[name])
-            self.asleep -= set(parts)
 
     def close(self) -> None:
         """Frees the model; what runs is ended with an error."""
-        self.version, self.refusal = None, "the engine was closed"
         if hasattr(self, "model"):
             with self.lock:
                 self.paused = False
-                self.decoder.fail(RlsdkError(self.refusal))
+                self.decoder.fail(RlsdkError("the engine was closed while this call ran"))
                 self.parameters = {}
                 del self.model, self.decoder
 
     def _step(self) -> None:
         """One pass for all calls; an error in it is every call's."""
         with self.lock, torch.inference_mode():
+            if not hasattr(self, "decoder"):
+                return  # closed: every call has its error
             if self.paused:
-                self.decoder.leave_aborted(self.version or 0)
+                self.decoder.leave_aborted(self.version)
                 return
-            version = self._served()
             try:
-                self.decoder.step(version)
+                self.decoder.step(self.version)
+                self.num_tokens = self.decoder.running.num_drawn
             except BaseException as error:
                 self.decoder.fail(error)
                 raise
 
-    def _served(self) -> int:
-        self._awake("weights", "kv_cache")
-        if self.version is None:
-            raise WeightSyncError(f"nothing can be generated: {self.refusal}")
-        return self.version
-
-    def _awake(self, *parts: str) -> None:
-        if self.asleep & set(parts):
-            raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")
-
     def _job(self, call: Call, request: GenerationRequest, at: int) -> Job:
-        sampling = request.sampling
-        seed = sampling.seed
+        seed = request.sampling.seed
         if seed is None:
             seed = mixed_seed(self.ctx.seed, self.ctx.rank, self.num_calls, at)
-        room = self.spec.max_model_tokens - len(request.prompt_ids)
-        return Job(call, request, seed, min(sampling.max_tokens, room))
+        return Job(call, request, seed, response_limit(request, self.spec.max_model_tokens))
 
 
 def _check_spec(spec: RolloutSpec) -> None:

@@ -25,6 +25,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     WeightShard,
 )
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.reference import load_plain_model
 
@@ -154,7 +155,7 @@ class RolloutLab:
     def start(self, **fields: Any) -> RolloutEngine:
         """Another engine; fields of its `RolloutSpec`, and `seed`."""
         self.num_started += 1
-        engine = self.suite.registry().load_engine(self.spec)()
+        engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
         ctx = RankContext(
             role="rollout",
             device=self.suite.device,
@@ -175,8 +176,7 @@ class RolloutLab:
         except BaseException:
             engine.close()
             raise
-        started: RolloutEngine = engine
-        return started
+        return engine
 
     def drop(self) -> None:
         """Ends the shared engine; the next use starts another."""
@@ -306,6 +306,11 @@ async def _behind(
     return outputs
 
 
+def sample_indices(request: GenerationRequest) -> range:
+    """Of the samples that a request asks for."""
+    return range(request.first_sample, request.first_sample + request.n)
+
+
 def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list[int]]:
     """Request and sample index -> tokens."""
     return {(o.request_id, o.sample_index): o.token_ids.tolist() for o in outputs}
@@ -313,7 +318,7 @@ def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list
 
 def wrong_identities(requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]) -> list[str]:
     """Samples that are missing, came twice, or were never asked for."""
-    wanted = [(request.request_id, index) for request in requests for index in range(request.n)]
+    wanted = [(request.request_id, index) for request in requests for index in sample_indices(request)]
     came = [(output.request_id, output.sample_index) for output in outputs]
     faults = [f"{key} is missing" for key in wanted if key not in came]
     faults += [f"{key} came {came.count(key)} times" for key in dict.fromkeys(came) if came.count(key) > 1]

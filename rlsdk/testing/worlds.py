@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
+from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.kit.rendezvous import hold_port
 from rlsdk.registry import Registry
 
@@ -41,8 +42,7 @@ class Seat:
     def engine(self) -> TrainEngine:
         """One that was not initialized."""
         registry = _registry(tuple(self.modules))
-        engine: TrainEngine = registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))()
-        return engine
+        return GuardedTrainEngine(registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))())
 
     def start(self, spec: TrainSpec) -> TrainEngine:
         """An engine of this rank; every rank of the world starts it."""

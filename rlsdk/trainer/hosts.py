@@ -38,6 +38,8 @@ from rlsdk.interfaces import (
     Transfer,
     WeightLayout,
 )
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.sharding import WeightSource, WeightTarget
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class TrainHost:
     """One rank of a train engine."""
 
     def __init__(self, ctx: RankContext, engine: str, spec: TrainSpec, options: EngineOptions) -> None:
-        self.engine: TrainEngine = import_class(engine)()
+        self.engine: TrainEngine = GuardedTrainEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.source = WeightSource(self.engine, ctx.accelerators)
 
@@ -212,7 +214,7 @@ class RolloutHost:
 
     def __init__(self, ctx: RankContext, engine: str, spec: RolloutSpec, options: EngineOptions) -> None:
         self.parallel = Parallel(dp_rank=ctx.rank, dp_size=ctx.world_size)
-        self.engine: RolloutEngine = import_class(engine)()
+        self.engine: RolloutEngine = GuardedRolloutEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.target = WeightTarget(self.engine, ctx.accelerators)
 

@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     RlsdkError,
     RolloutSpec,
     SamplingParams,
+    VersionRun,
 )
 from rlsdk.kit.serving import RunningSample, check_rollout_spec, whole_layout
 
@@ -56,13 +57,15 @@ def sample() -> RunningSample:
     return RunningSample(key="k", request=request, index=1, seed=7, limit=4)
 
 
-def test_a_sample_carries_the_versions_of_its_first_and_last_token() -> None:
+def test_a_sample_carries_the_version_of_every_token_as_runs() -> None:
     running = sample()
     running.extend([5], [-1.0], 3)
     running.extend([], [], 4)
-    running.extend([6, 7], [-2.0, -0.5], 5)
+    running.extend([6], [-2.0], 5)
+    running.extend([7], [-0.5], 5)
     done = running.output(FinishReason.LENGTH, 9)
     assert (done.request_id, done.sample_index, done.finish_reason) == ("r", 1, FinishReason.LENGTH)
+    assert done.versions == (VersionRun(3, 1), VersionRun(5, 2))
     assert (done.policy_version, done.last_policy_version) == (3, 5)
     assert done.token_ids.tolist() == [5, 6, 7]
     assert done.log_probs.dtype == np.float32
@@ -71,11 +74,11 @@ def test_a_sample_carries_the_versions_of_its_first_and_last_token() -> None:
 
 def test_a_sample_without_tokens_is_of_the_version_that_is_served() -> None:
     done = sample().output(FinishReason.ABORT, 9)
-    assert (done.policy_version, done.last_policy_version, len(done.token_ids)) == (9, 9, 0)
+    assert (done.versions, len(done.token_ids)) == ((VersionRun(9, 0),), 0)
 
 
 def test_log_probs_that_are_not_finite_are_an_error_with_their_version() -> None:
     running = sample()
     running.extend([5], [float("nan")], 3)
     with pytest.raises(RlsdkError, match="not finite, with the weights of version 3"):
-        running.check_finite(3)
+        running.check_finite()

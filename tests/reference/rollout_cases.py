@@ -20,6 +20,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     WeightShard,
 )
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 STOP = 1
@@ -27,8 +28,15 @@ EXACT = 2e-6
 """Between log-probs of a cached, batched pass and of a plain one, both float32."""
 
 
+class Served(GuardedRolloutEngine):
+    """The engine as a host holds it, and what is inside of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
 def make_engine(folder: Path, *, rank: int = 0, seed: int = 0, dtype: str = "float32", **spec: Any) -> Any:
-    engine = TransformersRolloutEngine()
+    engine = Served(TransformersRolloutEngine())
     fields = {"max_model_tokens": 64, "max_running": 7, **spec}
     engine.initialize(
         RankContext(role="rollout", rank=rank, world_size=rank + 1, seed=seed),

@@ -299,7 +299,9 @@ def test_after_a_pause_tokens_are_those_of_the_new_weights_and_nothing_old_is_re
         is_new = ((found - new_logs).abs() < (found - old_logs).abs()).int()
         assert (is_new.diff() >= 0).all()
         assert torch.allclose(found, torch.where(is_new.bool(), new_logs, old_logs), atol=EXACT, rtol=1e-5)
-        assert (output.policy_version, output.last_policy_version) == (0 if not is_new[0] else 3, 3)
+        runs = [(run.version, run.num_tokens) for run in output.versions]
+        num_new = int(is_new.sum())
+        assert runs == ([(0, 20 - num_new), (3, num_new)] if num_new < 20 else [(3, 20)])
         spans.add(int(is_new.sum()))
     assert 20 in spans
     assert min(spans) < 20
@@ -314,14 +316,22 @@ def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(qwen2: Path
         task = await paused_midway(engine, requests)
         with pytest.raises(WeightSyncError, match="not covered"):
             engine.update_weights(iter(pieces[1:]), 5)
+        with pytest.raises(WeightSyncError, match="version 5 failed half-way"):
+            engine.resume()
         if whole:
             engine.update_weights(iter(pieces), 6)
-        engine.resume()
+            engine.resume()
+        else:
+            engine.abort()
         return await task
 
-    assert {o.last_policy_version for o in asyncio.run(with_updates(True))} == {6}
-    with pytest.raises(WeightSyncError, match="version 5 failed half-way"):
-        asyncio.run(with_updates(False))
+    for output in asyncio.run(with_updates(True)):
+        assert [run.version for run in output.versions] == [0, 6]
+    aborted = asyncio.run(with_updates(False))
+    # What was sampled before the update is whole, and is given out.
+    assert {o.finish_reason for o in aborted} == {FinishReason.ABORT}
+    assert {len(o.token_ids) > 0 for o in aborted} == {True}
+    assert {run.version for o in aborted for run in o.versions} == {6}
     assert not engine.decoder.jobs
 
 

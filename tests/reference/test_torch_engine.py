@@ -33,6 +33,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     fingerprint,
 )
+from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.models import random_batch, write_tiny_model
 from rlsdk.testing.reference import load_plain_model, plain_outputs
@@ -89,19 +90,19 @@ class Weighted:
 
 def make(
     path: str, *, ctx: RankContext = CTX, dtype: str = "float32", head: Head = Head.LM, **spec: Any
-) -> TorchTrainEngine:
-    engine = TorchTrainEngine()
+) -> GuardedTrainEngine:
+    engine = GuardedTrainEngine(TorchTrainEngine())
     limits = {} if "micro_batch_rows" in spec or "micro_batch_tokens" in spec else {"micro_batch_tokens": 10_000}
     settings = {"optim": OPTIM, **limits, **spec}
     engine.initialize(ctx, TrainSpec(model=ModelSpec(path=path, dtype=dtype, head=head), **settings))
     return engine
 
 
-def weights(engine: TorchTrainEngine) -> dict[str, Tensor]:
+def weights(engine: GuardedTrainEngine) -> dict[str, Tensor]:
     return {shard.name: shard.tensor.clone() for shard in engine.shards()}
 
 
-def train(engine: TorchTrainEngine, batches: Sequence[Batch] = BATCHES) -> list[tuple[float, float]]:
+def train(engine: GuardedTrainEngine, batches: Sequence[Batch] = BATCHES) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
     return [(engine.forward_backward(batch, Weighted()).loss, engine.optim_step().grad_norm) for batch in batches]
 
@@ -285,12 +286,12 @@ def test_the_products_objective_trains_and_can_be_pickled(models: dict[str, str]
 
 def test_bfloat16_computes_with_rounded_copies_and_trains_float32_masters(models: dict[str, str]) -> None:
     low, high = make(models["plain"], dtype="bfloat16"), make(models["plain"])
-    assert {p.dtype for p in low.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in low.engine.model.parameters()} == {torch.bfloat16}
     assert {meta.dtype for meta in low.layout().tensors} == {"float32"}
     for mine, theirs in zip(train(low), train(high), strict=True):
         assert mine == pytest.approx(theirs, rel=0.1)
     assert_near(weights(low), weights(high), 5e-3)
-    for name, parameter in low.model.named_parameters():
+    for name, parameter in low.engine.model.named_parameters():
         assert torch.equal(parameter, weights(low)[name].bfloat16())
 
 
@@ -306,13 +307,13 @@ def test_gradients_of_many_micro_batches_are_added_in_float32(models: dict[str, 
     engine, whole = make(models["plain"], dtype="bfloat16", micro_batch_rows=1), make(models["plain"])
     for each in (engine, whole):
         each.forward_backward(BATCHES[0], Weighted())
-    for name, parameter in whole.parameters.items():
-        mine, theirs = engine.parameters[name].grad, parameter.grad
+    for name, parameter in whole.engine.parameters.items():
+        mine, theirs = engine.engine.parameters[name].grad, parameter.grad
         assert mine is not None
         assert theirs is not None
         assert float((mine - theirs).norm()) < 0.1 * float(theirs.norm()) + 1e-6, name
-    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in engine.parameters.values())
-    assert all(p.grad is None for p in engine.model.parameters())
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in engine.engine.parameters.values())
+    assert all(p.grad is None for p in engine.engine.model.parameters())
 
 
 def test_a_frozen_model_is_held_in_its_own_dtype_and_refuses_to_train(models: dict[str, str]) -> None:

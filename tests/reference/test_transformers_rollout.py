@@ -278,7 +278,7 @@ def test_specs_that_cannot_be_served_are_refused(qwen2: Path, fields: dict[str, 
 def test_a_head_that_gives_no_tokens_is_refused(served: Any) -> None:
     spec = replace(served.spec, model=ModelSpec(path=served.spec.model.path, head=Head.VALUE))
     with pytest.raises(ConfigError, match="head 'lm', not 'value'"):
-        type(served)().initialize(served.ctx, spec)
+        type(served.engine)().initialize(served.ctx, spec)
 
 
 def test_stop_strings_end_a_response_with_the_token_that_completes_them(served: Any) -> None:

@@ -65,7 +65,7 @@ def test_a_failed_import_is_a_loud_error_with_its_own_message_when_asked_for_by_
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-@pytest.mark.parametrize("interface", ["(2, 0)", "(1, 99)", "(0, 9)"])
+@pytest.mark.parametrize("interface", ["(3, 0)", "(2, 99)", "(0, 9)"])
 def test_a_plugin_written_for_another_interface_is_refused_with_both_versions(install: Install, interface: str) -> None:
     install("rlsdk-acme", backend_source("acme", more=f"interface={interface}"))
     registry = Registry.discover()
@@ -79,7 +79,7 @@ def test_a_plugin_written_for_another_interface_is_refused_with_both_versions(in
 
 
 def test_a_newer_interface_may_speak_of_things_that_this_one_does_not_know(install: Install) -> None:
-    install("rlsdk-acme", backend_source("acme", more="interface=(2, 0), devices=frozenset({'tpu'})"))
+    install("rlsdk-acme", backend_source("acme", more="interface=(3, 0), devices=frozenset({'tpu'})"))
     (row,) = rows_of(Registry.discover(), "rlsdk-acme")
     assert row.state is State.WRONG_INTERFACE
 

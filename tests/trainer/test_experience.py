@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SamplingParams
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
 from rlsdk.trainer.experience import (
     cut_mini_batches,
     make_batch,
@@ -28,8 +28,7 @@ def output(request: GenerationRequest, index: int, tokens: list[int]) -> Generat
         token_ids=np.array(tokens, np.int64),
         log_probs=-np.array(tokens, np.float32),
         finish_reason=FinishReason.LENGTH if len(tokens) == 6 else FinishReason.STOP,
-        policy_version=len(tokens),
-        last_policy_version=len(tokens),
+        versions=(VersionRun(len(tokens), len(tokens)),),
     )
 
 

@@ -17,6 +17,7 @@ from rlsdk.interfaces import (
     GenerationRequest,
     RolloutEngine,
     SyncReceipt,
+    VersionRun,
     WeightShard,
     WeightSyncError,
     fingerprint,
@@ -230,7 +231,11 @@ class OldVersion(Rewritten):
     """Samples carry version 0 for ever."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        return replace(output, policy_version=0, last_policy_version=0) if len(request.prompt_ids) == 5 else output
+        return (
+            replace(output, versions=(VersionRun(0, len(output.token_ids)),))
+            if len(request.prompt_ids) == 5
+            else output
+        )
 
 
 class OneTensorNeverUpdated(TransformersRolloutEngine):
@@ -267,7 +272,7 @@ class StaleCache(Rewritten):
             return output
         key = request.prompt_ids, request.sampling, output.sample_index
         old = self.remembered.setdefault(key, output)
-        return replace(old, policy_version=output.policy_version, last_policy_version=output.last_policy_version)
+        return replace(old, versions=output.versions)
 
 
 class HalfAnUpdate(TransformersRolloutEngine):

@@ -248,7 +248,7 @@ class SglangRolloutEngine(RolloutEngine):
     def _end(self, sample: Sample, reason: FinishReason) -> None:
         self._withdraw([sample])
         try:
-            sample.check_finite(self.latest)
+            sample.check_finite()
         except RlsdkError as error:
             sample.call.fail(error)
         else:

@@ -231,7 +231,7 @@ class VllmRolloutEngine(RolloutEngine):
                 finished = FinishReason.STOP
                 break
         if finished is not None:
-            sample.check_finite(sample.last_version or 0)
+            sample.check_finite()
             del self.samples[sample.key]
             sample.finish(finished, self.version or 0)
 

@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     RolloutSpec,
     SyncReceipt,
     UnsupportedCapabilityError,
+    VersionRun,
     WeightLayout,
     WeightShard,
     WorkerError,
@@ -139,8 +140,7 @@ def _output(request: GenerationRequest, choice: dict[str, Any], room: int) -> Ge
         token_ids=np.array(ids, np.int64),
         log_probs=np.array(log_probs, np.float32),
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-        policy_version=0,
-        last_policy_version=0,
+        versions=(VersionRun(0, len(ids)),),
     )
 
 

@@ -10,7 +10,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
     register(
         BackendSpec(
             name="openai",
-            interface=(1, 0),
+            interface=(2, 0),
             kind=BackendKind.ROLLOUT,
             engine="rlsdk_openai.engine:OpenAiRolloutEngine",
             options="rlsdk_openai.config:OpenAiOptions",

@@ -1,0 +1,189 @@
+"""A RolloutEngine behind its state: asleep, without weights, closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rlsdk.interfaces import (
+    ConfigError,
+    GenerationOutput,
+    GenerationRequest,
+    RankContext,
+    RlsdkError,
+    RolloutEngine,
+    RolloutSpec,
+    SyncReceipt,
+    WeightLayout,
+    WeightShard,
+    WeightSyncError,
+)
+from rlsdk.kit.parts import ROLLOUT_PARTS, check_parts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of `generate` that is under way."""
+
+    error: WeightSyncError | None = None
+    """What may no longer be given out of it, and why."""
+
+
+class GuardedRolloutEngine(RolloutEngine):
+    """Refuses what the engine cannot do now, and passes on what it can; `RolloutEngine` says what an engine can rely
+    on."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.engine = engine
+        """The one that does the work."""
+        self.lacking = "it was not initialized"
+        """Why there are no weights to serve; empty: there are."""
+        self.asleep: set[str] = set()
+        self.is_closed = False
+        self._level = 0
+        """Of sleep; 0: awake."""
+        self._paused = False
+        self._calls: set[_Call] = set()
+        self._lock = threading.Lock()
+        """Held where `_calls` changes: `close` may come from another thread."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        self.engine.initialize(ctx, spec)
+        self.lacking = "" if spec.load_weights else "no weights have come yet; the first update_weights brings them"
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        """See `RolloutEngine`.
+
+        Raises:
+            WeightSyncError: there are no weights to serve, or an update that failed has taken them while samples ran.
+            RlsdkError: the engine is asleep or closed.
+        """
+        self._check_served()
+        call = _Call()
+        with self._lock:
+            self._calls.add(call)
+        try:
+            stream = cast("AsyncGenerator[GenerationOutput, None]", self.engine.generate(requests))
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    if call.error is not None:
+                        raise call.error
+                    yield output
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def layout(self) -> Sequence[WeightLayout]:
+        return self.engine.layout()
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        """See `RolloutEngine`. Where it fails after the first item was asked for, nothing is served until an update
+        succeeds.
+
+        Raises:
+            RlsdkError: the weights are asleep, or the engine is closed.
+        """
+        self._check_open("update_weights")
+        self._check_awake("update_weights", "weights")
+        asked = False
+
+        def noted() -> Iterator[WeightShard]:
+            nonlocal asked
+            asked = True
+            yield from shards
+
+        try:
+            receipt = self.engine.update_weights(noted(), version)
+        except BaseException:
+            if asked:
+                self._lose_weights(version)
+            raise
+        self.lacking = ""
+        return receipt
+
+    def num_decoded(self) -> int | None:
+        return None if self.is_closed else self.engine.num_decoded()
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        if not self.is_closed:
+            self.engine.abort(request_ids)
+
+    def pause(self) -> None:
+        if not self.is_closed:
+            self.engine.pause()
+            self._paused = True
+
+    def resume(self) -> None:
+        """See `RolloutEngine`. Without weights it is refused, and what is paused stays so: a whole update may come, or
+        `abort`."""
+        if not self.is_closed:
+            self._check_served()
+            self._paused = False
+            self.engine.resume()
+
+    def sleep(self, level: int = 1) -> None:
+        """See `RolloutEngine`. Nothing happens where all is asleep already, as deeply.
+
+        Raises:
+            ConfigError: another level than 1 or 2.
+            RlsdkError: a call of `generate` is under way, or the engine is closed.
+        """
+        self._check_open("sleep")
+        if level not in (1, 2):
+            raise ConfigError(f"sleep: level {level!r}; expected 1 (weights stay on the host) or 2 (they are dropped)")
+        if self._calls:
+            raise RlsdkError(f"sleep came while {len(self._calls)} calls of generate are under way; end or abort them")
+        if len(self.asleep) == len(ROLLOUT_PARTS) and level <= self._level:
+            return
+        self.engine.sleep(level)
+        self.asleep, self._level = set(ROLLOUT_PARTS), max(level, self._level)
+        if level > 1:
+            self.lacking = "its weights were dropped by sleep: wake it, then update them"
+
+    def wake(self, parts: Sequence[str] = ROLLOUT_PARTS) -> None:
+        """See `RolloutEngine`. Parts that are awake already are left alone.
+
+        Raises:
+            ConfigError: an unknown part.
+            RlsdkError: the engine is closed.
+        """
+        self._check_open("wake")
+        check_parts("wake", parts, ROLLOUT_PARTS)
+        waking = [part for part in ROLLOUT_PARTS if part in parts and part in self.asleep]
+        if waking:
+            self.engine.wake(waking)
+            self.asleep -= set(waking)
+        if not self.asleep:
+            self._level = 0
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.engine.close()
+
+    def _lose_weights(self, version: int) -> None:
+        self.lacking = f"the update to version {version} failed half-way; a whole update is needed"
+        # Paused samples have sampled nothing since; any other may have, from a mixture.
+        if not self._paused:
+            with self._lock:
+                for call in self._calls:
+                    call.error = WeightSyncError(f"samples ran while {self.lacking}")
+
+    def _check_served(self) -> None:
+        self._check_open("generate")
+        self._check_awake("generate", *ROLLOUT_PARTS)
+        if self.lacking:
+            raise WeightSyncError(f"nothing can be generated: {self.lacking}")
+
+    def _check_awake(self, method: str, *parts: str) -> None:
+        if self.asleep & set(parts):
+            raise RlsdkError(f"{method} came while the engine is asleep: call wake({sorted(self.asleep)}) first")
+
+    def _check_open(self, method: str) -> None:
+        if self.is_closed:
+            raise RlsdkError(f"{method} came after the engine was closed")

@@ -1,0 +1,141 @@
+"""A TrainEngine behind its state: what is offloaded, what is frozen, whether it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.interfaces import (
+    Batch,
+    ConfigError,
+    ForwardBackwardResult,
+    Objective,
+    OptimSpec,
+    OptimStepResult,
+    Parallel,
+    RankContext,
+    RlsdkError,
+    TrainEngine,
+    TrainSpec,
+    WeightLayout,
+    WeightShard,
+)
+from rlsdk.kit.parts import TRAIN_PARTS, check_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GuardedTrainEngine(TrainEngine):
+    """Refuses what the engine cannot do now, alike on every rank, and passes on what it can; `TrainEngine` says what an
+    engine can rely on.
+
+    What was offloaded is refused also where it costs nothing to keep (a CPU), so that a run that works there works on a
+    GPU.
+    """
+
+    def __init__(self, engine: TrainEngine) -> None:
+        self.engine = engine
+        """The one that does the work."""
+        self.away: set[str] = set()
+        """Parts that are offloaded."""
+        self.is_frozen = False
+        self.is_closed = False
+        self._role = "?"
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        self.is_frozen, self._role = spec.optim is None, ctx.role
+        self.engine.initialize(ctx, spec)
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.engine.parallel
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self._check_here("forward", "weights")
+        return self.engine.forward(batch, outputs)
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        self._check_trained("forward_backward")
+        self._check_here("forward_backward", "weights", "gradients")
+        return self.engine.forward_backward(batch, objective)
+
+    def optim_step(self) -> OptimStepResult:
+        self._check_trained("optim_step")
+        self._check_here("optim_step", *TRAIN_PARTS)
+        return self.engine.optim_step()
+
+    def layout(self) -> WeightLayout:
+        self._check_here("layout")
+        return self.engine.layout()
+
+    def shards(self) -> Iterator[WeightShard]:
+        self._check_here("shards", "weights")
+        return self.engine.shards()
+
+    def save_checkpoint(self, path: Path) -> None:
+        self._check_here("save_checkpoint", "weights", "optimizer")
+        self.engine.save_checkpoint(path)
+
+    def load_checkpoint(self, path: Path) -> None:
+        self._check_here("load_checkpoint", "weights", "optimizer")
+        self.engine.load_checkpoint(path)
+
+    def save_pretrained(self, path: Path) -> None:
+        self._check_here("save_pretrained", "weights")
+        self.engine.save_pretrained(path)
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        """See `TrainEngine`. Parts that are off already are left alone.
+
+        Raises:
+            ConfigError: an unknown part.
+        """
+        check_parts("offload", parts, TRAIN_PARTS)
+        self._check_here("offload")
+        if leaving := [part for part in TRAIN_PARTS if part in parts and part not in self.away]:
+            self.engine.offload(leaving)
+            self.away |= set(leaving)
+
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        """See `TrainEngine`. Parts that are on the device already are left alone.
+
+        Raises:
+            ConfigError: an unknown part.
+        """
+        check_parts("onload", parts, TRAIN_PARTS)
+        self._check_here("onload")
+        if coming := [part for part in TRAIN_PARTS if part in parts and part in self.away]:
+            self.engine.onload(coming)
+            self.away -= set(coming)
+
+    def reset_optimizer(self, optim: object) -> None:
+        """See `TrainEngine`.
+
+        Raises:
+            ConfigError: `optim` is not an `OptimSpec`, or the model is frozen.
+        """
+        if not isinstance(optim, OptimSpec):
+            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
+        self._check_trained("reset_optimizer")
+        self._check_here("reset_optimizer", "optimizer")
+        self.engine.reset_optimizer(optim)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.engine.close()
+
+    def _check_trained(self, method: str) -> None:
+        if self.is_frozen:
+            raise ConfigError(
+                f"{method}: the model of role {self._role!r} is frozen: it was built without an OptimSpec and can only "
+                "run `forward`; give TrainSpec.optim to train it"
+            )
+
+    def _check_here(self, method: str, *parts: str) -> None:
+        """Raises: RlsdkError: one of the parts is offloaded, or the engine is closed."""
+        if self.is_closed:
+            raise RlsdkError(f"{method} came after the engine of role {self._role!r} was closed")
+        if away := [part for part in parts if part in self.away]:
+            raise RlsdkError(f"{method}: {away} of role {self._role!r} are offloaded; call onload({away}) first")
