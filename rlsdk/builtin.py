@@ -110,3 +110,8 @@ def rlsdk_register_trackers(register: RegisterComponent) -> None:
 @hookimpl
 def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
     register("*+*", "rlsdk.sharding.manager:GenericShardingManager", "Streams boxes in bounded buckets; any pair.")
+
+
+@hookimpl
+def rlsdk_register_rollouters(register: RegisterComponent) -> None:
+    register("single_turn", "rlsdk.rollouts.rollouter:single_turn", "One response to each prompt.")

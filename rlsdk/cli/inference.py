@@ -5,64 +5,87 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
+if TYPE_CHECKING:
+    from rlsdk.data import Prompt
+
 
 def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args: Sequence[str]) -> None:
     """Prints responses to the given prompts, or to the first evaluation prompts of the data."""
-    from rlsdk.cli.console import ConsoleView
-    from rlsdk.trainer.inference import generate_texts, open_rollout
-    from rlsdk.trainer.parts import load_prompts, load_run_tokenizer, sampling_params
+    from rlsdk.trainer.assemble import open_stream
+    from rlsdk.trainer.inference import open_rollout
+    from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
+    from rlsdk.trainer.sampler import Draw, sample_all
     from rlsdk.trainer.session import resolve_device
 
     config, registry = _config(path, args)
-    tokenizer = load_run_tokenizer(config)
-    shown: list[tuple[str, str | None, Sequence[int]]]
-    if prompts:
-        shown = [(text, None, tokenizer(text)["input_ids"]) for text in prompts]
-    elif config.data.train is not None:
-        train, held = load_prompts(config, registry, tokenizer, ConsoleView())
-        shown = [(p.text, p.answer, p.prompt_ids) for p in (held or train)[:num_prompts]]
-    else:
-        raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
+    tokenizer = load_run_tokenizer(config.model)
+    shown = _prompts(config, registry, tokenizer, prompts, num_prompts)
+    draw = Draw(source="generate", num_samples=n, sampling=sampling_params(config.rollout, tokenizer))
     with (
         tempfile.TemporaryDirectory() as logs,
         open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+        closing(open_stream(config, registry, group.group, tokenizer, None)) as stream,
     ):
-        ids = [list(tokens) for _, _, tokens in shown]
-        sampling = sampling_params(config, tokenizer)
-        answers = generate_texts(group, tokenizer, ids, sampling, n=n, seed=config.trainer.seed)
-    for (text, expected, _), responses in zip(shown, answers, strict=True):
-        for response in responses:
-            line: dict[str, Any] = {"prompt": text, "response": response}
-            print(json.dumps(line if expected is None else {**line, "answer": expected}, ensure_ascii=False))
+        groups = sample_all(stream, shown, draw, seed=(config.trainer.seed, "generate"))
+    for prompt, made in zip(shown, groups, strict=True):
+        for sample in made.samples:
+            line: dict[str, Any] = {"prompt": prompt.text, "response": sample.text}
+            print(json.dumps(line if prompt.answer is None else {**line, "answer": prompt.answer}, ensure_ascii=False))
 
 
 def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
-    """Prints accuracy and reward on the evaluation prompts."""
+    """Prints figures on the evaluation prompts; a reward that failed is said."""
     from rlsdk.cli.console import ConsoleView
-    from rlsdk.trainer.evaluation import measure_all
+    from rlsdk.trainer.assemble import build_materials, evaluation_of, open_stream
     from rlsdk.trainer.inference import open_rollout
-    from rlsdk.trainer.parts import build_parts
     from rlsdk.trainer.session import resolve_device
 
     config, registry = _config(path, args)
-    with tempfile.TemporaryDirectory() as logs:
-        parts = build_parts(config, registry, Path(logs), ConsoleView())
-        try:
-            with open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group:
-                metrics = measure_all(group, parts)
-        finally:
-            parts.close()
+    view = ConsoleView()
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        closing(build_materials(config, registry, Path(logs), view, held_out=True)) as materials,
+        open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+        closing(open_stream(config, registry, group.group, materials.tokenizer, materials.rewards)) as stream,
+    ):
+        evaluation = evaluation_of(config, materials, stream)
+        if evaluation is None:
+            raise ConfigError(
+                "data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE, or more rows"
+            )
+        metrics = evaluation.run()
+    for text in evaluation.notices:
+        view.notice(text)
     for name, value in metrics.items():
         print(f"{name:<28}{value:.4f}")
     if output is not None:
         output.write_text(json.dumps(metrics, indent=1))
+
+
+def _prompts(
+    config: RunConfig, registry: Registry, tokenizer: Any, texts: Sequence[str], num_prompts: int
+) -> Sequence[Prompt]:
+    """Those that were typed, rendered like rows of the data: system prompt, prompt template, chat template."""
+    from rlsdk.cli.console import ConsoleView
+    from rlsdk.data import DataRow, PromptDataset
+    from rlsdk.trainer.prompts import load_prompts, prompt_format
+
+    if texts:
+        field = config.data.prompt_field
+        rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
+        return PromptDataset(rows, tokenizer, prompt_format(config), name="prompts")
+    if config.data.train is None:
+        raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
+    train, held = load_prompts(config, registry, tokenizer, ConsoleView(), held_out=True)
+    return (held or train)[:num_prompts]
 
 
 def _config(path: Path, args: Sequence[str]) -> tuple[RunConfig, Registry]:

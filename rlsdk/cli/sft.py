@@ -16,7 +16,7 @@ def run(args: Sequence[str]) -> None:
     registry = Registry.discover()
     config = load_config([], list(args), registry)
 
-    from rlsdk.trainer.parts import check_sources
+    from rlsdk.trainer.prompts import check_sources
     from rlsdk.trainer.run import StopFlag, check_resume, make_run_dir, run_sft
     from rlsdk.trainer.session import resolve_device, role_devices
     from rlsdk.trainer.sft import CHECKPOINTS

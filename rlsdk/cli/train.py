@@ -52,7 +52,7 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
 
-    from rlsdk.trainer.parts import check_sources
+    from rlsdk.trainer.prompts import check_sources
     from rlsdk.trainer.session import resolve_device, role_devices
 
     if device is None or config.placement.device != "auto":

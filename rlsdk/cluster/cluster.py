@@ -46,6 +46,7 @@ class Cluster:
         address: str | None = None,
         num_threads: int | None = None,
         timeout_s: float = 600.0,
+        collective_timeout_s: float | None = None,
         log_dir: Path | None = None,
         seed: int = 0,
         preload: Sequence[str] = (),
@@ -57,7 +58,8 @@ class Cluster:
             placement: which devices, and which role runs where.
             address: of a running Ray cluster (`auto` finds it); None starts one on this machine.
             num_threads: CPU threads of each worker; None: its pool's `cpus_per_device`.
-            timeout_s: deadline of every wait that gives none of its own, and of every collective.
+            timeout_s: deadline of every wait that gives none of its own.
+            collective_timeout_s: deadline of every collective between the ranks of a group; None: `timeout_s`.
             log_dir: where each worker writes what it prints, a file per device; None: Ray's own folder.
             seed: of the run; handed to every rank.
             preload: modules that every worker imports as soon as it is up, while the controller goes on.
@@ -70,6 +72,7 @@ class Cluster:
         """
         settings = WorkerSettings(
             timeout_s=timeout_s,
+            collective_timeout_s=timeout_s if collective_timeout_s is None else collective_timeout_s,
             num_threads=num_threads,
             seed=seed,
             log_dir=str(log_dir.absolute()) if log_dir else None,

@@ -16,6 +16,8 @@ class WorkerSettings:
 
     timeout_s: float
     """Deadline of every wait that gives none of its own."""
+    collective_timeout_s: float
+    """Deadline of every collective between ranks."""
     num_threads: int | None
     """CPU threads of a worker; None: its pool's `cpus_per_device`."""
     seed: int
@@ -76,7 +78,7 @@ def rank_contexts(
             master_port=port,
             num_threads=settings.threads(pool),
             seed=settings.seed,
-            timeout_s=settings.timeout_s,
+            timeout_s=settings.collective_timeout_s,
             bundles=tuple(range(rank * devices_per_rank, (rank + 1) * devices_per_rank)),
         )
         for rank, info in enumerate(leads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.joining import joiner
 from rlsdk.cluster.messages import Call
 from rlsdk.cluster.peer import WorkerPeer
-from rlsdk.cluster.pending import Pending, Request
+from rlsdk.cluster.pending import Pending, Request, answer
 from rlsdk.interfaces import Batch, BatchError, ConfigError, Parallel, RankContext, nearest
 
 if TYPE_CHECKING:
@@ -100,6 +101,23 @@ class WorkerGroup:
         }
         results: list[Any] = self._send(MethodSpec(concurrent=spec.concurrent), calls).result(timeout_s)
         return results
+
+    def future(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """Calls a method on one rank; the future holds its answer, or raises as `run` does. It has no deadline."""
+        spec = self._spec(method)
+        shared = tuple(self._shared(value) for value in args)
+        call = self._call(rank, method, shared, {})
+        request = self._request(rank, self.members[rank].worker.call(call, concurrent=spec.concurrent))
+        result: Future[Any] = Future()
+
+        def done(found: Future[Any]) -> None:
+            try:
+                result.set_result(answer(request, f"in {self.role}.{method}", found.result))
+            except Exception as error:
+                result.set_exception(error)
+
+        request.ref.future().add_done_callback(done)
+        return result
 
     def peers(self) -> list[WorkerPeer]:
         """A handle per rank that can be sent to another worker."""

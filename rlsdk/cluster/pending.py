@@ -28,6 +28,26 @@ class Request:
         return f"{self.role} rank {self.rank}"
 
 
+def answer(request: Request, doing: str, get: Callable[[], Any]) -> Any:
+    """What a rank answered.
+
+    Raises:
+        WorkerError: it died, or raised what is not one of rlsdk's errors.
+        RlsdkError: what it raised.
+    """
+    import ray
+
+    try:
+        found = get()
+    except ray.exceptions.RayActorError as error:
+        raise request.worker.gone(request.who(), doing, error) from None
+    except ray.exceptions.RayError as error:
+        raise WorkerError(f"{request.who()} on {request.worker.where()} failed {doing}: {error}") from error
+    if isinstance(found, Failure):
+        raise found.to_error(f"{request.who()} on {request.worker.where()}, {doing}")
+    return found
+
+
 class Pending:
     """The result of a call that may still be under way."""
 
@@ -110,15 +130,7 @@ class Pending:
     def _answer(self, request: Request) -> Any:
         import ray
 
-        try:
-            answer = ray.get(request.ref)
-        except ray.exceptions.RayActorError as error:
-            raise request.worker.gone(request.who(), self._doing, error) from None
-        except ray.exceptions.RayError as error:
-            raise WorkerError(f"{request.who()} on {request.worker.where()} failed {self._doing}: {error}") from error
-        if isinstance(answer, Failure):
-            raise answer.to_error(f"{request.who()} on {request.worker.where()}, {self._doing}")
-        return answer
+        return answer(request, self._doing, lambda: ray.get(request.ref))
 
     def _look_round(self) -> None:
         """Raises when a rank is gone that the others may be waiting for in a collective."""

@@ -18,6 +18,7 @@ from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.schema import (
     AlgorithmConfig,
     DataConfig,
+    DeadlinesConfig,
     EvalConfig,
     RewardConfig,
     RewardLimitsConfig,
@@ -30,6 +31,7 @@ from rlsdk.config.schema import (
 __all__ = [
     "AlgorithmConfig",
     "DataConfig",
+    "DeadlinesConfig",
     "EvalConfig",
     "ModelConfig",
     "OptimConfig",

@@ -233,6 +233,10 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
             yield from _registered(registry, kind, path, name)
     for name in config.trainer.callbacks:
         yield from _function(registry, ComponentKind.CALLBACK, "trainer.callbacks", name, {})
+    rollout = config.rollout
+    yield from _function(
+        registry, ComponentKind.ROLLOUTER, "rollout.rollouter", rollout.rollouter, rollout.rollouter_options
+    )
     if config.sharding.manager != "auto":
         yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
 

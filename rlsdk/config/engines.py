@@ -103,6 +103,10 @@ class RolloutConfig(Section):
     """Samples from tokens of at least this share of the likeliest one's probability; 0: all."""
     max_response_tokens: PositiveInt = 1024
     """Tokens, the stop token included; longer responses are cut and marked truncated."""
+    rollouter: str = "single_turn"
+    """Makes each sample of its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
+    rollouter_options: Options = empty_mapping()
+    """Keyword arguments of the rollouter."""
     stop_strings: tuple[str, ...] = empty_tuple()
     """Texts that end a response, besides the end-of-sequence token."""
     max_model_tokens: PositiveInt | None = None

@@ -172,8 +172,6 @@ class TrainerConfig(Section):
     """What happens past `parity_threshold`."""
     callbacks: tuple[str, ...] = empty_tuple()
     """Registered step callbacks, `pkg.mod:fn`, or `file.py:fn`."""
-    timeout_s: PositiveFloat = 600.0
-    """Seconds: deadline of every wait on another process."""
 
     @property
     def samples_per_step(self) -> int:
@@ -189,6 +187,23 @@ class TrainerConfig(Section):
         if self.updates_per_step > self.samples_per_step:
             samples = f"{self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {self.samples_per_step}"
             yield Problem("updates_per_step", f"{self.updates_per_step} is more than a step's samples ({samples})")
+
+
+class DeadlinesConfig(Section):
+    """Seconds after which a wait on other processes is an error; raising one does not blunt the others."""
+
+    start_s: PositiveFloat = 600.0
+    """Starting the workers and building an engine."""
+    rollout_s: PositiveFloat = 600.0
+    """Without a single token from a replica that has samples to make: progress, not the whole generation."""
+    update_s: PositiveFloat = 1800.0
+    """One forward pass over a step's batch, or one optimizer step."""
+    sync_s: PositiveFloat = 600.0
+    """Each stage of a weight sync, and each offload or wake."""
+    save_s: PositiveFloat = 1800.0
+    """One role's part of a checkpoint, written or read."""
+    collective_s: PositiveFloat = 600.0
+    """Each collective between the ranks of an engine."""
 
 
 class SftConfig(Section):
@@ -247,6 +262,8 @@ class RunConfig(Section):
     """Which role runs where."""
     trainer: TrainerConfig = TrainerConfig()
     """The loop."""
+    deadlines: DeadlinesConfig = DeadlinesConfig()
+    """Seconds after which a wait is an error."""
     sft: SftConfig = SftConfig()
     """Supervised training on the reference answers."""
     sharding: ShardingConfig = ShardingConfig()

@@ -26,6 +26,8 @@ class RewardSample:
     """The whole data row, `metadata` included: JSON types only."""
     truncated: bool
     """The response hit its token limit."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What the rollouter handed over (`Trajectory.extra`): JSON types only."""
 
 
 class RewardFn(Protocol):

@@ -57,3 +57,7 @@ class Hooks:
     @hookspec
     def rlsdk_register_callbacks(self, register: RegisterComponent) -> Any:
         """Step callbacks (`StepCallback`), chosen by name in `trainer.callbacks`."""
+
+    @hookspec
+    def rlsdk_register_rollouters(self, register: RegisterComponent) -> Any:
+        """Rollouters (`Rollouter`): how one sample is made of a prompt; chosen by `rollout.rollouter`."""

@@ -176,7 +176,7 @@ def _roles(config: RunConfig, registry: Registry, device: str, hardware: Hardwar
         devices_per_node=per_node,
         tp_size=config.rollout.tp_size,
         seed=config.trainer.seed,
-        timeout_s=config.trainer.timeout_s,
+        timeout_s=config.deadlines.start_s,
     )
     train_backend = registry.backend(BackendKind.TRAIN, config.train.backend)
     rollout_backend = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)

@@ -31,6 +31,7 @@ TAKES: Mapping[ComponentKind, Sequence[str]] = {
     ComponentKind.ADVANTAGE: ("batch",),
     ComponentKind.LOSS: ("inputs",),
     ComponentKind.CALLBACK: ("step", "metrics"),
+    ComponentKind.ROLLOUTER: ("prompt", "generate"),
 }
 """Positional arguments of functions that may be named by module or file."""
 

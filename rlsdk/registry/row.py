@@ -20,6 +20,7 @@ class ComponentKind(StrEnum):
     TRACKER = "tracker"
     SHARDING_MANAGER = "sharding manager"
     CALLBACK = "callback"
+    ROLLOUTER = "rollouter"
 
 
 Kind = BackendKind | ComponentKind

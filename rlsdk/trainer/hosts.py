@@ -1,7 +1,7 @@
 """What runs inside a worker: a thin host around one engine of one role.
 
 A host adds what the controller needs and no engine should care about: the dispatch declaration of each method, the
-packed form of samples, and the doors through which weights leave and arrive.
+the pump of a rollout engine, and what weights leave and arrive through.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.config import build_options, config_error
 from rlsdk.interfaces import (
     BackendSpec,
     Batch,
     Bucket,
-    FinishReason,
+    Capability,
     ForwardBackwardResult,
-    GenerationOutput,
     GenerationRequest,
     Objective,
     OptimSpec,
@@ -40,11 +37,10 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guarded_train import GuardedTrainEngine
+from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from rlsdk.interfaces import Peer
 
 
@@ -156,59 +152,6 @@ class TrainHost:
         self.engine.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Samples:
-    """Finished samples of many requests, packed: sample k has tokens `[ends[k] - lengths[k], ends[k])`."""
-
-    request: NDArray[np.int64]
-    """`[S]`: position of the sample's request in the list that was asked."""
-    lengths: NDArray[np.int64]
-    """`[S]` response tokens."""
-    token_ids: NDArray[np.int64]
-    """Flat, sample after sample."""
-    log_probs: NDArray[np.float32]
-    truncated: NDArray[np.bool_]
-    """`[S]` finished by length."""
-    aborted: NDArray[np.bool_]
-    policy_version: NDArray[np.int64]
-    """`[S]` of the first token."""
-
-    @classmethod
-    def pack(cls, requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]) -> Samples:
-        """Orders outputs by request and sample index, so that a run does not depend on who finished first."""
-        position = {request.request_id: at for at, request in enumerate(requests)}
-        ordered = sorted(outputs, key=lambda o: (position[o.request_id], o.sample_index))
-        return cls(
-            request=np.array([position[o.request_id] for o in ordered], np.int64),
-            lengths=np.array([len(o.token_ids) for o in ordered], np.int64),
-            token_ids=np.concatenate([o.token_ids for o in ordered] or [np.empty(0, np.int64)]),
-            log_probs=np.concatenate([o.log_probs for o in ordered] or [np.empty(0, np.float32)]),
-            truncated=np.array([o.finish_reason is FinishReason.LENGTH for o in ordered], np.bool_),
-            aborted=np.array([o.finish_reason is FinishReason.ABORT for o in ordered], np.bool_),
-            policy_version=np.array([o.policy_version for o in ordered], np.int64),
-        )
-
-    @classmethod
-    def merge(cls, parts: Sequence[Samples], requests: Sequence[Sequence[int]]) -> Samples:
-        """Joins what replicas made; `requests[r][i]` is the overall position of replica r's request i."""
-        overall = [np.asarray(index, np.int64)[part.request] for part, index in zip(parts, requests, strict=True)]
-        request = np.concatenate(overall)
-        order = np.argsort(request, kind="stable")
-        lengths = np.concatenate([p.lengths for p in parts])
-        starts = np.cumsum(lengths) - lengths
-        flat = np.repeat(starts[order] - (np.cumsum(lengths[order]) - lengths[order]), lengths[order])
-        flat += np.arange(len(flat))
-        return cls(
-            request=request[order],
-            lengths=lengths[order],
-            token_ids=np.concatenate([p.token_ids for p in parts])[flat],
-            log_probs=np.concatenate([p.log_probs for p in parts])[flat],
-            truncated=np.concatenate([p.truncated for p in parts])[order],
-            aborted=np.concatenate([p.aborted for p in parts])[order],
-            policy_version=np.concatenate([p.policy_version for p in parts])[order],
-        )
-
-
 class RolloutHost:
     """One replica of a rollout engine."""
 
@@ -217,12 +160,17 @@ class RolloutHost:
         self.engine: RolloutEngine = GuardedRolloutEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.target = WeightTarget(self.engine, ctx.accelerators)
+        self.pump = Pump(self.engine, shares=Capability.ABORT in options.spec.capabilities)
 
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    async def generate(self, requests: Sequence[GenerationRequest]) -> Samples:
-        """Runs requests to their end."""
-        outputs = [output async for output in self.engine.generate(requests)]
-        return Samples.pack(requests, outputs)
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def submit_requests(self, requests: Sequence[GenerationRequest]) -> None:
+        """Hands requests to the engine; `collect` gives their samples."""
+        self.pump.submit(requests)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def collect(self, wait_s: float) -> Collected:
+        """Samples that finished since the last call; waits for one at most `wait_s` seconds."""
+        return self.pump.collect(wait_s)
 
     @dispatch(split=Split.ALL, join=Join.LIST)
     def target_layouts(self) -> Sequence[WeightLayout]:
@@ -235,8 +183,16 @@ class RolloutHost:
         return self.target.pull(buckets, peers, version, timeout_s)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
-    def abort(self) -> None:
-        self.engine.abort()
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        self.engine.abort(request_ids)
+
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def pause(self) -> None:
+        self.engine.pause()
+
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def resume(self) -> None:
+        self.engine.resume()
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def sleep(self, level: int) -> None:

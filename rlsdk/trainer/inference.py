@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, SamplingParams
+from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoint import CheckpointStore, faults
-from rlsdk.trainer.hosts import Samples
-from rlsdk.trainer.parts import decode
-from rlsdk.trainer.rollout import sample
 from rlsdk.trainer.session import RoleGroup, rollout_role, start_cluster
 
 if TYPE_CHECKING:
@@ -54,20 +51,3 @@ def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir:
     """A rollout backend that serves the model of `config`, for as long as the context lives."""
     with start_cluster(config, registry, ["rollout"], device=device, run_dir=log_dir) as cluster:
         yield rollout_role(config, registry, cluster, load_weights=True)
-
-
-def generate_texts(
-    group: RoleGroup, tokenizer: Any, prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, n: int, seed: int
-) -> list[list[str]]:
-    """Texts of `n` responses to each prompt."""
-    samples = sample(group, prompts, sampling, n=n, seed=(seed, "generate"))
-    texts: list[list[str]] = [[] for _ in prompts]
-    for request, ids in zip(samples.request.tolist(), split_samples(samples), strict=True):
-        texts[request] += decode(tokenizer, [ids], sampling.stop_token_ids)
-    return texts
-
-
-def split_samples(samples: Samples) -> list[list[int]]:
-    """Token ids of each sample."""
-    ends = samples.lengths.cumsum().tolist()
-    return [samples.token_ids[end - n : end].tolist() for end, n in zip(ends, samples.lengths.tolist(), strict=True)]

@@ -12,7 +12,7 @@ import torch
 from rlsdk.interfaces import Batch
 
 if TYPE_CHECKING:
-    from rlsdk.rewards import RewardResult
+    from rlsdk.trainer.grading import GradeSummary
     from rlsdk.trainer.hosts import MiniBatchResult
 
 
@@ -31,25 +31,36 @@ class StepClock:
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
 
+    def move(self, phase: str, to: str, seconds: float) -> None:
+        """Counts so many seconds of `phase`, which may still be measured, as those of another."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) - seconds
+        self.seconds[to] = self.seconds.get(to, 0.0) + seconds
+
     def metrics(self) -> dict[str, float]:
         total = time.perf_counter() - self.start
         named = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
         return {**named, "time/other_s": total - sum(self.seconds.values()), "time/step_s": total}
 
 
-def batch_metrics(batch: Batch, rewards: RewardResult) -> dict[str, float]:
-    """Reward, length and version figures of a step's samples."""
+def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
+    """Reward, length and version figures of a step's samples.
+
+    `policy/entropy` is an estimate: the mean of minus the log-prob of what was sampled, in nats.
+    """
     scores = batch["scores"][batch["valid"]]
-    lengths = batch.row_sum(batch["response_mask"].long()).float()
+    mask = batch["response_mask"]
+    lengths = batch.row_sum(mask.long()).float()
     return {
         "reward/mean": _mean(scores),
         "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
-        "reward/accuracy": accuracy(rewards),
-        "reward/invalid_share": float((~batch["valid"]).float().mean()),
+        "reward/accuracy": summary.accuracy,
+        **{f"reward/{name}": value for name, value in summary.terms.items()},
+        "reward/invalid_share": summary.num_failed / summary.num_samples if summary.num_samples else 0.0,
         "response/tokens_mean": _mean(lengths),
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
         "response/truncated_share": _mean(batch["truncated"].float()),
         "reward/groups_with_signal": _groups_with_signal(batch),
+        "policy/entropy": _mean(-batch["rollout_log_probs"][mask]),
     }
 
 
@@ -81,21 +92,17 @@ def _means(result: MiniBatchResult) -> dict[str, float]:
     return {name: value / weight for name, value in result.update.sums.items()}
 
 
-def accuracy(rewards: RewardResult) -> float:
-    """Share of samples that the first reward calls right (1 or more); a sample without a score is not right."""
-    first = next(iter(rewards.by_reward.values()))
-    return float(((first >= 1.0) & rewards.valid).mean()) if len(first) else 0.0
-
-
 def _groups_with_signal(batch: Batch) -> float:
-    """Share of prompts whose samples did not all score alike: the others teach nothing to a group estimator."""
-    group = batch["uid"]
-    if not len(group):
+    """Share of prompts whose samples did not all score alike: the others teach nothing to a group estimator. Samples
+    without a score do not count; a prompt that has none with one is left out."""
+    uid, scores = batch["uid"][batch["valid"]], batch["scores"][batch["valid"]]
+    if not len(uid):
         return 0.0
+    _, group = torch.unique(uid, return_inverse=True)
     count = int(group.max()) + 1
-    low = torch.full((count,), float("inf")).scatter_reduce(0, group, batch["scores"], "amin")
-    high = torch.full((count,), float("-inf")).scatter_reduce(0, group, batch["scores"], "amax")
-    return float((high > low)[high >= low].float().mean())
+    low = torch.full((count,), float("inf")).scatter_reduce(0, group, scores, "amin")
+    high = torch.full((count,), float("-inf")).scatter_reduce(0, group, scores, "amax")
+    return float((high > low).float().mean())
 
 
 def _mean(values: torch.Tensor) -> float:

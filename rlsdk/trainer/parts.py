@@ -1,36 +1,19 @@
-"""What a run needs besides engines: tokenizer, prompts, rewards, estimator, objective, trackers, callbacks."""
+"""What a run needs besides engines, made from its configuration: tokenizer, sampling, objective, trackers."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.algorithms import PolicyObjective
-from rlsdk.config import RunConfig
-from rlsdk.data import (
-    Prompt,
-    PromptDataset,
-    PromptFormat,
-    PromptStream,
-    check_source,
-    distinct,
-    drop_seen,
-    load_rows,
-    split_by_content,
-)
+from rlsdk.config import AlgorithmConfig, ModelConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import (
-    AdvantageEstimator,
-    Batch,
-    BatchError,
     ConfigError,
-    DataError,
     PolicyLossInputs,
-    RewardSample,
+    Rollouter,
     SamplingParams,
     StepCallback,
     Tracker,
@@ -38,257 +21,24 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
-from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlsdk.trainer.events import RunView
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunParts:
-    """Made once per run; nothing in it owns a device."""
-
-    config: RunConfig
-    run_dir: Path
-    tokenizer: Any
-    train_prompts: PromptDataset
-    prompts: PromptStream
-    """Which of them come next."""
-    eval_prompts: Sequence[Prompt]
-    rewards: RewardRunner | None
-    """None in supervised training, which grades nothing."""
-    sampling: SamplingParams
-    advantage: AdvantageEstimator
-    objective: PolicyObjective
-    trackers: Sequence[Tracker]
-    callbacks: Sequence[StepCallback]
-
-    def reward_samples(self, batch: Batch, prompts: Sequence[Prompt]) -> list[RewardSample]:
-        """One per row."""
-        owners = [prompts[uid] for uid in batch["uid"].tolist()]
-        texts = self.decode_responses(batch)
-        cut = batch["truncated"].tolist()
-        return [
-            RewardSample(prompt=p.text, response=text, answer=p.answer, row=p.row, truncated=truncated)
-            for p, text, truncated in zip(owners, texts, cut, strict=True)
-        ]
-
-    def decode_responses(self, batch: Batch) -> list[str]:
-        """Text of each row's response."""
-        mask = batch["response_mask"]
-        flat = batch["input_ids"][mask].tolist()
-        ends = batch.row_sum(mask.long()).cumsum(0).tolist()
-        ids = [flat[start:end] for start, end in pairwise([0, *ends])]
-        return decode(self.tokenizer, ids, self.sampling.stop_token_ids)
-
-    def score(self, batch: Batch, prompts: Sequence[Prompt]) -> RewardResult:
-        """Every row's reward. Never raises for what a reward function does."""
-        if self.rewards is None:
-            raise ConfigError("rewards: expected at least one; this run was set up without any")
-        return self.rewards.score(self.reward_samples(batch, prompts))
-
-    def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Tells every tracker."""
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
-            if samples:
-                tracker.log_samples(step, samples)
-
-    def show_samples(self, batch: Batch, prompts: Sequence[Prompt], rewards: RewardResult) -> list[Mapping[str, Any]]:
-        """A few rows with their text, one from each of several prompts."""
-        wanted = self.config.tracking.samples_per_step
-        stride = max(batch.num_rows // max(wanted, 1), 1)
-        rows = list(range(0, batch.num_rows, stride))[:wanted]
-        picked = batch.select(rows)
-        owners = [prompts[uid] for uid in picked["uid"].tolist()]
-        texts = self.decode_responses(picked)
-        return [
-            {
-                "prompt": prompt.text,
-                "response": text,
-                "answer": prompt.answer,
-                "score": float(rewards.scores[row]),
-                **{f"reward/{name}": float(values[row]) for name, values in rewards.by_reward.items()},
-                "advantage": float(
-                    picked.row_sum(picked["advantages"])[at]
-                    / max(int(picked.row_sum(picked["response_mask"].long())[at]), 1)
-                ),
-            }
-            for at, (row, prompt, text) in enumerate(zip(rows, owners, texts, strict=True))
-        ]
-
-    def close(self) -> None:
-        if self.rewards is not None:
-            self.rewards.close()
-        for tracker in self.trackers:
-            tracker.close()
-
-
-def decode(tokenizer: Any, responses: Sequence[Sequence[int]], stop_token_ids: Sequence[int]) -> list[str]:
-    """Text of each response without the token that ended it. Other special tokens stay visible: left out, they would
-    make a response that a model spoilt with them look right."""
-    bare = [ids[:-1] if ids and ids[-1] in stop_token_ids else ids for ids in responses]
-    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
-        # What `batch_decode` does in the end; row by row it costs ten times as much.
-        texts: list[str] = tokenizer.backend_tokenizer.decode_batch(bare, skip_special_tokens=False)
-    else:
-        texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in bare]
-    return texts
-
-
-def prompt_format(config: RunConfig) -> PromptFormat:
-    data = config.data
-    return PromptFormat(
-        prompt_field=data.prompt_field,
-        answer_field=data.answer_field,
-        prompt_template=data.prompt_template,
-        system_prompt=data.system_prompt,
-        chat_template=data.chat_template,
-    )
-
-
-def check_sources(config: RunConfig, registry: Registry) -> None:
-    """Refuses data that are not there before the run has a folder or a process.
-
-    Raises:
-        ConfigError, DataError: a source of `data` cannot be found; the message begins with its field.
-    """
-    kinds = registry.usable(ComponentKind.DATASET)
-    for field, name in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if name is not None:
-            try:
-                check_source(name, kinds=kinds)
-            except (ConfigError, DataError) as error:
-                raise type(error)(f"{field}: {error}") from error
-
-
-def load_prompts(
-    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView
-) -> tuple[PromptDataset, PromptDataset | None]:
-    """Train and evaluation prompts that share no question. Says what was left out.
-
-    Raises:
-        ConfigError, DataError: the source or a row of it cannot be used.
-    """
-    data, form = config.data, prompt_format(config)
-    if data.train is None:
-        raise ConfigError(
-            "data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK"
-        )
-    kinds = registry.usable(ComponentKind.DATASET)
-
-    def load(name: str, options: Mapping[str, Any], limit: int | None) -> Any:
-        return load_rows(
-            name,
-            kinds=kinds,
-            resolve=lambda kind: registry.component(ComponentKind.DATASET, kind),
-            options=options,
-            limit=limit,
-        )
-
-    rows = load(data.train, data.options, data.num_train_rows)
-    if config.eval.every_steps is None and data.eval is None:
-        held: list[Any] = []
-    elif data.eval is not None:
-        held = distinct(load(data.eval, data.eval_options, None), form=form)[: data.num_eval_rows]
-        rows, dropped = drop_seen(rows, held, form=form)
-        if dropped:
-            view.notice(f"data: left {dropped} train rows out whose question stands in the evaluation rows")
-    else:
-        rows, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
-    train = PromptDataset(rows, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="train")
-    view.notice(f"train data: {train.report.line()}")
-    if not held:
-        return train, None
-    evaluation = PromptDataset(held, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="eval")
-    view.notice(f"eval data: {evaluation.report.line()}")
-    return train, evaluation
-
-
-def resolve_rewards(config: RunConfig, registry: Registry) -> list[RewardDef]:
-    """Registered names become import strings; everything else is a path to a function, looked up now so that a typo
-    shows before any device is taken.
-
-    Raises:
-        ConfigError: no reward at all, or one that cannot be found.
-    """
-    if not config.rewards:
-        names = registry.usable(ComponentKind.REWARD)
-        raise ConfigError(
-            f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function"
-        )
-    found = []
-    for reward in config.rewards:
-        target = reward.name
-        if ":" not in target:
-            registered = registry.target(ComponentKind.REWARD, target)
-            if not isinstance(registered, str):
-                raise ConfigError(
-                    f"rewards: {target!r} was registered as an object; it must be named as 'package.module:function', "
-                    "because rewards run in a process of their own"
-                )
-            target = registered
-        found.append(RewardDef(name=reward.name, target=target, weight=reward.weight, options=dict(reward.options)))
-    return found
-
-
-def start_rewards(config: RunConfig, registry: Registry, run_dir: Path) -> RewardRunner:
-    """The grading processes; their imports go on in the background."""
-    limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
-    workers = config.reward_limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2))
-    logs = run_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    runner = RewardRunner(resolve_rewards(config, registry), limits, num_workers=workers, log_path=logs / "rewards.log")
-    runner.start()
-    return runner
-
-
-def load_run_tokenizer(config: RunConfig) -> Any:
+def load_run_tokenizer(model: ModelConfig) -> Any:
     """The policy's tokenizer."""
     return load_tokenizer(
-        config.model.tokenizer or config.model.path or "",
-        revision=config.model.revision,
-        trust_remote_code=config.model.trust_remote_code,
+        model.tokenizer or model.path or "",
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
     )
 
 
-def build_parts(
-    config: RunConfig, registry: Registry, run_dir: Path, view: RunView, *, rewarded: bool = True
-) -> RunParts:
-    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward."""
-    rewards = start_rewards(config, registry, run_dir) if rewarded else None
-    tokenizer = load_run_tokenizer(config)
-    train, evaluation = load_prompts(config, registry, tokenizer, view)
-    algorithm = config.algorithm
-    return RunParts(
-        config=config,
-        run_dir=run_dir,
-        tokenizer=tokenizer,
-        train_prompts=train,
-        prompts=PromptStream(train, seed=config.trainer.seed, shuffle=config.data.shuffle),
-        eval_prompts=list(evaluation or ()),
-        rewards=rewards,
-        sampling=sampling_params(config, tokenizer),
-        advantage=registry.function(ComponentKind.ADVANTAGE, algorithm.advantage),
-        objective=PolicyObjective(
-            loss=_loss_target(config, registry),
-            loss_options=dict(algorithm.loss_options),
-            kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
-        ),
-        trackers=build_trackers(config, registry, run_dir),
-        callbacks=[registry.function(ComponentKind.CALLBACK, name) for name in config.trainer.callbacks],
-    )
-
-
-def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
+def sampling_params(rollout: RolloutConfig, tokenizer: Any) -> SamplingParams:
     """How training samples are drawn; they end with the tokenizer's end-of-sequence token."""
     if tokenizer.eos_token_id is None:
         raise ConfigError("model.tokenizer: has no end-of-sequence token, so no response could ever end by itself")
-    rollout = config.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
@@ -314,8 +64,33 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
     ]
 
 
-def _loss_target(config: RunConfig, registry: Registry) -> Any:
-    name = config.algorithm.loss
+def build_callbacks(names: Sequence[str], registry: Registry) -> list[StepCallback]:
+    return [registry.function(ComponentKind.CALLBACK, name) for name in names]
+
+
+def build_rollouter(name: str, registry: Registry) -> Rollouter:
+    """A registered rollouter, `pkg.mod:fn`, or `file.py:fn`.
+
+    Raises:
+        ConfigError: there is none of this name, or it cannot be loaded.
+    """
+    rollouter: Rollouter = registry.function(ComponentKind.ROLLOUTER, name)
+    return rollouter
+
+
+def build_objective(algorithm: AlgorithmConfig, registry: Registry) -> PolicyObjective:
+    """What the actor's updates differentiate."""
+    return PolicyObjective(
+        loss=_loss_target(algorithm, registry),
+        loss_options=dict(algorithm.loss_options),
+        kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coef=algorithm.entropy_coef,
+    )
+
+
+def _loss_target(algorithm: AlgorithmConfig, registry: Registry) -> Any:
+    name = algorithm.loss
     if ".py:" in name:
         return LossOfFile(absolute(name))
     return name if ":" in name else registry.target(ComponentKind.LOSS, name)
@@ -346,28 +121,3 @@ class LossOfFile:
 def _loaded_loss(target: str) -> Any:
     """Once for a process: it is asked for in every micro-batch."""
     return load_function(target, what="policy loss", takes=("inputs",))
-
-
-def check_failures(result: RewardResult, config: RunConfig, view: RunView) -> None:
-    """Shows what went wrong with rewards.
-
-    Raises:
-        BatchError: more samples failed than `reward_limits.max_failure_share` allows.
-    """
-    failed = int((~result.valid).sum())
-    if not failed:
-        return
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(result.failures.items()))
-    share = failed / len(result.valid)
-    view.notice(f"rewards: {failed} of {len(result.valid)} samples have no score ({kinds}); {_example(result)}")
-    if share > config.reward_limits.max_failure_share:
-        raise BatchError(
-            f"rewards: {share:.0%} of the samples have no score ({kinds}), more than reward_limits.max_failure_share "
-            f"{config.reward_limits.max_failure_share:.0%}. {_example(result)}"
-        )
-
-
-def _example(result: RewardResult) -> str:
-    """The first failure, in words."""
-    first = next(iter(result.examples), None)
-    return f"first: {first.kind} in {first.reward!r}, sample {first.sample}: {first.message}" if first else ""

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
 from rlsdk.trainer.checkpoint import CheckpointStore, faults
-from rlsdk.trainer.parts import RunParts, build_parts
+from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.session import (
     RlSession,
     RoleGroup,
@@ -29,13 +30,14 @@ from rlsdk.trainer.session import (
     start_cluster,
     train_role,
 )
-from rlsdk.trainer.sft import CHECKPOINTS, train_supervised
+from rlsdk.trainer.sft import CHECKPOINTS, SftStage
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
     from rlsdk.registry import Registry
     from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.loop import Trainer
+    from rlsdk.trainer.rl import RlStage
+    from rlsdk.trainer.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,74 +142,90 @@ def run_train(
     config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
 ) -> RunResult:
     """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
-    from rlsdk.trainer.loop import Trainer
-
     start = time.perf_counter()
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
         checkpoint = find_checkpoint(config, run_dir)
         with _prepared(
             config,
-            lambda: build_parts(config, registry, run_dir, view),
+            lambda: build_materials(config, registry, run_dir, view),
             lambda: start_cluster(config, registry, roles_of(config), device=device, run_dir=run_dir),
-        ) as (parts, cluster):
-            session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
-            trainer = Trainer(session, parts, view, stop)
-            if checkpoint is not None:
-                trainer.restore(checkpoint)
-                view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
-            trainer.fit()
-            return _result(trainer, run_dir, start, stop)
+        ) as (materials, cluster):
+            session = _rl_session(config, registry, cluster, materials, resuming=checkpoint is not None, stop=stop)
+            stage = rl_stage(config, registry, materials, session)
+            with closing(stage):
+                trainer = _trainer(config, materials, stage, session.actor, stop)
+                if checkpoint is not None:
+                    trainer.restore(checkpoint)
+                    view.notice(f"resumed from {checkpoint} at step {stage.step}")
+                trainer.fit()
+                return _result(trainer, stage, run_dir, start, stop)
 
 
-def _result(trainer: Trainer, run_dir: Path, start: float, stop: StopFlag) -> RunResult:
+def _result(trainer: Trainer, stage: RlStage, run_dir: Path, start: float, stop: StopFlag) -> RunResult:
     return RunResult(
         run_dir=run_dir,
-        steps=trainer.state.step,
+        steps=stage.step,
         stopped=stop(),
         seconds=time.perf_counter() - start,
         checkpoint=trainer.last_checkpoint,
-        first_eval=trainer.first_eval or {},
-        last_eval=trainer.last_eval,
+        first_eval=stage.first_eval or {},
+        last_eval=stage.last_eval,
+    )
+
+
+def _trainer(config: RunConfig, materials: Materials, stage: Stage, actor: RoleGroup, stop: StopFlag) -> Trainer:
+    return Trainer(
+        stage,
+        [actor],
+        materials.output,
+        tokenizer=materials.tokenizer,
+        config_text=dump_config(config),
+        keep_checkpoints=config.trainer.keep_checkpoints,
+        save_timeout_s=config.deadlines.save_s,
+        stop=stop,
     )
 
 
 def _rl_session(
-    config: RunConfig,
-    registry: Registry,
-    cluster: Cluster,
-    parts: RunParts,
-    view: RunView,
-    *,
-    resuming: bool,
-    stop: StopFlag,
+    config: RunConfig, registry: Registry, cluster: Cluster, materials: Materials, *, resuming: bool, stop: StopFlag
 ) -> RlSession:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
     main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
     warm_start = config.sft.steps > 0 and not resuming
     first = sft_optim_spec(config) if warm_start else main
     actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
-    reference = parts.run_dir / "reference"
+    reference = materials.output.run_dir / "reference"
     if warm_start:
-        half_way = find_checkpoint(config, parts.run_dir, CHECKPOINTS)
-        session = Session(config=config, cluster=cluster, actor=actor)
-        train_supervised(session, parts, view, resume=half_way, stop=stop)
+        _supervise(config, materials, Session(actor=actor, put=cluster.put), stop)
         actor.run("reset_optimizer", main)
     ref = None
     if "ref" in roles_of(config):
         if warm_start:
-            export_model(actor, parts.tokenizer, reference)
+            export_model(actor, materials.tokenizer, reference)
         path = str(reference) if config.sft.steps > 0 else None
         ref = train_role(config, registry, cluster, "ref", model_spec(config, path), None)
     rollout = rollout_role(config, registry, cluster)
     return RlSession(
-        config=config,
-        cluster=cluster,
         actor=actor,
+        put=cluster.put,
         rollout=rollout,
         manager=sharding_manager(config, registry, actor, rollout),
         ref=ref,
     )
+
+
+def _supervise(config: RunConfig, materials: Materials, session: Session, stop: StopFlag) -> SftStage:
+    """Supervised training, gone on with where a checkpoint of it is found."""
+    half_way = find_checkpoint(config, materials.output.run_dir, CHECKPOINTS)
+    stage = sft_stage(config, materials, session)
+    with closing(stage):
+        trainer = _trainer(config, materials, stage, session.actor, stop)
+        if half_way is not None:
+            trainer.restore(half_way)
+            materials.output.view.notice(f"supervised training resumed from {half_way} at step {stage.step}")
+        trainer.fit()
+    return stage
 
 
 def run_sft(
@@ -219,21 +237,22 @@ def run_sft(
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        half_way = find_checkpoint(config, run_dir, CHECKPOINTS)
         with _prepared(
             config,
-            lambda: build_parts(config, registry, run_dir, view, rewarded=False),
+            lambda: build_materials(config, registry, run_dir, view, rewarded=False),
             lambda: start_cluster(config, registry, ["actor"], device=device, run_dir=run_dir),
-        ) as (parts, cluster):
+        ) as (materials, cluster):
             actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
-            session = Session(config=config, cluster=cluster, actor=actor)
-            done = train_supervised(session, parts, view, resume=half_way, stop=stop)
-            export_model(actor, parts.tokenizer, run_dir / "model")
-    seconds = time.perf_counter() - start
+            done = _supervise(config, materials, Session(actor=actor, put=cluster.put), stop)
+            export_model(actor, materials.tokenizer, run_dir / "model")
     return RunResult(
-        run_dir=run_dir, steps=done.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",
-        last_eval=done.metrics,
-    )  # fmt: skip
+        run_dir=run_dir,
+        steps=done.step,
+        stopped=stop(),
+        seconds=time.perf_counter() - start,
+        checkpoint=run_dir / "model",
+        last_eval=done.last,
+    )
 
 
 def export_model(actor: RoleGroup, tokenizer: Any, folder: Path) -> None:
@@ -255,22 +274,22 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _prepared(
-    config: RunConfig, build: Callable[[], RunParts], start: Callable[[], Cluster]
-) -> Iterator[tuple[RunParts, Cluster]]:
-    """Parts and cluster. A cluster of the run's own starts while the parts are built, since both take seconds; one
+    config: RunConfig, build: Callable[[], Materials], start: Callable[[], Cluster]
+) -> Iterator[tuple[Materials, Cluster]]:
+    """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
     that others use is asked for devices only when nothing else can fail."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-parts")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")
     building = pool.submit(build)
     pool.shutdown(wait=False)
     with ExitStack() as stack:
-        stack.callback(_close_parts, building)
+        stack.callback(_close, building)
         if config.placement.ray_address is not None:
             building.result()
         cluster = stack.enter_context(start())
         yield building.result(), cluster
 
 
-def _close_parts(building: Future[RunParts]) -> None:
+def _close(building: Future[Materials]) -> None:
     """Waits for them, since they cannot be stopped half-way; what failed has nothing to close."""
     if building.exception() is None:
         building.result().close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
+    Batch,
     ConfigError,
     ModelSpec,
     OptimSpec,
@@ -43,6 +44,10 @@ class RoleGroup:
     spec: BackendSpec
 
     @property
+    def name(self) -> str:
+        return self.group.role
+
+    @property
     def backend(self) -> str:
         return self.spec.name
 
@@ -69,9 +74,9 @@ class RoleGroup:
 class Session:
     """A running set of workers that trains only: `rlsdk sft`."""
 
-    config: RunConfig
-    cluster: Cluster
     actor: RoleGroup
+    put: Callable[[Batch], Any]
+    """Stores a batch once; what it gives can be passed to any method of any role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +187,8 @@ def start_cluster(
     return Cluster.start(
         placement_of(config, roles, device),
         address=config.placement.ray_address,
-        timeout_s=config.trainer.timeout_s,
+        timeout_s=config.deadlines.start_s,
+        collective_timeout_s=config.deadlines.collective_s,
         log_dir=run_dir / "logs",
         seed=config.trainer.seed,
         preload=[TRAIN_HOST.partition(":")[0], *_engine_modules(config, registry), *PRELOAD],
@@ -287,7 +293,7 @@ def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, ro
     manager: ShardingManager = chosen(
         train,
         rollout,
-        timeout_s=config.trainer.timeout_s,
+        timeout_s=config.deadlines.sync_s,
         bucket_bytes=config.sharding.bucket_mb << 20,
         transports=allowed_transports(config.sharding.transport),
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rlsdk.interfaces import CheckpointError, OptimStepResult
+from rlsdk.interfaces import Batch, CheckpointError, OptimStepResult
 
 
 @dataclass
 class TrainerState:
     """What a checkpoint keeps besides the engine's own part and the data's position."""
 
-    step: int = 0
-    """Trainer steps done."""
     policy_version: int = 0
     """Optimizer steps contained in the weights, those before anything moved not counted."""
     moving: bool = False
@@ -30,17 +29,29 @@ class TrainerState:
         if self.moving and not step.skipped and step.lr > 0:
             self.policy_version += 1
 
+    def count_batch(self, batch: Batch) -> None:
+        """The samples and tokens of a step."""
+        self.samples += batch.num_rows
+        self.tokens += batch.num_tokens
+
+    def count_failures(self, failures: Mapping[str, int]) -> None:
+        for kind, count in failures.items():
+            self.reward_failures[kind] = self.reward_failures.get(kind, 0) + count
+
     def dump(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> TrainerState:
-        """The state of a checkpoint.
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Takes the state of a checkpoint.
 
         Raises:
             CheckpointError: fields are missing or unknown; it was written by another version of rlsdk.
         """
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise CheckpointError(f"the checkpoint's trainer state does not fit this rlsdk: {error}") from error
+        names = {field.name for field in fields(self)}
+        if set(data) != names:
+            raise CheckpointError(
+                f"the checkpoint's trainer state does not fit this rlsdk: it has {sorted(data)}, expected "
+                f"{sorted(names)}"
+            )
+        for name, value in data.items():
+            setattr(self, name, value)

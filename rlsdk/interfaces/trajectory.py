@@ -1,0 +1,146 @@
+"""What a rollouter makes: the tokens of one episode, span by span, and the protocols it is written against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlsdk.interfaces.errors import BatchError
+from rlsdk.interfaces.generation import FinishReason, SamplingParams, VersionRun
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Tokens of one origin: sampled by the policy in one request, or given (a prompt, a tool's answer, a user's turn).
+
+    Only sampled tokens carry a gradient. Their ids are those of the engine: no text is tokenized again.
+    """
+
+    token_ids: NDArray[np.int64]
+    """`[L]` int64."""
+    log_probs: NDArray[np.float32] | None = None
+    """`[L]` float32, of a sampled span: as in `GenerationOutput`. None: the span was given."""
+    versions: tuple[VersionRun, ...] = ()
+    """Of a sampled span: the policy version of every token, as runs."""
+
+    @property
+    def sampled(self) -> bool:
+        return self.log_probs is not None
+
+    @classmethod
+    def given(cls, token_ids: Sequence[int] | NDArray[np.int64]) -> Span:
+        """A span that the policy did not sample."""
+        import numpy as np
+
+        return cls(token_ids=np.asarray(token_ids, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One sample: its spans in order, the prompt first."""
+
+    spans: tuple[Span, ...]
+    finish_reason: FinishReason
+    """Of the last sampled span. `length`: cut by a token limit; the row counts as truncated."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the episode (turns, tool calls); each is logged as the mean over a step, under `rollout/`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What the rollouter hands to the rewards, as `RewardSample.extra`: JSON types only."""
+
+    def __post_init__(self) -> None:
+        if not self.spans or self.spans[0].sampled or not len(self.spans[0]):
+            raise BatchError("a trajectory begins with a span that was given, of at least one token: its prompt")
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt, response and tool tokens."""
+        return sum(len(span) for span in self.spans)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(span) for span in self.spans if span.sampled)
+
+    @property
+    def response_ids(self) -> NDArray[np.int64]:
+        """`[L]` every token behind the prompt, tool tokens included."""
+        import numpy as np
+
+        return np.concatenate([np.empty(0, np.int64), *(span.token_ids for span in self.spans[1:])])
+
+    @property
+    def versions(self) -> tuple[VersionRun, ...]:
+        """Of all sampled tokens, in order."""
+        return tuple(run for span in self.spans for run in span.versions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptView:
+    """What a rollouter sees of the prompt that it answers."""
+
+    prompt_ids: tuple[int, ...]
+    text: str
+    """What was tokenized, chat template included."""
+    answer: str | None
+    """The row's reference answer, when it has one."""
+    row: Mapping[str, Any]
+    """The whole data row: JSON types only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What one call of `generate` came to."""
+
+    span: Span
+    """As sampled, the stop token included."""
+    finish_reason: FinishReason
+
+
+class Generate(Protocol):
+    """A request-level client over all replicas, bound to one sample: randomness comes from (seed, group, sample, turn).
+
+    A request that a replica lost is issued again elsewhere, and gives the same tokens under the same weights.
+    """
+
+    sampling: SamplingParams
+    """Of the run: temperature, filters, stop tokens, and `max_tokens`, the response tokens of one call."""
+    max_model_tokens: int
+    """Most tokens of a whole trajectory."""
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
+        """Samples what follows `token_ids`: the exact ids of everything so far.
+
+        Args:
+            token_ids: at least one, fewer than `max_model_tokens`.
+            max_tokens: most new tokens; None: `sampling.max_tokens`, or what the model has room for.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text of the rollouter's own (a tool's answer), special tokens in it taken as text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens shown."""
+        ...
+
+    def text(self, turn: Turn) -> str:
+        """What was sampled, decoded without the stop token that ended it."""
+        ...
+
+
+class Rollouter(Protocol):
+    """Makes one sample: `async def rollout(prompt, generate, **options) -> Trajectory`.
+
+    Called once for each sample of a group, all at once; it may await anything, and must bound what it awaits. What it
+    raises fails its sample, which is counted and carries no gradient.
+    """
+
+    async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Trajectory: ...

@@ -1,0 +1,42 @@
+"""The stream of groups: who makes samples, and when. No engine, no cluster: driven through protocols."""
+
+from __future__ import annotations
+
+from rlsdk.rollouts.batches import make_batch
+from rlsdk.rollouts.client import GenerationClient, Replica
+from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
+from rlsdk.rollouts.packed import PackedOutputs
+from rlsdk.rollouts.pump import Collected, Lost, Pump
+from rlsdk.rollouts.rollouter import single_turn
+from rlsdk.rollouts.schedule import Finished, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts.seeds import request_seed
+from rlsdk.rollouts.stream import Codec, Grader, RolloutStream, StreamOptions
+
+__all__ = [
+    "Codec",
+    "Collected",
+    "Failure",
+    "Finished",
+    "GenerationClient",
+    "Grade",
+    "Grader",
+    "Group",
+    "GroupId",
+    "GroupTask",
+    "Lost",
+    "PackedOutputs",
+    "Publish",
+    "Published",
+    "Pump",
+    "Replica",
+    "RolloutStream",
+    "Sample",
+    "Schedule",
+    "Start",
+    "StreamOptions",
+    "Train",
+    "Updated",
+    "make_batch",
+    "request_seed",
+    "single_turn",
+]

@@ -1,0 +1,302 @@
+"""The request-level client: one queue in front of all replicas of a rollout engine.
+
+Work goes to the replica with the least outstanding tokens, one request at a time. With several replicas a request is
+sent only where a slot is free, so no replica idles while another has a queue. What a replica lost is sent to another:
+seeds make the same tokens there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from rlsdk.interfaces import DeadlineError, GenerationOutput, GenerationRequest, WorkerError
+from rlsdk.rollouts.pump import Collected
+
+LOOK_S = 0.5
+"""Longest that a replica is asked to wait for a sample before it answers with none."""
+
+
+class Replica(Protocol):
+    """One serving replica, as the client sees it."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Samples that it decodes at once; more wait inside the engine."""
+        ...
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None: ...
+
+    async def collect(self, wait_s: float) -> Collected:
+        """What finished since the last call; waits for something at most `wait_s` seconds."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None: ...
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A request on its way."""
+
+    request: GenerationRequest
+    priority: int
+    samples: dict[int, asyncio.Future[GenerationOutput]]
+    """By sample index; those that are not finished."""
+    replica: int | None = None
+    attempts: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Upper bound of what it may still cost."""
+        request = self.request
+        return len(request.prompt_ids) + len(self.samples) * (request.sampling.max_tokens - len(request.response_ids))
+
+
+@dataclass(eq=False)
+class _Line:
+    """A replica and what it has to do."""
+
+    replica: Replica
+    samples: int = 0
+    tokens: int = 0
+    to_send: list[GenerationRequest] = field(default_factory=list)
+    seen: tuple[int | None, int] = (None, 0)
+    """Progress: tokens decoded, samples finished."""
+    moved: float = 0.0
+    """When `seen` last changed."""
+    error: BaseException | None = None
+
+
+class GenerationClient:
+    """Sends requests, gives each sample to whoever waits for it. Lives on one event loop; `run` must be running."""
+
+    def __init__(self, replicas: Sequence[Replica], *, progress_s: float, max_attempts: int = 3) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            replicas: at least one.
+            progress_s: a replica that has work and decodes no token for so long is an error.
+            max_attempts: replicas that may lose a request before it is given up.
+        """
+        self._lines = [_Line(replica) for replica in replicas]
+        self._progress_s = progress_s
+        self._max_attempts = max_attempts
+        self._queue: list[tuple[int, int, _Flight]] = []
+        self._order = itertools.count()
+        self._flights: dict[str, _Flight] = {}
+        self._work = [asyncio.Event() for _ in replicas]
+        self._flush_is_due = False
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def generate(
+        self, request: GenerationRequest, *, priority: int = 0
+    ) -> Mapping[int, asyncio.Future[GenerationOutput]]:
+        """Queues a request; the result holds a future for each of its samples, by index.
+
+        Args:
+            request: with an id that no other request under way has.
+            priority: lower goes first; of equal ones, who came first.
+        """
+        loop = asyncio.get_running_loop()
+        indices = range(request.first_sample, request.first_sample + request.n)
+        flight = _Flight(request, priority, {index: loop.create_future() for index in indices})
+        self._flights[request.request_id] = flight
+        result = dict(flight.samples)
+        self._enqueue(flight)
+        return result
+
+    async def run(self) -> None:
+        """Collects from every replica until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for at in range(len(self._lines)):
+                group.create_task(self._collect(at))
+
+    def abort_all(self) -> None:
+        """Ends whatever is under way: futures are cancelled, replicas are told to stop."""
+        for flight in self._flights.values():
+            for future in flight.samples.values():
+                future.cancel()
+        names: list[list[str]] = [[] for _ in self._lines]
+        for name, flight in self._flights.items():
+            if flight.replica is not None:
+                names[flight.replica].append(name)
+        for line, those in zip(self._lines, names, strict=True):
+            if those:
+                self._background(line.replica.abort(those))
+        self._flights.clear()
+        self._queue.clear()
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Samples that each replica has."""
+        return [line.samples for line in self._lines]
+
+    def _enqueue(self, flight: _Flight) -> None:
+        heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """What comes in one turn of the loop goes out as one message per replica."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        errors = [line.error for line in self._lines if line.error is not None]
+        if len(errors) == len(self._lines):
+            self._give_up(errors[-1])
+        while self._queue and (at := self._choose()) is not None:
+            _, _, flight = heapq.heappop(self._queue)
+            self._assign(flight, at)
+        for at, line in enumerate(self._lines):
+            if line.to_send:
+                requests, line.to_send = line.to_send, []
+                self._background(self._send(at, requests))
+                self._work[at].set()
+
+    def _choose(self) -> int | None:
+        """The replica with the least outstanding tokens among those with a free slot."""
+        alive = [at for at, line in enumerate(self._lines) if line.error is None]
+        if len(self._lines) > 1:
+            alive = [at for at in alive if self._lines[at].samples < self._lines[at].replica.max_running]
+        return min(alive, key=lambda at: (self._lines[at].tokens, at), default=None)
+
+    def _assign(self, flight: _Flight, at: int) -> None:
+        line = self._lines[at]
+        if not line.samples:
+            line.moved = time.monotonic()
+        flight.replica = at
+        flight.attempts += 1
+        line.samples += len(flight.samples)
+        line.tokens += flight.tokens
+        line.to_send.append(flight.request)
+
+    async def _send(self, at: int, requests: Sequence[GenerationRequest]) -> None:
+        try:
+            await self._lines[at].replica.submit(requests)
+        except Exception as error:
+            self._line_failed(at, error)
+
+    async def _collect(self, at: int) -> None:
+        """Asks one replica for as long as it has work."""
+        line = self._lines[at]
+        while True:
+            if not line.samples:
+                self._work[at].clear()
+                await self._work[at].wait()
+            try:
+                came = await line.replica.collect(LOOK_S)
+            except Exception as error:
+                self._line_failed(at, error)
+                return
+            self._take(at, came)
+
+    def _take(self, at: int, came: Collected) -> None:
+        line = self._lines[at]
+        for output in came.outputs.unpack():
+            self._finish(at, output)
+        for lost in came.lost:
+            for name in lost.request_ids:
+                self._request_lost(at, name, lost.error)
+        progress = (came.num_decoded, line.seen[1] + len(came.outputs))
+        if progress != line.seen:
+            line.seen, line.moved = progress, time.monotonic()
+        elif line.samples and time.monotonic() - line.moved > self._progress_s:
+            self._line_failed(
+                at,
+                DeadlineError(
+                    f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
+                    f"{self._progress_s:g} s (deadlines.rollout_s)"
+                ),
+            )
+        if self._queue:
+            self._flush_soon()
+
+    def _finish(self, at: int, output: GenerationOutput) -> None:
+        flight = self._flights.get(output.request_id)
+        future = flight.samples.pop(output.sample_index, None) if flight is not None else None
+        if flight is None or future is None:
+            return  # aborted meanwhile, or given by a replica that was taken for dead
+        line = self._lines[at]
+        line.samples -= 1
+        line.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
+        if not flight.samples:
+            line.tokens -= len(flight.request.prompt_ids)
+            del self._flights[output.request_id]
+        if not future.done():
+            future.set_result(output)
+
+    def _request_lost(self, at: int, name: str, error: BaseException) -> None:
+        """An engine refused or dropped a request: that is an answer, not a lost replica."""
+        flight = self._flights.pop(name, None)
+        if flight is not None:
+            self._lines[at].samples -= len(flight.samples)
+            self._lines[at].tokens -= flight.tokens
+            _fail(flight, error)
+
+    def _line_failed(self, at: int, error: BaseException) -> None:
+        """Issues again what a replica had, for the others to take."""
+        line = self._lines[at]
+        if line.error is not None:
+            return
+        line.error = error
+        line.samples = line.tokens = 0
+        for flight in [flight for flight in self._flights.values() if flight.replica == at]:
+            del self._flights[flight.request.request_id]
+            if flight.attempts < self._max_attempts:
+                for again in _reissued(flight):
+                    self._flights[again.request.request_id] = again
+                    self._enqueue(again)
+            else:
+                _fail(flight, error)
+        self._flush_soon()
+
+    def _give_up(self, error: BaseException) -> None:
+        """No replica is left."""
+        for flight in self._flights.values():
+            _fail(flight, error)
+        self._flights.clear()
+        self._queue.clear()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+
+def _reissued(flight: _Flight) -> list[_Flight]:
+    """New requests, under new names, for each run of neighbouring samples that are still missing."""
+    runs: list[list[int]] = []
+    for index in sorted(flight.samples):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    name = flight.request.request_id.partition("~")[0]
+    return [
+        _Flight(
+            replace(flight.request, request_id=f"{name}~{flight.attempts}.{at}", first_sample=run[0], n=len(run)),
+            flight.priority,
+            {index: flight.samples[index] for index in run},
+            attempts=flight.attempts,
+        )
+        for at, run in enumerate(runs)
+    ]
+
+
+def _fail(flight: _Flight, error: BaseException) -> None:
+    for future in flight.samples.values():
+        if not future.done():
+            wrapped = error if isinstance(error, Exception) else WorkerError(str(error))
+            future.set_exception(wrapped)

@@ -1,0 +1,178 @@
+"""The default rollouter, and the `generate` that every rollouter is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rlsdk.interfaces import (
+    ConfigError,
+    Generate,
+    GenerationOutput,
+    GenerationRequest,
+    PromptView,
+    Span,
+    Trajectory,
+    Turn,
+)
+from rlsdk.rollouts.client import GenerationClient
+from rlsdk.rollouts.group import GroupTask
+from rlsdk.rollouts.seeds import request_seed
+
+
+class TextCodec(Protocol):
+    """Between token ids and text."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+async def single_turn(prompt: PromptView, generate: Generate, **options: Any) -> Trajectory:
+    """One response to each prompt."""
+    if options:
+        raise ConfigError(f"rollout.rollouter_options {sorted(options)}: the single-turn rollouter has none")
+    turn = await generate(prompt.prompt_ids)
+    return Trajectory(spans=(Span.given(prompt.prompt_ids), turn.span), finish_reason=turn.finish_reason)
+
+
+@dataclass(eq=False)
+class GroupRequests:
+    """The requests of one group: like calls of its samples in one turn of the loop become one request, so that the
+    engine runs their prompt once."""
+
+    task: GroupTask
+    client: GenerationClient
+    codec: TextCodec
+    max_model_tokens: int
+
+    def __post_init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._count = 0
+
+    def of_sample(self, index: int) -> SampleGenerate:
+        """What the rollouter of one sample is given."""
+        return SampleGenerate(self, index)
+
+    async def generate(self, call: _Call) -> GenerationOutput:
+        if not self._calls:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._calls.append(call)
+        return await call.output
+
+    def _flush(self) -> None:
+        """One request for each run of neighbouring samples whose calls are alike."""
+        calls, self._calls = self._calls, []
+        calls.sort(key=lambda call: (call.turn, call.sample))
+        runs: list[list[_Call]] = []
+        for call in calls:
+            if runs and call.continues(runs[-1][-1]):
+                runs[-1].append(call)
+            else:
+                runs.append([call])
+        for run in runs:
+            self._send(run)
+
+    def _send(self, run: Sequence[_Call]) -> None:
+        first = run[0]
+        self._count += 1
+        # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
+        seed = self.task.seed if first.turn == 0 else (*self.task.seed, "turn", first.turn)
+        request = GenerationRequest(
+            request_id=f"{self.task.id}#{self._count}",
+            prompt_ids=first.token_ids,
+            sampling=replace(self.task.sampling, max_tokens=first.max_tokens, seed=request_seed(*seed)),
+            n=len(run),
+            first_sample=first.sample,
+        )
+        futures = self.client.generate(request, priority=self.task.ordinal)
+        for call in run:
+            _forward(futures, call)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of `generate`."""
+
+    sample: int
+    turn: int
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    output: asyncio.Future[GenerationOutput]
+
+    def continues(self, other: _Call) -> bool:
+        """Whether both fit one request, this one right behind the other."""
+        return (self.turn, self.sample, self.max_tokens, self.token_ids) == (
+            other.turn, other.sample + 1, other.max_tokens, other.token_ids,
+        )  # fmt: skip
+
+
+def _forward(futures: Mapping[int, asyncio.Future[GenerationOutput]], call: _Call) -> None:
+    """Gives a sample, or what became of it, to the call that waits for it."""
+
+    def done(future: asyncio.Future[GenerationOutput]) -> None:
+        if call.output.done():
+            return
+        if future.cancelled():
+            call.output.cancel()
+        elif (error := future.exception()) is not None:
+            call.output.set_exception(error)
+        else:
+            call.output.set_result(future.result())
+
+    futures[call.sample].add_done_callback(done)
+
+
+class SampleGenerate:
+    """Satisfies `rlsdk.interfaces.Generate` for one sample of a group."""
+
+    def __init__(self, requests: GroupRequests, sample: int) -> None:
+        self._requests = requests
+        self._sample = sample
+        self._turn = 0
+        self.sampling = requests.task.sampling
+        self.max_model_tokens = requests.max_model_tokens
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
+        """See `Generate`.
+
+        Raises:
+            ConfigError: there is no room for another token.
+        """
+        room = self.max_model_tokens - len(token_ids)
+        if not token_ids or room < 1:
+            raise ConfigError(
+                f"generate was called with {len(token_ids)} tokens; expected 1 to {self.max_model_tokens - 1}, fewer "
+                "than rollout.max_model_tokens"
+            )
+        wanted = self.sampling.max_tokens if max_tokens is None else max_tokens
+        call = _Call(
+            sample=self._sample,
+            turn=self._turn,
+            token_ids=tuple(token_ids),
+            max_tokens=min(wanted, room),
+            output=asyncio.get_running_loop().create_future(),
+        )
+        self._turn += 1
+        output = await self._requests.generate(call)
+        span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
+        return Turn(span=span, finish_reason=output.finish_reason)
+
+    def text(self, turn: Turn) -> str:
+        """See `Generate`."""
+        return self.decode(without_stop(turn.span.token_ids.tolist(), self.sampling.stop_token_ids))
+
+    def encode(self, text: str) -> list[int]:
+        """See `Generate`."""
+        return self._requests.codec.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Generate`."""
+        return self._requests.codec.decode(token_ids)
+
+
+def without_stop(token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sequence[int]:
+    """A response without the token that ended it."""
+    return token_ids[:-1] if len(token_ids) and token_ids[-1] in stop_token_ids else token_ids

@@ -1,0 +1,206 @@
+"""Stages out of a configuration: the one place that takes the whole of it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import RunConfig
+from rlsdk.data import Prompt, PromptDataset, PromptStream
+from rlsdk.interfaces import SamplingParams, SyncReport
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
+from rlsdk.trainer.evaluation import Evaluation
+from rlsdk.trainer.grading import RewardGrader, start_rewards
+from rlsdk.trainer.parts import (
+    build_callbacks,
+    build_objective,
+    build_rollouter,
+    build_trackers,
+    load_run_tokenizer,
+    sampling_params,
+)
+from rlsdk.trainer.phases import RolloutPhase
+from rlsdk.trainer.policy import PolicyLearner, PolicyOptions
+from rlsdk.trainer.prompts import load_prompts
+from rlsdk.trainer.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.rl import RlOptions, RlStage
+from rlsdk.trainer.sampler import Draw
+from rlsdk.trainer.sft import CHECKPOINTS, SftStage, answer_encoder
+from rlsdk.trainer.source import GroupSource
+from rlsdk.trainer.stage import RunOutput, StageSettings
+from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.text import TokenCodec
+
+if TYPE_CHECKING:
+    from rlsdk.rewards import RewardRunner
+    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.session import RlSession, Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materials:
+    """What can be made, and can fail, before a worker exists. Nothing in it owns a device."""
+
+    tokenizer: Any
+    train_prompts: PromptDataset
+    eval_prompts: Sequence[Prompt]
+    rewards: RewardRunner | None
+    """None where nothing is graded."""
+    sampling: SamplingParams
+    """Of training."""
+    output: RunOutput
+
+    def close(self) -> None:
+        if self.rewards is not None:
+            self.rewards.close()
+        self.output.close()
+
+
+def build_materials(
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    view: RunView,
+    *,
+    rewarded: bool = True,
+    held_out: bool | None = None,
+) -> Materials:
+    """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
+
+    `held_out` as in `load_prompts`.
+    """
+    rewards = None
+    if rewarded:
+        rewards = start_rewards(config.rewards, config.reward_limits, registry, run_dir / "logs")
+    tokenizer = load_run_tokenizer(config.model)
+    train, evaluation = load_prompts(config, registry, tokenizer, view, held_out=held_out)
+    return Materials(
+        tokenizer=tokenizer,
+        train_prompts=train,
+        eval_prompts=list(evaluation or ()),
+        rewards=rewards,
+        sampling=sampling_params(config.rollout, tokenizer),
+        output=RunOutput(
+            run_dir=run_dir,
+            view=view,
+            trackers=build_trackers(config, registry, run_dir),
+            callbacks=build_callbacks(config.trainer.callbacks, registry),
+        ),
+    )
+
+
+def open_stream(
+    config: RunConfig, registry: Registry, group: CallsRanks, tokenizer: Any, rewards: RewardRunner | None
+) -> RolloutStream:
+    """The stream over all replicas of a rollout group."""
+    rollout = config.rollout
+    return RolloutStream(
+        replicas_of(group, backend=rollout.backend, max_running=rollout.max_running_samples),
+        TokenCodec(tokenizer),
+        StreamOptions(
+            rollout=build_rollouter(rollout.rollouter, registry),
+            rollout_options=rollout.rollouter_options,
+            max_model_tokens=config.max_model_tokens,
+            progress_s=config.deadlines.rollout_s,
+        ),
+        grader=None if rewards is None else RewardGrader(rewards),
+    )
+
+
+def evaluation_of(config: RunConfig, materials: Materials, stream: RolloutStream) -> Evaluation | None:
+    """None where there are no evaluation prompts."""
+    if not materials.eval_prompts:
+        return None
+    return Evaluation(
+        stream=stream,
+        prompts=materials.eval_prompts,
+        sampling=materials.sampling,
+        config=config.eval,
+        reward_names=[reward.name for reward in config.rewards],
+        seed=config.trainer.seed,
+    )
+
+
+def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: RlSession) -> RlStage:
+    """Reinforcement learning on a running session."""
+    trainer, view = config.trainer, materials.output.view
+    stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards)
+    state = TrainerState()
+
+    def enter() -> AbstractContextManager[SyncReport | None]:
+        return session.manager.rollout_phase(state.policy_version)
+
+    phase = RolloutPhase(enter, stream, view)
+    draw = Draw(source="train", num_samples=trainer.samples_per_prompt, sampling=materials.sampling)
+    source = GroupSource(
+        stream,
+        PromptStream(materials.train_prompts, seed=trainer.seed, shuffle=config.data.shuffle),
+        draw,
+        groups_per_step=trainer.prompts_per_step,
+        steps=trainer.steps,
+        seed=trainer.seed,
+        publish=phase.publish,
+    )
+    return RlStage(
+        source,
+        PolicyLearner(session, _policy_options(config, registry), view),
+        phase,
+        evaluation_of(config, materials, stream),
+        materials.output,
+        RlOptions(
+            temperature=config.rollout.temperature,
+            reward_names=[reward.name for reward in config.rewards],
+            max_failure_share=config.reward_limits.max_failure_share,
+            eval_every=config.eval.every_steps,
+            eval_at_start=config.eval.at_start,
+            shown_samples=config.tracking.samples_per_step,
+        ),
+        StageSettings(
+            steps=trainer.steps,
+            save_every=trainer.save_every_steps,
+            saves_last=True,
+            folder="checkpoints",
+            exports=True,
+        ),
+        state,
+    )
+
+
+def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftStage:
+    """Supervised training on a running session, whose actor has the optimizer of it."""
+    order = request_seed(config.trainer.seed, "sft")
+    return SftStage(
+        session,
+        PromptStream(materials.train_prompts, seed=order, shuffle=config.data.shuffle),
+        answer_encoder(materials.tokenizer, config.sft.answer_template, materials.sampling.max_tokens),
+        RunOutput(run_dir=materials.output.run_dir, view=materials.output.view, trackers=materials.output.trackers),
+        StageSettings(
+            steps=config.sft.steps,
+            save_every=config.sft.save_every_steps,
+            saves_last=False,
+            folder=CHECKPOINTS,
+            exports=False,
+        ),
+        rows_per_step=config.sft.rows_per_step,
+        update_timeout_s=config.deadlines.update_s,
+    )
+
+
+def _policy_options(config: RunConfig, registry: Registry) -> PolicyOptions:
+    trainer = config.trainer
+    return PolicyOptions(
+        algorithm=config.algorithm,
+        advantage=registry.function(ComponentKind.ADVANTAGE, config.algorithm.advantage),
+        objective=build_objective(config.algorithm, registry),
+        updates_per_step=trainer.updates_per_step,
+        epochs_per_step=trainer.epochs_per_step,
+        seed=trainer.seed,
+        max_response_tokens=config.rollout.max_response_tokens,
+        update_timeout_s=config.deadlines.update_s,
+        parity_threshold=trainer.parity_threshold,
+        parity_is_error=trainer.parity_action == "error",
+    )

@@ -1,0 +1,63 @@
+"""Serving the policy: brings the current weights to the replicas, and keeps account of the time that takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from rlsdk.interfaces import SyncReport
+from rlsdk.rollouts import RolloutStream
+from rlsdk.trainer.events import RunView
+from rlsdk.trainer.metrics import StepClock
+
+Enter = Callable[[], AbstractContextManager[SyncReport | None]]
+"""Swaps to the inference layout: on entry every replica serves the current weights."""
+
+
+class RolloutPhase:
+    """Entered by the schedule's `Publish`, or for an evaluation; left before anything is trained."""
+
+    def __init__(self, enter: Enter, stream: RolloutStream, view: RunView) -> None:
+        self._enter = enter
+        self._stream = stream
+        self._view = view
+        self._stack = ExitStack()
+        self.last_report: SyncReport | None = None
+        self._clock = StepClock()
+
+    @contextmanager
+    def clocked(self, clock: StepClock) -> Iterator[None]:
+        """Seconds of a step: swapping in and out is `sync`; what passes until the last sample is there is `rollout`,
+        what passes then until it is graded is `reward`."""
+        self._clock = clock
+        try:
+            with clock.measure("rollout"):
+                yield
+                clock.move("rollout", "reward", self._stream.seconds_since_last_sample())
+        finally:
+            with clock.measure("sync"):
+                self.leave()
+
+    def publish(self) -> None:
+        """Brings the current weights to every replica."""
+        start = time.perf_counter()
+        self.leave()
+        self.last_report = self._stack.enter_context(self._enter())
+        self._clock.move("rollout", "sync", time.perf_counter() - start)
+        if self.last_report is not None:
+            self._view.synced(self.last_report)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """The replicas serve the current weights inside."""
+        self._clock = StepClock()
+        self.publish()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Gives the devices back to training."""
+        self._stack.close()

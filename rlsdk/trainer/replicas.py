@@ -1,0 +1,52 @@
+"""The ranks of a rollout group as replicas of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlsdk.interfaces import GenerationRequest
+from rlsdk.rollouts import Collected
+
+
+class CallsRanks(Protocol):
+    """A worker group, as far as replicas need it."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def future(self, rank: int, method: str, *args: Any) -> Future[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReplica:
+    """Satisfies `rlsdk.rollouts.Replica`."""
+
+    group: CallsRanks
+    rank: int
+    name: str
+    max_running: int
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        await self._call("submit_requests", requests)
+
+    async def collect(self, wait_s: float) -> Collected:
+        found: Collected = await self._call("collect", wait_s)
+        return found
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._call("abort", request_ids)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        return await asyncio.wrap_future(self.group.future(self.rank, method, *args))
+
+
+def replicas_of(group: CallsRanks, *, backend: str, max_running: int) -> list[GroupReplica]:
+    """One per rank."""
+    return [
+        GroupReplica(group=group, rank=rank, name=f"replica {rank} of {backend!r}", max_running=max_running)
+        for rank in range(group.world_size)
+    ]

@@ -1,0 +1,172 @@
+"""Reinforcement learning as a stage: groups from the stream, updates of the actor, evaluations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.interfaces import Batch, SyncReport
+from rlsdk.rollouts import Group, make_batch
+from rlsdk.trainer.evaluation import Evaluation
+from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
+from rlsdk.trainer.hosts import MiniBatchResult
+from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
+from rlsdk.trainer.phases import RolloutPhase
+from rlsdk.trainer.policy import PolicyLearner
+from rlsdk.trainer.samples import shown_samples
+from rlsdk.trainer.source import GroupSource
+from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
+from rlsdk.trainer.state import TrainerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlOptions:
+    """What a step reports, and when it is measured."""
+
+    temperature: float
+    reward_names: Sequence[str]
+    max_failure_share: float
+    """Of a step's samples without a score; more end the run."""
+    eval_every: int | None
+    eval_at_start: bool
+    shown_samples: int
+    """Logged with their text, each step."""
+
+
+class RlStage(Stage):
+    """One step: the groups that the schedule gives, then what the learner makes of them."""
+
+    def __init__(
+        self,
+        source: GroupSource,
+        learner: PolicyLearner,
+        phase: RolloutPhase,
+        evaluation: Evaluation | None,
+        output: RunOutput,
+        options: RlOptions,
+        settings: StageSettings,
+        state: TrainerState,
+    ) -> None:
+        """`state` is shared with `phase`, which brings its policy version to the replicas."""
+        self.source = source
+        self.learner = learner
+        self.phase = phase
+        self.evaluation = evaluation
+        self.output = output
+        self.options = options
+        self.settings = settings
+        self.state = state
+        self.first_eval: Mapping[str, float] | None = None
+        self.last_eval: Mapping[str, float] = {}
+
+    def begin(self) -> None:
+        if self.step == 0 and self.options.eval_at_start and self.options.eval_every is not None:
+            self.evaluate()
+
+    def advance(self) -> Mapping[str, float]:
+        clock = StepClock()
+        groups = self.collect(clock)
+        summary = GradeSummary.of(grades_in(groups), self.options.reward_names)
+        self.state.count_failures(summary.failures)
+        check_failures(summary, self.options.max_failure_share, self.output.view)
+        batch = make_batch(groups, temperature=self.options.temperature)
+        batch, results = self.learner.learn(batch, self.step, clock)
+        for result in results:
+            self.state.count_update(result.step)
+        self.state.count_batch(batch)
+        self.source.updated()
+        self.step += 1
+        metrics = self._metrics(groups, batch, summary, results, clock)
+        self._report(metrics, groups, batch)
+        self._check_parity(metrics)
+        return metrics
+
+    def collect(self, clock: StepClock) -> list[Group]:
+        """The groups of the next step. What they wait for after the last sample is counted as time of the rewards."""
+        with self.output.view.phase("rollout"), self.phase.clocked(clock):
+            return self.source.next()
+
+    def measure(self, *, last: bool) -> None:
+        every = self.options.eval_every
+        if every is not None and (last or self.step % every == 0):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Figures of the current weights on held-out prompts."""
+        if self.evaluation is None:
+            return
+        start = time.perf_counter()
+        with self.output.view.phase("eval"), self.phase.serving():
+            metrics = self.evaluation.run()
+        for text in self.evaluation.notices:
+            self.output.view.notice(text)
+        metrics["time/eval_s"] = time.perf_counter() - start
+        self.output.track(self.step, metrics)
+        self.output.view.evaluated(self.step, metrics)
+        self.last_eval = metrics
+        if self.first_eval is None:
+            self.first_eval = metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "trainer": {"step": self.step, **self.state.dump()},
+            "prompts": dict(self.source.state_dict()),
+            "first_eval": self.first_eval,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = dict(state["trainer"])
+        self.step = int(saved.pop("step"))
+        self.state.restore(saved)
+        self.source.load_state_dict(state["prompts"], step=self.step)
+        self.first_eval = state["first_eval"]
+
+    def close(self) -> None:
+        self.source.close()
+
+    def _metrics(
+        self,
+        groups: Sequence[Group],
+        batch: Batch,
+        summary: GradeSummary,
+        results: Sequence[MiniBatchResult],
+        clock: StepClock,
+    ) -> dict[str, float]:
+        report: SyncReport | None = self.phase.last_report
+        synced = {} if report is None else {
+            "sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes),
+        }  # fmt: skip
+        metrics = {
+            **batch_metrics(batch, summary),
+            **rollout_info(groups),
+            **update_metrics(results),
+            "policy/version": float(self.state.policy_version),
+            "data/epoch": float(self.source.epoch),
+            **synced,
+            **clock.metrics(),
+        }
+        metrics["throughput/tokens_per_s"] = batch.num_tokens / metrics["time/step_s"]
+        return metrics
+
+    def _report(self, metrics: Mapping[str, float], groups: Sequence[Group], batch: Batch) -> None:
+        samples = shown_samples(groups, batch, self.options.shown_samples)
+        self.output.track(self.step, metrics, samples)
+        self.output.view.step(self.step, self.settings.steps, metrics)
+        self.output.view.samples(self.step, samples)
+
+    def _check_parity(self, metrics: Mapping[str, float]) -> None:
+        if "parity/log_prob_diff_mean" in metrics:
+            self.learner.check_difference(metrics["parity/log_prob_diff_mean"], metrics["parity/log_prob_diff_max"])
+
+
+def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean over a step of each number that trajectories carry; a sample that lacks it is left out."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for sample in group.samples:
+            if sample.trajectory is not None:
+                for name, value in sample.trajectory.info.items():
+                    values.setdefault(name, []).append(float(value))
+    return {f"rollout/{name}": sum(found) / len(found) for name, found in values.items()}

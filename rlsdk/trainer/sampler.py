@@ -1,0 +1,41 @@
+"""Prompts to groups, through the stream: for training, evaluation and `rlsdk generate` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlsdk.data import Prompt
+from rlsdk.interfaces import PromptView, SamplingParams
+from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How groups of one kind are sampled."""
+
+    source: str
+    """Of their ids: `train`, or the name of an evaluation."""
+    num_samples: int
+    sampling: SamplingParams
+
+
+def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tuple[int | str, ...]) -> GroupTask:
+    """What the stream is asked for."""
+    return GroupTask(
+        id=GroupId(source=draw.source, epoch=epoch, index=prompt.index),
+        ordinal=ordinal,
+        prompt=PromptView(prompt_ids=prompt.prompt_ids, text=prompt.text, answer=prompt.answer, row=prompt.row),
+        num_samples=draw.num_samples,
+        sampling=draw.sampling,
+        seed=seed,
+    )
+
+
+def sample_all(
+    stream: RolloutStream, prompts: Sequence[Prompt], draw: Draw, *, seed: tuple[int | str, ...]
+) -> list[Group]:
+    """A group for each prompt, in order; waits for all. The same seed gives the same samples under the same weights."""
+    stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
+    found: Mapping[int, Group] = {group.task.ordinal: group for group in (stream.take() for _ in prompts)}
+    return [found[at] for at in range(len(prompts))]

@@ -1,0 +1,82 @@
+"""A stage of a run: what its steps are. The loop, the checkpoints and the resume are `Trainer`'s, for every stage."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import StepCallback, Tracker
+from rlsdk.trainer.events import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings:
+    """How long a stage goes on, and what it leaves behind."""
+
+    steps: int
+    """Steps of the whole stage, those before a resume included."""
+    save_every: int | None
+    """Steps between checkpoints; None: none at all."""
+    saves_last: bool
+    """Also when the last step is done. A stop saves in any case."""
+    folder: str
+    """Of the run's folder: where its checkpoints are."""
+    exports: bool
+    """A checkpoint holds the model in Hugging Face form, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutput:
+    """Where a run's numbers go."""
+
+    run_dir: Path
+    view: RunView
+    trackers: Sequence[Tracker] = ()
+    callbacks: Sequence[StepCallback] = ()
+
+    def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
+        """To every tracker."""
+        for tracker in self.trackers:
+            tracker.log(step, metrics)
+            if samples:
+                tracker.log_samples(step, samples)
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
+
+class Stage(ABC):
+    """Steps of one kind: reinforcement learning, supervised training, a reward model, preferences."""
+
+    settings: StageSettings
+    step: int = 0
+    """Steps that are done."""
+
+    def begin(self) -> None:  # noqa: B027 - a working default
+        """Before the first step of this process, resumed or not."""
+
+    @abstractmethod
+    def advance(self) -> Mapping[str, float]:
+        """One step: reports it, adds one to `step`, and returns its metrics."""
+
+    def measure(self, *, last: bool) -> None:  # noqa: B027 - a working default
+        """Behind a step, before it is saved: evaluations that are due."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs besides the engines' own state: JSON types."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to where `state` was taken, `step` included.
+
+        Raises:
+            CheckpointError: it is of other data, or of another version of rlsdk.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a working default
+        """Frees what the stage started."""

@@ -1,0 +1,30 @@
+"""Between token ids and text, with the policy's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TokenCodec:
+    """Satisfies `rlsdk.rollouts.Codec`. Special tokens are shown in what is decoded, and are text in what is encoded:
+    left out, they would make a response that a model spoilt with them look right."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.decode_all([token_ids])[0]
+
+    def decode_all(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+        rows = [list(map(int, ids)) for ids in token_ids]
+        if self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces:
+            # What `batch_decode` does in the end; row by row it costs ten times as much.
+            texts: list[str] = self._tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=False)
+        else:
+            texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in rows]
+        return texts
