@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"interfaces", "registry"},
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
+    "rollouts": {"interfaces"},
     "data": {"interfaces"},
     "rewards": {"interfaces", "registry"},
     "sharding": {"interfaces", "kit"},

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rlsdk.interfaces import DeadlineError, GenerationOutput, GenerationRequest, WorkerError
+from rlsdk.interfaces import DeadlineError, GenerationOutput, GenerationRequest, RlsdkError, WorkerError
 from rlsdk.rollouts.pump import Collected
 
 LOOK_S = 0.5
@@ -296,7 +296,8 @@ def _reissued(flight: _Flight) -> list[_Flight]:
 
 
 def _fail(flight: _Flight, error: BaseException) -> None:
+    """What is not one of rlsdk's errors is made one: it must not pass for a fault of the rollouter that waits."""
+    shown = error if isinstance(error, RlsdkError) else WorkerError(f"{type(error).__name__}: {error}")
     for future in flight.samples.values():
         if not future.done():
-            wrapped = error if isinstance(error, Exception) else WorkerError(str(error))
-            future.set_exception(wrapped)
+            future.set_exception(shown)

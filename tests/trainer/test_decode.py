@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.kit.tokenizers import write_byte_tokenizer, write_char_tokenizer
-from rlsdk.trainer.parts import decode
+from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.trainer.text import TokenCodec
 
 IDS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5)
 
@@ -30,4 +31,4 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_it_is_what_the_tokenizer_decodes_row_by_row(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> None:
     eos = tokenizer.eos_token_id
     expected = [tokenizer.decode(row[:-1] if row and row[-1] == eos else row) for row in rows]
-    assert decode(tokenizer, rows, (eos,)) == expected
+    assert TokenCodec(tokenizer).decode_all([without_stop(row, (eos,)) for row in rows]) == expected

@@ -1,68 +1,13 @@
-"""From prompts and samples to the batch: nothing lost, nothing swapped, nothing drawn from hidden state."""
+"""Cutting and weighing rows: nothing lost, nothing swapped, nothing drawn from hidden state."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
-from rlsdk.trainer.experience import (
-    cut_mini_batches,
-    make_batch,
-    make_requests,
-    make_sft_batch,
-    request_seed,
-    scatter_loss_weights,
-)
-from rlsdk.trainer.hosts import Samples
-
-TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=6)
-
-
-def output(request: GenerationRequest, index: int, tokens: list[int]) -> GenerationOutput:
-    return GenerationOutput(
-        request_id=request.request_id,
-        sample_index=index,
-        token_ids=np.array(tokens, np.int64),
-        log_probs=-np.array(tokens, np.float32),
-        finish_reason=FinishReason.LENGTH if len(tokens) == 6 else FinishReason.STOP,
-        versions=(VersionRun(len(tokens), len(tokens)),),
-    )
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[list[list[int]]], list[list[int]]]:
-    """Prompts, responses by prompt, and a share of the prompts for each of some replicas."""
-    prompts = draw(st.lists(TOKENS, min_size=1, max_size=6))
-    n = draw(st.integers(1, 3))
-    responses = [draw(st.lists(TOKENS, min_size=n, max_size=n)) for _ in prompts]
-    owner = [draw(st.integers(0, 2)) for _ in prompts]
-    return prompts, responses, [[at for at, o in enumerate(owner) if o == r] for r in range(3)]
-
-
-@given(steps(), st.randoms())
-def test_rows_hold_their_own_prompt_and_response_whoever_finished_first(step, random) -> None:  # type: ignore[no-untyped-def]
-    prompts, responses, shares = step
-    requests = make_requests(prompts, SamplingParams(), n=len(responses[0]), seed=(0,))
-    parts = []
-    for share in shares:
-        outputs = [output(requests[at], i, r) for at in share for i, r in enumerate(responses[at])]
-        random.shuffle(outputs)
-        parts.append(Samples.pack([requests[at] for at in share], outputs))
-    batch = make_batch(prompts, Samples.merge(parts, shares), temperature=0.5).validate()
-    expected = [(p, r) for p, group in zip(prompts, responses, strict=True) for r in group]
-    assert batch.num_rows == len(expected)
-    for row, (prompt, response) in enumerate(expected):
-        one = batch.select([row])
-        assert one["input_ids"].tolist() == prompt + response
-        assert one["response_mask"].tolist() == [False] * len(prompt) + [True] * len(response)
-        assert one["rollout_log_probs"].tolist() == [0.0] * len(prompt) + [-float(t) for t in response]
-        assert one["policy_version"].item() == len(response)
-        assert one["truncated"].item() == (len(response) == 6)
-    assert batch["uid"].tolist() == [at for at, group in enumerate(responses) for _ in group]
-    assert batch.temperature == 0.5
+from rlsdk.rollouts import request_seed
+from rlsdk.trainer.experience import cut_mini_batches, make_sft_batch, scatter_loss_weights
 
 
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(0, 5))

@@ -1,0 +1,163 @@
+"""The stream: groups in, groups out; samples are graded as they come, and a rollouter's fault costs its own sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeReplica, LengthGrader, LetterCodec, tokens_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlsdk.interfaces import (
+    BatchError,
+    Generate,
+    GenerationRequest,
+    PromptView,
+    SamplingParams,
+    Span,
+    Trajectory,
+    WorkerError,
+)
+from rlsdk.rollouts import (
+    Group,
+    GroupId,
+    GroupTask,
+    RolloutStream,
+    StreamOptions,
+    make_batch,
+    request_seed,
+    single_turn,
+)
+
+SAMPLING = SamplingParams(max_tokens=6)
+
+
+def task(at: int, n: int = 3) -> GroupTask:
+    return GroupTask(
+        id=GroupId(source="train", epoch=0, index=at),
+        ordinal=at,
+        prompt=PromptView(prompt_ids=(at + 1, 7), text=f"prompt {at}", answer=None, row={}),
+        num_samples=n,
+        sampling=SAMPLING,
+        seed=(0, "train", 0, at),
+    )
+
+
+def run(tasks: Sequence[GroupTask], rollout: Any = single_turn, **more: Any) -> list[Group]:
+    """Groups by ordinal."""
+    replicas = more.pop("replicas", None) or [FakeReplica(), FakeReplica(delay=3)]
+    stream = RolloutStream(
+        replicas, LetterCodec(), StreamOptions(rollout=rollout, max_model_tokens=40), grader=more.pop("grader", None)
+    )
+    try:
+        stream.start(tasks)
+        return sorted((stream.take(10) for _ in tasks), key=lambda group: group.task.ordinal)
+    finally:
+        stream.close()
+
+
+@settings(max_examples=20)
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_a_batch_holds_every_sample_in_order_with_its_own_prompt(counts: list[int]) -> None:
+    groups = run([task(at, n) for at, n in enumerate(counts)], grader=LengthGrader())
+    batch = make_batch(groups, temperature=0.5).validate()
+    assert batch["uid"].tolist() == [at for at, n in enumerate(counts) for _ in range(n)]
+    assert batch.temperature == 0.5
+    row = 0
+    for at, n in enumerate(counts):
+        request = GenerationRequest(
+            request_id="", prompt_ids=(at + 1, 7),
+            sampling=SamplingParams(max_tokens=6, seed=request_seed(0, "train", 0, at)),
+        )  # fmt: skip
+        for index in range(n):
+            response = tokens_of(request, index)
+            one = batch.select([row])
+            assert one["input_ids"].tolist() == [at + 1, 7, *response]
+            assert one["response_mask"].tolist() == [False] * 2 + [True] * len(response)
+            assert one["rollout_log_probs"].tolist() == [0.0] * 2 + [-float(t) for t in response]
+            assert one["token_versions"].tolist() == [-1] * 2 + [0] * len(response)
+            assert one["truncated"].item() == (len(response) == 6)
+            assert one["scores"].item() == len(response)
+            row += 1
+
+
+def test_the_samples_of_a_group_are_one_request() -> None:
+    replica = FakeReplica()
+    run([task(0, 8), task(1, 5)], replicas=[replica])
+    assert [(r.n, r.first_sample) for r in replica.requests] == [(8, 0), (5, 0)]
+
+
+def test_samples_are_graded_as_they_come_and_not_after_the_last() -> None:
+    grader = LengthGrader()
+    run([task(at) for at in range(5)], replicas=[FakeReplica()], grader=grader)
+    assert sum(grader.calls) == 15
+    assert max(grader.calls) == 1  # the replica finishes one at a time
+
+
+async def two_turns(prompt: PromptView, generate: Generate) -> Trajectory:
+    """Answers, hears a word, answers again: as a tool would be used."""
+    first = await generate(prompt.prompt_ids)
+    spans = [Span.given(prompt.prompt_ids), first.span, Span.given(generate.encode("ok"))]
+    ids = [int(token) for span in spans for token in span.token_ids]
+    second = await generate(ids, max_tokens=3)
+    return Trajectory(spans=(*spans, second.span), finish_reason=second.finish_reason, info={"turns": 2.0})
+
+
+def test_tool_tokens_are_in_the_batch_and_off_the_mask_with_exact_ids_from_turn_to_turn() -> None:
+    replica = FakeReplica()
+    groups = run([task(0, 4)], two_turns, replicas=[replica])
+    batch = make_batch(groups, temperature=1.0).validate()
+    by_sample = {r.first_sample: r for r in replica.requests if len(r.prompt_ids) > 2}
+    for row, sample in enumerate(groups[0].samples):
+        assert sample.trajectory is not None
+        prompt, first, tool, second = sample.trajectory.spans
+        one = batch.select([row])
+        expected = np.concatenate([prompt.token_ids, first.token_ids, tool.token_ids, second.token_ids])
+        assert one["input_ids"].tolist() == expected.tolist()
+        mask = [False] * 2 + [True] * len(first) + [False] * 2 + [True] * len(second)
+        assert one["response_mask"].tolist() == mask
+        assert one["rollout_log_probs"][~one["response_mask"]].tolist() == [0.0] * 4
+        # What the engine saw in the second turn are the very ids of the first.
+        assert by_sample[row].prompt_ids == tuple(expected[: len(expected) - len(second)].tolist())
+        assert by_sample[row].sampling.max_tokens == 3
+    assert len({r.sampling.seed for r in replica.requests}) == 2  # one for each turn; samples differ by their index
+
+
+async def fails_on_odd(prompt: PromptView, generate: Generate) -> Trajectory:
+    if prompt.prompt_ids[0] % 2:
+        raise ValueError("odd")
+    return await single_turn(prompt, generate)
+
+
+def test_a_rollouter_that_raises_costs_its_own_samples() -> None:
+    groups = run([task(0), task(1)], fails_on_odd, grader=LengthGrader())
+    assert [sample.trajectory is None for group in groups for sample in group.samples] == [True] * 3 + [False] * 3
+    failure = groups[0].samples[0].grade.failures[0]
+    assert (failure.kind, failure.source, failure.message) == ("exception", "rollout", "ValueError: odd")
+    assert not groups[0].samples[0].grade.valid
+    assert make_batch(groups, temperature=1.0).num_rows == 3
+
+
+def test_a_trajectory_begins_with_its_prompt() -> None:
+    with pytest.raises(BatchError, match="begins with a span that was given"):
+        Trajectory(spans=(), finish_reason=None)  # type: ignore[arg-type]
+
+
+def test_a_dead_cluster_is_an_error_of_take_and_close_ends_what_is_under_way() -> None:
+    stream = RolloutStream(
+        [FakeReplica(dies_after=0)], LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40)
+    )
+    stream.start([task(0)])
+    with pytest.raises(WorkerError, match="is gone"):
+        stream.take(10)
+    stream.close()
+    slow = FakeReplica(delay=10**6)
+    stream = RolloutStream([slow], LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40))
+    stream.start([task(0)])
+    while not slow.requests:
+        pass
+    stream.close()
+    assert slow.aborted
