@@ -239,7 +239,7 @@ def start_rewards(config: RunConfig, registry: Registry, run_dir: Path) -> Rewar
     limits = RewardLimits(timeout_s=config.reward_limits.timeout_s, memory_mb=config.reward_limits.memory_mb)
     workers = config.reward_limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2))
     logs = run_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     runner = RewardRunner(resolve_rewards(config, registry), limits, num_workers=workers, log_path=logs / "rewards.log")
     runner.start()
     return runner
