@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     from rlsdk.trainer.parts import load_prompts, load_run_tokenizer, sampling_params
     from rlsdk.trainer.session import resolve_device
 
-    config, registry = _config(path, args)
+    config, registry = _config(path, args, sections=("model", "data", "rollout", "placement"))
     tokenizer = load_run_tokenizer(config)
     shown: list[tuple[str, str | None, Sequence[int]]]
     if prompts:
@@ -65,11 +65,17 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
         output.write_text(json.dumps(metrics, indent=1))
 
 
-def _config(path: Path, args: Sequence[str]) -> tuple[RunConfig, Registry]:
-    """The configuration that the model was trained with, where there is one, then the flags; no trackers."""
+def _config(path: Path, args: Sequence[str], sections: Collection[str] | None = None) -> tuple[RunConfig, Registry]:
+    """The configuration that the model was trained with, where there is one, then the flags; no trackers.
+
+    Args:
+        path: of a run, a checkpoint or a model.
+        args: as typed.
+        sections: of the configuration that the command acts on; None: all.
+    """
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
     source = find_model(path)
     flags = [*args, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
-    return load_config([source.config] if source.config else [], flags, registry), registry
+    return load_config([source.config] if source.config else [], flags, registry, sections=sections), registry
