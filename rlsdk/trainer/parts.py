@@ -39,6 +39,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
+from rlsdk.trainer.checkpoint import step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,9 +256,16 @@ def load_run_tokenizer(config: RunConfig) -> Any:
 
 
 def build_parts(
-    config: RunConfig, registry: Registry, run_dir: Path, view: RunView, *, rewarded: bool = True
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    view: RunView,
+    *,
+    rewarded: bool = True,
+    resume: Path | None = None,
 ) -> RunParts:
-    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward."""
+    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward; `resume`
+    is the checkpoint that the run goes on from."""
     rewards = start_rewards(config, registry, run_dir) if rewarded else None
     tokenizer = load_run_tokenizer(config)
     train, evaluation = load_prompts(config, registry, tokenizer, view)
@@ -279,7 +287,7 @@ def build_parts(
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=algorithm.entropy_coef,
         ),
-        trackers=build_trackers(config, registry, run_dir),
+        trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
         callbacks=[registry.function(ComponentKind.CALLBACK, name) for name in config.trainer.callbacks],
     )
 
@@ -300,7 +308,9 @@ def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
     )
 
 
-def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list[Tracker]:
+def build_trackers(
+    config: RunConfig, registry: Registry, run_dir: Path, resume_step: int | None = None
+) -> list[Tracker]:
     return [
         registry.component(ComponentKind.TRACKER, name)(
             TrackerContext(
@@ -308,6 +318,7 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
                 run_name=run_dir.name,
                 config=config.model_dump(mode="json"),
                 options=config.tracking.options.get(name, {}),
+                resume_step=resume_step,
             )
         )
         for name in config.tracking.trackers

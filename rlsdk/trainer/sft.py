@@ -15,7 +15,7 @@ from rlsdk.interfaces import DataError
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.experience import make_sft_batch, request_seed
 from rlsdk.trainer.metrics import StepClock
-from rlsdk.trainer.session import Session
+from rlsdk.trainer.session import Session, load_engine
 
 if TYPE_CHECKING:
     from rlsdk.data import Prompt
@@ -45,6 +45,7 @@ def train_supervised(
     *,
     resume: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
+    accept: Callable[[], None] = lambda: None,
 ) -> SftResult:
     """Runs `sft.steps` optimizer steps, each over `sft.rows_per_step` rows.
 
@@ -57,6 +58,7 @@ def train_supervised(
         view: is told of every step.
         resume: a whole checkpoint of this training, to go on from.
         stop: asked before every step; True saves and returns.
+        accept: called once engine and data have taken `resume`, before anything is written.
 
     Raises:
         DataError: a row has no answer to learn.
@@ -71,10 +73,11 @@ def train_supervised(
     done = 0
     if resume is not None:
         saved = read_state(resume)
-        session.actor.run("load_checkpoint", str(resume / "actor"))
+        load_engine(session.actor, resume)
         stream.load_state_dict(saved["prompts"])
         done, metrics = saved["step"], saved["metrics"]
         view.notice(f"supervised training resumed from {resume} at step {done}")
+    accept()
 
     def save(step: int) -> None:
         state = {"step": step, "prompts": stream.state_dict(), "metrics": metrics}
