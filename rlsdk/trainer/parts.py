@@ -36,7 +36,7 @@ from rlsdk.interfaces import (
     Tracker,
     TrackerContext,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
 from rlsdk.trainer.checkpoint import step_of
@@ -147,6 +147,8 @@ def prompt_format(config: RunConfig) -> PromptFormat:
         prompt_template=data.prompt_template,
         system_prompt=data.system_prompt,
         chat_template=data.chat_template,
+        chat_template_kwargs=dict(data.chat_template_kwargs),
+        allow_special_tokens=data.allow_special_tokens,
     )
 
 
@@ -293,9 +295,7 @@ def build_parts(
 
 
 def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
-    """How training samples are drawn; they end with the tokenizer's end-of-sequence token."""
-    if tokenizer.eos_token_id is None:
-        raise ConfigError("model.tokenizer: has no end-of-sequence token, so no response could ever end by itself")
+    """How training samples are drawn."""
     rollout = config.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
@@ -303,7 +303,9 @@ def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         min_p=rollout.min_p,
-        stop_token_ids=(int(tokenizer.eos_token_id),),
+        stop_token_ids=stop_token_ids(
+            tokenizer, config.model.path, rollout.stop_token_ids, revision=config.model.revision
+        ),
         stop_strings=rollout.stop_strings,
     )
 
