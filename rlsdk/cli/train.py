@@ -73,7 +73,8 @@ def run(args: Sequence[str]) -> None:
     resolved = resolve(args)
     config, registry, device = resolved.config, resolved.registry, resolved.device
 
-    from rlsdk.trainer.run import StopFlag, check_resume, make_run_dir, run_train
+    from rlsdk.trainer.run import StopFlag, run_train
+    from rlsdk.trainer.run_folder import check_resume, make_run_dir
 
     check_resume(config)
     run_dir = make_run_dir(config)

@@ -104,7 +104,10 @@ class RolloutConfig(Section):
     max_response_tokens: PositiveInt = 1024
     """Tokens, the stop token included; longer responses are cut and marked truncated."""
     stop_strings: tuple[str, ...] = empty_tuple()
-    """Texts that end a response, besides the end-of-sequence token."""
+    """Texts that end a response, besides the stop tokens."""
+    stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
+    """Tokens that end a response, as ids or as the tokenizer writes them; null: the tokenizer's end-of-sequence token
+    and those of the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
     `max_response_tokens`."""

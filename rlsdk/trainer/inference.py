@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, SamplingParams
-from rlsdk.trainer.checkpoint import CheckpointStore, faults
+from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
 from rlsdk.trainer.hosts import Samples
 from rlsdk.trainer.parts import decode
 from rlsdk.trainer.rollout import sample
@@ -40,6 +40,10 @@ def find_model(path: Path) -> ModelSource:
     if checkpoint is not None:
         if not (checkpoint / "model" / "config.json").is_file():
             raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
+        if problems := damage(checkpoint, "model"):
+            raise ConfigError(
+                f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"
+            )
         return ModelSource(model=checkpoint / "model", config=checkpoint / "config.yaml")
     if (path / "config.json").is_file():
         return ModelSource(model=path, config=None)

@@ -28,6 +28,7 @@ from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
 from rlsdk.trainer.parts import check_failures
 from rlsdk.trainer.rollout import sample
+from rlsdk.trainer.session import load_engine
 from rlsdk.trainer.state import TrainerState
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class Trainer:
     def restore(self, checkpoint: Path) -> None:
         """Goes on from a whole checkpoint."""
         saved = read_state(checkpoint)
-        self.session.actor.run("load_checkpoint", str(checkpoint / "actor"))
+        load_engine(self.session.actor, checkpoint)
         self.state = TrainerState.load(saved["trainer"])
         self.parts.prompts.load_state_dict(saved["prompts"])
         self.first_eval = saved["first_eval"]

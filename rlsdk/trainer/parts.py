@@ -36,9 +36,10 @@ from rlsdk.interfaces import (
     Tracker,
     TrackerContext,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
+from rlsdk.trainer.checkpoint import step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +147,8 @@ def prompt_format(config: RunConfig) -> PromptFormat:
         prompt_template=data.prompt_template,
         system_prompt=data.system_prompt,
         chat_template=data.chat_template,
+        chat_template_kwargs=dict(data.chat_template_kwargs),
+        allow_special_tokens=data.allow_special_tokens,
     )
 
 
@@ -255,9 +258,16 @@ def load_run_tokenizer(config: RunConfig) -> Any:
 
 
 def build_parts(
-    config: RunConfig, registry: Registry, run_dir: Path, view: RunView, *, rewarded: bool = True
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    view: RunView,
+    *,
+    rewarded: bool = True,
+    resume: Path | None = None,
 ) -> RunParts:
-    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward."""
+    """Everything that can be made, and can fail, before a worker exists. Supervised training needs no reward; `resume`
+    is the checkpoint that the run goes on from."""
     rewards = start_rewards(config, registry, run_dir) if rewarded else None
     tokenizer = load_run_tokenizer(config)
     train, evaluation = load_prompts(config, registry, tokenizer, view)
@@ -279,15 +289,13 @@ def build_parts(
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=algorithm.entropy_coef,
         ),
-        trackers=build_trackers(config, registry, run_dir),
+        trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
         callbacks=[registry.function(ComponentKind.CALLBACK, name) for name in config.trainer.callbacks],
     )
 
 
 def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
-    """How training samples are drawn; they end with the tokenizer's end-of-sequence token."""
-    if tokenizer.eos_token_id is None:
-        raise ConfigError("model.tokenizer: has no end-of-sequence token, so no response could ever end by itself")
+    """How training samples are drawn."""
     rollout = config.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
@@ -295,12 +303,16 @@ def sampling_params(config: RunConfig, tokenizer: Any) -> SamplingParams:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         min_p=rollout.min_p,
-        stop_token_ids=(int(tokenizer.eos_token_id),),
+        stop_token_ids=stop_token_ids(
+            tokenizer, config.model.path, rollout.stop_token_ids, revision=config.model.revision
+        ),
         stop_strings=rollout.stop_strings,
     )
 
 
-def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list[Tracker]:
+def build_trackers(
+    config: RunConfig, registry: Registry, run_dir: Path, resume_step: int | None = None
+) -> list[Tracker]:
     return [
         registry.component(ComponentKind.TRACKER, name)(
             TrackerContext(
@@ -308,6 +320,7 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
                 run_name=run_dir.name,
                 config=config.model_dump(mode="json"),
                 options=config.tracking.options.get(name, {}),
+                resume_step=resume_step,
             )
         )
         for name in config.tracking.trackers

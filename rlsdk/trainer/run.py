@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig, dump_config
-from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.checkpoint import CheckpointStore, faults
+from rlsdk.config import RunConfig
+from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.parts import RunParts, build_parts
+from rlsdk.trainer.run_folder import accept_config, find_checkpoint, run_lock
 from rlsdk.trainer.session import (
     RlSession,
     RoleGroup,
@@ -65,77 +65,6 @@ class StopFlag:
         return self.is_set
 
 
-def make_run_dir(config: RunConfig) -> Path:
-    """The run's folder: `run_dir/run_name`, or one named by date and time that no other run has."""
-    parent = Path(config.trainer.run_dir)
-    if config.trainer.run_name is not None:
-        folder = parent / config.trainer.run_name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder.resolve()
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder.resolve()
-    raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
-
-
-def find_checkpoint(config: RunConfig, run_dir: Path, folder: str = "checkpoints") -> Path | None:
-    """What the run resumes from: None to start afresh. `folder` is the one in a run that holds its checkpoints.
-
-    Raises:
-        CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one.
-    """
-    choice = config.trainer.resume
-    if choice == "never":
-        return None
-    if choice == "auto":
-        return CheckpointStore(run_dir / folder, config.trainer.keep_checkpoints).newest()
-    named = Path(choice)
-    if not faults(named):
-        return named
-    newest = CheckpointStore(named / folder, config.trainer.keep_checkpoints).newest()
-    if newest is None:
-        raise CheckpointError(
-            f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(named)[0]}) nor a run with one; "
-            f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'"
-        )
-    return newest
-
-
-def check_resume(config: RunConfig, folder: str = "checkpoints") -> None:
-    """Looks for a checkpoint that is named, before the run has a folder.
-
-    Raises:
-        ConfigError: as `find_checkpoint`.
-    """
-    if config.trainer.resume not in ("auto", "never"):
-        try:
-            find_checkpoint(config, Path(), folder)
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from None
-
-
-@contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Keeps a second process from writing into the same run's folder; gone with the process, however it ends."""
-    import fcntl
-
-    with (run_dir / ".lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"trainer.run_name: another process is writing to {str(run_dir)!r}; wait for it, or choose another name"
-            ) from error
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
-
-
 def run_train(
     config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
 ) -> RunResult:
@@ -144,17 +73,26 @@ def run_train(
 
     start = time.perf_counter()
     with run_lock(run_dir):
-        atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        checkpoint = find_checkpoint(config, run_dir)
+        checkpoint = find_checkpoint(config, run_dir, notice=view.notice)
+        half_way = None
+        if checkpoint is None and config.sft.steps > 0:
+            half_way = find_checkpoint(config, run_dir, CHECKPOINTS, view.notice)
+        resume = checkpoint or half_way
         with _prepared(
             config,
-            lambda: build_parts(config, registry, run_dir, view),
+            lambda: build_parts(config, registry, run_dir, view, resume=resume),
             lambda: start_cluster(config, registry, roles_of(config), device=device, run_dir=run_dir),
         ) as (parts, cluster):
-            session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
+
+            def accept() -> None:
+                accept_config(run_dir, config, checkpoint=resume, notice=view.notice)
+
+            start_rl = functools.partial(_rl_session, config, registry, cluster, parts, view, stop=stop, accept=accept)
+            session = start_rl(resuming=checkpoint is not None, half_way=half_way)
             trainer = Trainer(session, parts, view, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
+                accept()
                 view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
             trainer.fit()
             return _result(trainer, run_dir, start, stop)
@@ -180,19 +118,24 @@ def _rl_session(
     view: RunView,
     *,
     resuming: bool,
+    half_way: Path | None,
     stop: StopFlag,
+    accept: Callable[[], None],
 ) -> RlSession:
-    """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
+    """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start.
+
+    `accept` is called before anything of a run that does not resume RL is written."""
     main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
     warm_start = config.sft.steps > 0 and not resuming
     first = sft_optim_spec(config) if warm_start else main
     actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
     reference = parts.run_dir / "reference"
     if warm_start:
-        half_way = find_checkpoint(config, parts.run_dir, CHECKPOINTS)
         session = Session(config=config, cluster=cluster, actor=actor)
-        train_supervised(session, parts, view, resume=half_way, stop=stop)
+        train_supervised(session, parts, view, resume=half_way, stop=stop, accept=accept)
         actor.run("reset_optimizer", main)
+    elif not resuming:
+        accept()
     ref = None
     if "ref" in roles_of(config):
         if warm_start:
@@ -218,16 +161,16 @@ def run_sft(
     if config.sft.steps < 1:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
-        atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        half_way = find_checkpoint(config, run_dir, CHECKPOINTS)
+        half_way = find_checkpoint(config, run_dir, CHECKPOINTS, view.notice)
         with _prepared(
             config,
-            lambda: build_parts(config, registry, run_dir, view, rewarded=False),
+            lambda: build_parts(config, registry, run_dir, view, rewarded=False, resume=half_way),
             lambda: start_cluster(config, registry, ["actor"], device=device, run_dir=run_dir),
         ) as (parts, cluster):
             actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
             session = Session(config=config, cluster=cluster, actor=actor)
-            done = train_supervised(session, parts, view, resume=half_way, stop=stop)
+            accept = functools.partial(accept_config, run_dir, config, checkpoint=half_way, notice=view.notice)
+            done = train_supervised(session, parts, view, resume=half_way, stop=stop, accept=accept)
             export_model(actor, parts.tokenizer, run_dir / "model")
     seconds = time.perf_counter() - start
     return RunResult(

@@ -14,6 +14,7 @@ from rlsdk.config import OptimConfig, RunConfig, backend_options
 from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
+    CheckpointError,
     ConfigError,
     ModelSpec,
     OptimSpec,
@@ -24,6 +25,7 @@ from rlsdk.interfaces import (
     WeightLayout,
 )
 from rlsdk.sharding.transports import allowed_transports
+from rlsdk.trainer.checkpoint import older_whole
 from rlsdk.trainer.hosts import EngineOptions
 
 if TYPE_CHECKING:
@@ -279,6 +281,18 @@ def _role(
             error.add_note(f"{spec.kind} backend {spec.name!r} lives in {isolation.environment}")
         raise
     return RoleGroup(group=group, spec=spec)
+
+
+def load_engine(actor: RoleGroup, checkpoint: Path) -> None:
+    """Gives the engine its part of a checkpoint.
+
+    Raises:
+        CheckpointError: the engine refuses it; names the whole checkpoints beside it.
+    """
+    try:
+        actor.run("load_checkpoint", str(checkpoint / "actor"))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{older_whole(checkpoint)}") from error
 
 
 def sharding_manager(config: RunConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup) -> ShardingManager:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rlsdk.algorithms import SftObjective, loss_weights
-from rlsdk.data import DataRow, PromptStream, Template
+from rlsdk.data import AnswerEncoder, DataRow, PromptDataset, PromptStream, Template, answer_report
 from rlsdk.interfaces import DataError
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.experience import make_sft_batch, request_seed
 from rlsdk.trainer.metrics import StepClock
-from rlsdk.trainer.session import Session
+from rlsdk.trainer.session import Session, load_engine
 
 if TYPE_CHECKING:
     from rlsdk.data import Prompt
@@ -45,6 +43,7 @@ def train_supervised(
     *,
     resume: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
+    accept: Callable[[], None] = lambda: None,
 ) -> SftResult:
     """Runs `sft.steps` optimizer steps, each over `sft.rows_per_step` rows.
 
@@ -57,6 +56,7 @@ def train_supervised(
         view: is told of every step.
         resume: a whole checkpoint of this training, to go on from.
         stop: asked before every step; True saves and returns.
+        accept: called once engine and data have taken `resume`, before anything is written.
 
     Raises:
         DataError: a row has no answer to learn.
@@ -64,17 +64,19 @@ def train_supervised(
     """
     config = session.config
     order = request_seed(config.trainer.seed, "sft")
-    stream = PromptStream(parts.train_prompts, seed=order, shuffle=config.data.shuffle)
+    prompts, answers = learned_answers(parts, view)
+    stream = PromptStream(prompts, seed=order, shuffle=config.data.shuffle)
     every = config.sft.save_every_steps
     store = CheckpointStore(parts.run_dir / CHECKPOINTS, config.trainer.keep_checkpoints)
     metrics: dict[str, float] = {}
     done = 0
     if resume is not None:
         saved = read_state(resume)
-        session.actor.run("load_checkpoint", str(resume / "actor"))
+        load_engine(session.actor, resume)
         stream.load_state_dict(saved["prompts"])
         done, metrics = saved["step"], saved["metrics"]
         view.notice(f"supervised training resumed from {resume} at step {done}")
+    accept()
 
     def save(step: int) -> None:
         state = {"step": step, "prompts": stream.state_dict(), "metrics": metrics}
@@ -90,7 +92,7 @@ def train_supervised(
                 break
             clock = StepClock()
             rows = stream.take(config.sft.rows_per_step)
-            batch = make_sft_batch([row.prompt_ids for row in rows], [answer_ids(row, parts) for row in rows])
+            batch = make_sft_batch([row.prompt_ids for row in rows], [answers[row.index] for row in rows])
             batch = batch.with_tokens(loss_weight=loss_weights(batch))
             result: MiniBatchResult = session.actor.run("update", session.cluster.put(batch), SftObjective())
             metrics = {
@@ -111,13 +113,35 @@ def train_supervised(
     return SftResult(steps=done, metrics=metrics)
 
 
-def answer_ids(prompt: Prompt, parts: RunParts) -> list[int]:
-    """Tokens of what is learned behind a prompt, the end-of-sequence token included, cut to the response limit."""
+def learned_answers(parts: RunParts, view: RunView) -> tuple[PromptDataset, list[Sequence[int]]]:
+    """The prompts that are learned from and the tokens behind each; `sft.long_answers` says which of them are left out.
+
+    Raises:
+        DataError: a row has no answer, or all answers are too long.
+    """
+    config, prompts = parts.config, list(parts.train_prompts)
+    limit, choice = parts.sampling.max_tokens, config.sft.long_answers
+    texts, sources = (
+        [answer_text(prompt, config.sft.answer_template) for prompt in prompts],
+        [p.source for p in prompts],
+    )
+    encoder = AnswerEncoder(parts.tokenizer, limit, allow_special_tokens=config.data.allow_special_tokens)
+    answers = encoder.encode(texts, sources)
+    report = answer_report(answers, sources, limit, choice)
+    if report.num_long:
+        view.notice(f"sft: {report.line()}")
+    kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
+    if not kept:
+        raise DataError(
+            f"sft.long_answers {choice!r}: {report.line()}; raise rollout.max_response_tokens {limit}, or choose 'cut'"
+        )
+    return parts.train_prompts.subset(kept), [answers[at].token_ids for at in kept]
+
+
+def answer_text(prompt: Prompt, template: str) -> str:
+    """What is learned behind a prompt, as text."""
     if prompt.answer is None:
         raise DataError(
             f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or set sft.steps to 0"
         )
-    row = DataRow(row=prompt.row, source=prompt.source)
-    text = Template(parts.config.sft.answer_template).fill(row, answer=prompt.answer)
-    ids = parts.tokenizer(text, add_special_tokens=False)["input_ids"][: parts.sampling.max_tokens - 1]
-    return [*np.asarray(ids, np.int64).tolist(), parts.tokenizer.eos_token_id]
+    return Template(template).fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)
