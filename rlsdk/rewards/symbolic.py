@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer, has_mark, parse_number
 from rlsdk.rewards.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, import_math_verify, objection
+from rlsdk.rewards.answer import final_answer, has_mark, parse_number
 from rlsdk.rewards.load import prepared_by
 from rlsdk.rewards.notation import plain
 from rlsdk.rewards.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit

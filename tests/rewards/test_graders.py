@@ -130,3 +130,14 @@ def test_a_reference_that_cannot_be_graded_is_an_error_and_not_a_wrong_answer(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         grade(sample("#### 1", answer))
+
+
+@pytest.mark.parametrize("grade", [gsm8k, math])
+def test_the_answer_of_another_row_is_wrong(grade: Callable[..., float]) -> None:
+    answers = [(row["answer"], number) for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True)]
+    answers += [(str(row["Answer"]), str(row["Answer"])) for row in SVAMP]
+    pairs = list(zip(answers, answers[7:] + answers[:7], strict=True))
+    for (reference, number), (_, other) in pairs:
+        same = float(number.replace(",", "")) == float(other.replace(",", ""))
+        assert grade(sample(rf"\boxed{{{other}}}", reference)) == grade(sample(f"#### **{other}**", reference)) == same
+    assert sum(number == other for (_, number), (_, other) in pairs) < len(pairs) / 10

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import builtins
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given as having
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rlsdk.rewards.algebra import import_math_verify, objection
+from rlsdk.rewards.algebra import objection
 from rlsdk.rewards.notation import plain
 from rlsdk.rewards.quantity import parse_quantity, parse_value, split_unit
 from rlsdk.rewards.symbolic import math
@@ -191,28 +189,6 @@ def test_an_objection_says_why_unless_the_reference_holds_the_same(given: str, r
     assert reason in (objection(given, r"\pi") or "")
     if reason != "power":
         assert objection(given, rf"({given},\pi)") is None
-
-
-def test_no_text_of_the_model_is_run_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    import_math_verify()
-    from sympy.parsing import sympy_parser
-
-    evaluated: list[str] = []
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        evaluated.append(repr(args))
-        raise AssertionError(f"evaluated {args[0]!r:.80}")
-
-    for name in ("eval", "exec"):
-        monkeypatch.setattr(builtins, name, refuse)
-    for name in ("parse_expr", "eval_expr", "stringify_expr"):
-        monkeypatch.setattr(sympy_parser, name, refuse)
-    monkeypatch.setattr("math_verify.parser.parse_expr", refuse)
-    monkeypatch.setattr("latex2sympy2_extended.latex2sympy2.parse_expr", refuse)
-    attacks = [("x", "__import__('os').getpid()"), ("x", "().__class__"), ("x", "(lambda:1)()"), ("x+1", "x+1*f()")]
-    for wanted, given in [*RIGHT, *WRONG, *attacks]:
-        assert math(sample(rf"\boxed{{{given}}}", wanted)) == float((wanted, given) in RIGHT)
-    assert evaluated == []
 
 
 def test_solutions_are_in_any_order_unless_asked_for() -> None:
