@@ -23,6 +23,10 @@ ModelPath = Annotated[
     Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --rollout.top_p 0.9")
 ]
 
+TrustRun = Annotated[
+    bool, typer.Option("--trust-run", help="Also run the code that the run's own config.yaml names: see SECURITY.md.")
+]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -63,10 +67,11 @@ def evaluate(
     context: typer.Context,
     path: ModelPath,
     output: Annotated[Path | None, typer.Option(help="Also write the figures into this JSON file.")] = None,
+    trust_run: TrustRun = False,
 ) -> None:
     from rlsdk.cli.inference import evaluate as run
 
-    run(path, context.args, output)
+    run(path, _with_trust(context.args, trust_run), output)
 
 
 @app.command(context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
@@ -76,10 +81,11 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="Text of a prompt; may be repeated.")] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: so many prompts of the data.")] = 5,
     n: Annotated[int, typer.Option("-n", "--samples-per-prompt", min=1, help="Responses to each prompt.")] = 1,
+    trust_run: TrustRun = False,
 ) -> None:
     from rlsdk.cli.inference import generate as run
 
-    run(path, prompt or [], num_prompts, n, context.args)
+    run(path, prompt or [], num_prompts, n, _with_trust(context.args, trust_run))
 
 
 @app.command(help="One HTML page about a run.")
@@ -113,10 +119,11 @@ def plan(
         Path | None, typer.Option(metavar="RUN", help="Folder of a run whose phases' seconds the times come from.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of tables.")] = False,
+    trust_run: TrustRun = False,
 ) -> None:
     from rlsdk.cli.plan import run
 
-    run(context.args, hardware=hardware, calibration=calibration, as_json=as_json)
+    run(_with_trust(context.args, trust_run), hardware=hardware, calibration=calibration, as_json=as_json)
 
 
 @app.command(help="What is wrong with this machine and its environment, and the command that mends it.")
@@ -212,6 +219,11 @@ def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.
     from rlsdk.cli.install import remove
 
     remove(name)
+
+
+def _with_trust(arguments: Sequence[str], trust_run: bool) -> list[str]:
+    """The fields as typed, with the flag that typer has taken out."""
+    return [*arguments, "--trust-run"] if trust_run else list(arguments)
 
 
 def _explained(arguments: Sequence[str], command: str, summary: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rlsdk.config import RunConfig
 from rlsdk.config.describe import OptionDoc, describe_options
 from rlsdk.config.overrides import ALIASES
+from rlsdk.config.trust import TRUST_FLAG
 
 WIDTH = 100
 
@@ -22,6 +23,8 @@ def _lines(command: str, summary: str) -> Iterator[str]:
     yield "Fields come from the files, then from flags; the later wins. `--a.b 1`, `--a.b=1`, and `--a.b` for true."
     yield "Lists and mappings are written as YAML: --train.optim.betas '[0.9, 0.95]'."
     yield "A backend's own options: --train.BACKEND.OPTION, --rollout.BACKEND.OPTION; see `rlsdk plugins info BACKEND`."
+    yield f"\n{TRUST_FLAG} also runs the code that a run's own config.yaml names: rewards, losses and callbacks in"
+    yield "files or modules, code that comes with a model. Without it such a configuration is refused before that."
     yield "\nShort forms:"
     yield from (f"  --{flag:<17} {field}" for flag, field in ALIASES.items())
     section = ""

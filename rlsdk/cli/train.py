@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
 from rlsdk.config import RunConfig, check_run, config_error, load_config
+from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
@@ -72,7 +73,8 @@ def run(args: Sequence[str]) -> None:
     resolved = resolve(args)
     config, registry, device = resolved.config, resolved.registry, resolved.device
 
-    from rlsdk.trainer.run import StopFlag, check_resume, make_run_dir, run_train
+    from rlsdk.trainer.run import StopFlag, run_train
+    from rlsdk.trainer.run_folder import check_resume, make_run_dir
 
     check_resume(config)
     run_dir = make_run_dir(config)
@@ -151,9 +153,12 @@ def tell(result: RunResult, config: RunConfig) -> None:
         say.print(f"checkpoint  {_shown(result.checkpoint)}", markup=False)
         say.print("\nnext:", markup=False)
         rlsdk, more = command_here(), max(result.steps * 2, config.trainer.steps)
-        say.print(f"  {rlsdk} eval {_shown(result.checkpoint)}", markup=False)
-        say.print(f"  {rlsdk} generate {_shown(result.checkpoint)} --num-prompts 5", markup=False)
-        say.print(f"  {rlsdk} train --config {here}/config.yaml --resume {here} --steps {more}", markup=False)
+        trust = f" {TRUST_FLAG}" if next(code_in(config.model_dump()), None) else ""
+        say.print(f"  {rlsdk} eval {_shown(result.checkpoint)}{trust}", markup=False)
+        say.print(f"  {rlsdk} generate {_shown(result.checkpoint)} --num-prompts 5{trust}", markup=False)
+        say.print(f"  {rlsdk} train --config {here}/config.yaml --resume {here} --steps {more}{trust}", markup=False)
+        if trust:
+            say.print(f"{TRUST_FLAG}: this run uses code of yours, which {here}/config.yaml names", markup=False)
 
 
 def command_here() -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
@@ -38,7 +39,7 @@ _ENVIRONMENT = {
     # What an engine started in a worker ends with the worker.
     "RAY_process_group_cleanup_enabled": "1",
 }
-_LONGEST_PARENT = 24
+_LONGEST_PARENT = 20
 """Characters of the temporary folder: socket paths inside must stay below 108 bytes."""
 
 
@@ -50,11 +51,14 @@ class LocalRay:
         node = this_machine(placement)
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
+        """Private; everything of the cluster is inside."""
         self._keeper = Keeper(self.folder)
         self._node: Any = None
         atexit.register(self.stop)
         try:
-            with own_signal_handlers():
+            for name, value in _ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            with own_signal_handlers(), closed_to_strangers(write_token(self.folder)):
                 self._start(int(node.cpus), int(node.gpus))
         except BaseException:
             self.stop()
@@ -70,19 +74,20 @@ class LocalRay:
         if self._node is not None:
             self._node.kill_all_processes(check_alive=False)
             self._node = None
+        read_access_again()
 
     def _start(self, cpus: int, gpus: int) -> None:
         import ray
 
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        mark = {MARK: self.folder}
+        ray_folder = str(Path(self.folder) / "ray")  # Ray lets everybody write into the folder that it is given
         try:
-            with _marked_environment(self.folder):
-                self._node = _start_lean_node(cpus, gpus, self.folder, self._keeper)
+            with environment(mark):
+                self._node = _start_lean_node(cpus, gpus, ray_folder, self._keeper)
         except (ImportError, AttributeError, TypeError) as error:
             # Ray's inside has changed: the public way gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
-            with _marked_environment(self.folder):
+            with environment(mark):
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -91,20 +96,11 @@ class LocalRay:
                     object_store_memory=store_bytes(),
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    _temp_dir=self.folder,
+                    _temp_dir=ray_folder,
+                    _node_ip_address=LOOPBACK,
                 )
         else:
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
-
-
-@contextmanager
-def _marked_environment(folder: str) -> Iterator[None]:
-    """What is started inside belongs to the cluster."""
-    os.environ[MARK] = folder
-    try:
-        yield
-    finally:
-        del os.environ[MARK]
 
 
 def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
@@ -133,6 +129,7 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
                 keeper.watch(started[0].process.pid)
 
     params = RayParams(
+        node_ip_address=LOOPBACK,
         num_cpus=cpus,
         num_gpus=gpus,
         object_store_memory=store_bytes(),

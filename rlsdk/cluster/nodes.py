@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from rlsdk.cluster.access import is_authenticated
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.local import LocalRay, own_signal_handlers
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.interfaces import PlacementError
 
+_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _KNOCK_TIMEOUT_S = 5.0
 _RELEASE_S = 3.0
@@ -23,6 +25,8 @@ _LOOK_S = 0.2
 
 def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
     """Connects this process to Ray; returns the cluster that it started for that, if any.
+
+    Warns when it joins a cluster that asks for no token: whoever reaches its ports runs code as its user.
 
     Args:
         address: of a running cluster (`auto` finds it); None starts one here. A process that is connected already
@@ -42,12 +46,32 @@ def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
         _knock(address)
         with own_signal_handlers():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+        if _is_refusal(error):
+            raise PlacementError(
+                f"the Ray cluster at placement.ray_address {address!r} refused this process's token; set "
+                "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the token that the cluster has"
+            ) from error
         raise PlacementError(
             f"no Ray cluster answers at placement.ray_address {address!r} ({error}); start one with "
             "`ray start --head`, or leave the address out to run on this machine"
         ) from error
+    if not is_authenticated():
+        _log.warning(
+            "the Ray cluster at %s asks for no token: whoever reaches its ports can run code as its user. Start it, "
+            "and this program, with RAY_AUTH_MODE=token; see 'Several nodes' in docs/running.md",
+            address,
+        )
     return None
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is that a token is missing or wrong: Ray may only quote that error."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__}: {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _knock(address: str) -> None:

@@ -186,8 +186,8 @@ def _redirect_output(log_path: str | None) -> tuple[str, ...]:
     """
     if log_path is not None:
         try:
-            Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-            target = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            Path(log_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             print(f"cannot write {log_path!r} ({error}); output stays here", file=sys.stderr)
         else:

@@ -108,7 +108,10 @@ class RolloutConfig(Section):
     rollouter_options: Options = empty_mapping()
     """Keyword arguments of the rollouter."""
     stop_strings: tuple[str, ...] = empty_tuple()
-    """Texts that end a response, besides the end-of-sequence token."""
+    """Texts that end a response, besides the stop tokens."""
+    stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
+    """Tokens that end a response, as ids or as the tokenizer writes them; null: the tokenizer's end-of-sequence token
+    and those of the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
     `max_response_tokens`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,18 @@ from rlsdk.config.overrides import Override, split_arguments
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import Place, Tree
+from rlsdk.config.trust import check_trust, is_of_run, take_trust_flag
 from rlsdk.config.yaml_text import read_value, write_yaml
 from rlsdk.interfaces import BackendKind, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
 
 
 def load_config(
-    files: Sequence[str | Path] = (), overrides: Sequence[str] = (), registry: Registry | None = None
+    files: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+    *,
+    sections: Collection[str] | None = None,
 ) -> RunConfig:
     """Reads a run's configuration: defaults, then each file, then the command line; the later wins.
 
@@ -33,10 +38,14 @@ def load_config(
         files: YAML files.
         overrides: arguments as typed (`--trainer.steps`, `100`); `--config FILE` among them comes after `files`.
         registry: what is installed; None: discovered now.
+        sections: what the caller acts on: there, code that a file of a run asks for is refused, unless `--trust-run`
+            is among the overrides. None: everywhere.
 
     Raises:
-        ConfigError: lists all that is wrong: path, value, what was expected, nearest name, file and line or flag.
+        ConfigError: lists all that is wrong: path, value, what was expected, nearest name, file and line or flag; or
+            all the code that a run asks for.
     """
+    overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
     tree = Tree()
     for file in (*files, *more):
@@ -49,12 +58,29 @@ def load_config(
     config, found = _validate(tree, backends)
     if config is None or problems or found:
         raise config_error([_as_written(problem, tree, backends) for problem in (*problems, *found)])
+    if not trusted:
+        _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
     return config
 
 
 def dump_config(config: RunConfig) -> str:
     """YAML text of the whole configuration; `load_config` reads it back equal."""
     return write_yaml(config.model_dump(mode="json"))
+
+
+def _check_trust(
+    config: RunConfig, tree: Tree, files: Sequence[Path], flags: Sequence[Override], sections: Collection[str] | None
+) -> None:
+    """Refuses code that comes from a file of a run; from flags and from other files it is the person's own word."""
+    resumed = next((flag.text for flag in flags if flag.path == ("trainer", "resume")), None)
+    typed = {flag.flag for flag in flags}
+    written = {str(file) for file in files if not is_of_run(file, resumed)}
+
+    def own(origin: str) -> bool:
+        return origin in typed or origin.rpartition(":")[0] in written
+
+    if len(written) < len(files):
+        check_trust(config.model_dump(), tree.origin_at, own, sections)
 
 
 class _Backend:

@@ -19,6 +19,10 @@ NEEDS_GROUP = frozenset({"grpo", "rloo"})
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
 
 
+OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tokenize", "add_generation_prompt", "return_dict"})
+"""Of `apply_chat_template`, which a run passes itself."""
+
+
 class DataConfig(Section):
     """Where prompts come from."""
 
@@ -41,6 +45,11 @@ class DataConfig(Section):
     """Text of the user message; `{prompt}` and `{any_field_of_the_row}` are filled in."""
     chat_template: Literal["auto", "always", "never"] = "auto"
     """auto: the tokenizer's chat template where it has one."""
+    chat_template_kwargs: Options = empty_mapping()
+    """Variables of the chat template, for instance `{enable_thinking: false}` for models that can think or not."""
+    allow_special_tokens: bool = False
+    """True: special tokens in the text of a row become control tokens, so a row can end its turn and open another.
+    False: they are encoded as text and counted. Those of `system_prompt` and `prompt_template` always count."""
     max_prompt_tokens: PositiveInt = 1024
     """Tokens; longer prompts are left out and counted."""
     shuffle: bool = True
@@ -56,6 +65,12 @@ class DataConfig(Section):
             yield Problem(
                 "system_prompt", f"{self.system_prompt!r} needs a chat template, but chat_template is 'never'"
             )
+        if self.chat_template_kwargs and self.chat_template == "never":
+            yield Problem(
+                "chat_template_kwargs", f"{self.chat_template_kwargs!r} has no effect: chat_template is 'never'"
+            )
+        for name in sorted(OWN_TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys()):
+            yield Problem(f"chat_template_kwargs.{name}", "is set by rlsdk itself; leave it out")
         if self.eval_options and self.eval is None:
             yield Problem("eval_options", f"{self.eval_options!r} has no effect without data.eval")
         if self.eval is None and self.train is not None and self.num_eval_rows is None:
@@ -221,6 +236,9 @@ class SftConfig(Section):
     """Optimizer steps between checkpoints, from which a run that was killed goes on; null: none at all."""
     answer_template: str = "{answer}"
     """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
+    long_answers: Literal["drop", "cut"] = "drop"
+    """Answers longer than `rollout.max_response_tokens`. drop: the row is left out and counted; cut: its first tokens
+    are learned, without an end-of-sequence token, so the model does not learn to stop early."""
 
 
 class TrackingConfig(Section):

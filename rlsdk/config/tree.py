@@ -69,7 +69,10 @@ class Tree:
 
     def origin(self, path: str) -> str:
         """Where the value at a dotted path came from: its own origin, that of what is in it, or of what it is in."""
-        place: Place = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+        return self.origin_at(tuple(int(part) if part.isdigit() else part for part in path.split(".")))
+
+    def origin_at(self, place: Place) -> str:
+        """As `origin`, for keys that hold dots."""
         if place in self._origins:
             return self._origins[place]
         inside = [origin for known, origin in self._origins.items() if known[: len(place)] == place]

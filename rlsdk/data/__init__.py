@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from rlsdk.data.answers import Answer, AnswerEncoder, AnswerReport, answer_report
 from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
@@ -13,6 +14,9 @@ from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
 from rlsdk.data.stream import PromptStream, epoch_order
 
 __all__ = [
+    "Answer",
+    "AnswerEncoder",
+    "AnswerReport",
     "DataRow",
     "FilterReport",
     "JsonValue",
@@ -25,6 +29,7 @@ __all__ = [
     "SourceName",
     "Template",
     "Tokenizer",
+    "answer_report",
     "check_source",
     "distinct",
     "drop_seen",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
@@ -27,7 +30,7 @@ def load_json(rest: str, *, field: str | None = None) -> Iterator[DataRow]:
         DataError: not UTF-8, not JSON, or not an object, with file and line.
     """
     path = existing_file(rest)
-    with path.open("rb") as stream:
+    with _opened(path) as stream:
         head = stream.read(4096).removeprefix(_BOM).lstrip()
     if path.suffix == ".json" and (field is not None or not _looks_like_lines(head)):
         return _json_array(path, field)
@@ -73,7 +76,7 @@ def load_parquet(rest: str, *, columns: Sequence[str] | None = None) -> Iterator
     import pyarrow
     import pyarrow.parquet
 
-    path = existing_file(rest)
+    path, number = existing_file(rest), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             check_columns(columns, table.schema_arrow.names, str(path))
@@ -81,8 +84,11 @@ def load_parquet(rest: str, *, columns: Sequence[str] | None = None) -> Iterator
             rows = chain.from_iterable(batch.to_pylist() for batch in batches)
             for number, row in enumerate(rows, 1):
                 yield to_row(row, f"{path}:{number}")
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        where = f"{path}:{number + 1}" if number else str(path)
+        raise DataError(f"{where}: not a Parquet file that can be read: {_one_line(error)}") from error
 
 
 def existing_file(name: str) -> Path:
@@ -91,16 +97,56 @@ def existing_file(name: str) -> Path:
     Raises:
         DataError: it is not, with the nearest name in that folder.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder, expected a file; give the folder with the source `folder:{path}`")
-    folder = path.parent
-    if not folder.is_dir():
-        raise DataError(f"{path}: no such file; the folder {str(folder)!r} does not exist either")
-    names = [entry.name for entry in folder.iterdir()]
+    path = local_path(name)
+    try:
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder, expected a file; give the folder with the source `folder:{path}`")
+        folder = path.parent
+        if not folder.is_dir():
+            raise DataError(f"{path}: no such file; the folder {str(folder)!r} does not exist either")
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError as error:
+        raise DataError(
+            f"{_cut(name)}: cannot be opened: {error.strerror}; check the name and its permissions"
+        ) from error
     raise DataError(f"{path}: no such file{nearest(path.name, names)}")
+
+
+def local_path(name: str) -> Path:
+    """The path that a person typed, with `~` filled in.
+
+    Raises:
+        DataError: `~NAME/` of an unknown user, or a name that no file system takes.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{_cut(name)}: is no path that can be opened: {reason}") from error
+    if "\0" in name:
+        raise DataError(f"{_cut(name)!r}: is no path that can be opened: it holds a null character")
+    return path
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 80 else f"{name[:77]}..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be opened: {error.strerror}; check its permissions") from error
+    with stream:
+        yield stream
 
 
 def check_columns(columns: Sequence[str] | None, have: Sequence[str], where: str) -> None:
@@ -116,7 +162,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: not UTF-8; names line and column in bytes.
     """
-    with path.open("rb") as stream:
+    with _opened(path) as stream:
         for number, raw in enumerate(stream, 1):
             line = raw.removeprefix(_BOM) if number == 1 else raw
             try:
@@ -135,9 +181,25 @@ def _json_lines(path: Path) -> Iterator[DataRow]:
             continue
         try:
             value = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}: {line.strip()[:60]!r}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: not JSON: {_json_problem(error)}: {line.strip()[:60]!r}") from error
         yield to_row(value, f"{path}:{number}")
+
+
+def _json_problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return str(error)
+    return f"it holds an integer of more than {sys.get_int_max_str_digits():,} digits; write it as a text in quotes"
+
+
+def _json_line(text: str, error: Exception) -> int:
+    """Where it went wrong. Python says so of wrong syntax only; of a number that is too long, it is looked for."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.lineno
+    number = re.search(f"[0-9]{{{sys.get_int_max_str_digits() + 1},}}", text)
+    return 1 + text.count("\n", 0, number.start()) if number else 1
 
 
 def _looks_like_lines(head: bytes) -> bool:
@@ -150,9 +212,8 @@ def _json_array(path: Path, field: str | None) -> Iterator[DataRow]:
     text = "".join(line for _, line in decoded_lines(path))
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-        raise DataError(f"{path}:{line}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}:{_json_line(text, error)}: not JSON: {_json_problem(error)}") from error
     if isinstance(value, dict):
         return _rows_of_field(path, value, field)
     if not isinstance(value, list):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.data.files import check_columns
+from rlsdk.data.files import check_columns, local_path
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
 
@@ -63,12 +63,12 @@ def load_hub(
 
 
 def _folder_and_split(rest: str, split: str | None) -> tuple[Path, str | None]:
-    path = Path(rest).expanduser()
+    path = local_path(rest)
     if path.is_dir():
         return path, split
     front, colon, last = rest.rpartition(":")
-    if colon and Path(front).expanduser().is_dir():
-        return Path(front).expanduser(), last
+    if colon and local_path(front).is_dir():
+        return local_path(front), last
     raise DataError(f"{rest}: no such folder; expected one saved by `datasets`, or one of data files")
 
 
@@ -111,8 +111,15 @@ def _rows(
     check_columns(columns, table.column_names, name)
     if columns:
         table = table.select_columns(list(columns))
-    for number, row in enumerate(table, 1):
-        yield to_row(row, f"{name}:{number}")
+    number = 0
+    try:
+        for number, row in enumerate(table, 1):
+            yield to_row(row, f"{name}:{number}")
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        # Arrow's errors are among these: files that were damaged after `datasets` wrote them.
+        raise DataError(f"{name}:{number + 1}: `datasets` cannot read this row: {error}") from error
 
 
 def _chosen_split(data: Dataset | DatasetDict, name: str, split: str | None) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsdk.data.literal import LiteralEncoder
 from rlsdk.data.render import PromptFormat, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue
 from rlsdk.interfaces import DataError
 
 TOKENIZER_BATCH = 2048
 """Texts given to the tokenizer at once: enough for its threads, small enough for memory."""
+MIN_LONGEST_TOKEN = 32
+"""Characters assumed of a tokenizer's longest token, where its vocabulary has none longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +48,17 @@ class FilterReport:
     """Left out: more than `max_prompt_tokens`."""
     num_without_answer: int
     """Kept, but without a reference answer."""
+    num_special: int
+    """Kept, with special tokens of the tokenizer in the text of the row."""
+    special_allowed: bool
+    """Those became control tokens; False: they were encoded as text."""
     max_prompt_tokens: int | None
     longest_kept: int
     """Tokens."""
     longest: int
     """Tokens, of all rows."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Reason -> the first few rows left out for it, as `file:line`."""
+    """Reason -> the first few rows that were left out or counted for it, as `file:line`."""
 
     def line(self) -> str:
         """All of it on one line."""
@@ -64,6 +72,10 @@ class FilterReport:
             parts.append(f"{self.num_empty:,} empty (first {self.examples['empty'][0]})")
         if self.num_without_answer:
             parts.append(f"{self.num_without_answer:,} without an answer")
+        if self.num_special:
+            became = "kept as control tokens" if self.special_allowed else "encoded as text"
+            first = self.examples["special"][0]
+            parts.append(f"{self.num_special:,} with special tokens in the row's text, {became} (first {first})")
         return "; ".join(parts)
 
 
@@ -98,8 +110,8 @@ class PromptDataset(Sequence[Prompt]):
         form = form or PromptFormat()
         selected = form.select(rows)
         texts = render(selected, tokenizer, form)
-        ids = _tokenize(texts, tokenizer, add_special_tokens=not form.uses_chat_template(tokenizer))
-        kept, self.report = _filter(selected, texts, ids, max_prompt_tokens)
+        ids, special = _encode(selected, texts, tokenizer, form, max_prompt_tokens)
+        kept, self.report = _filter(selected, texts, ids, max_prompt_tokens, special, form.allow_special_tokens)
         if not kept:
             shortest = min((len(x) for x in ids if len(x)), default=0)
             raise DataError(
@@ -138,6 +150,16 @@ class PromptDataset(Sequence[Prompt]):
     def __iter__(self) -> Iterator[Prompt]:
         return (self[at] for at in range(len(self)))
 
+    def subset(self, positions: Sequence[int]) -> PromptDataset:
+        """Some of the prompts, numbered anew; `report` stays that of the whole."""
+        made = copy.copy(self)
+        made._rows = [self._rows[at] for at in positions]
+        made._texts = [self._texts[at] for at in positions]
+        pieces = [self._ids[self._offsets[at] : self._offsets[at + 1]] for at in positions]
+        made._offsets = np.cumsum([0, *map(len, pieces)])
+        made._ids = np.concatenate([np.zeros(0, np.int32), *pieces])
+        return made
+
     @property
     def lengths(self) -> NDArray[np.int64]:
         """`[len(self)]` int64: tokens of each prompt."""
@@ -157,15 +179,49 @@ class PromptDataset(Sequence[Prompt]):
         return int.from_bytes(digest.digest(), "big") >> 1
 
 
+def _encode(
+    rows: Sequence[DataRow], texts: Sequence[str], tokenizer: Tokenizer, form: PromptFormat, limit: int | None
+) -> tuple[list[NDArray[np.int32]], list[int]]:
+    """Token ids of every row, and the rows that hold special tokens.
+
+    Texts that are too long by their characters alone are not tokenized: they get as many tokens as they at least have,
+    all 0.
+    """
+    most_chars = longest_token(tokenizer)
+    literal = LiteralEncoder(tokenizer)
+    add_special_tokens = not form.uses_chat_template(tokenizer)
+    ids: dict[int, NDArray[np.int32]] = {}
+    special: list[int] = []
+    for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        if limit is not None and len(text) > most_chars * (limit + 1):
+            ids[at] = np.zeros(len(text) // most_chars, np.int32)
+        elif form.holds_special_tokens(row, literal):
+            special.append(at)
+            if not form.allow_special_tokens:
+                hidden = render([form.hide(row, literal)], tokenizer, form)[0]
+                found = literal.encode(hidden, add_special_tokens=add_special_tokens, where=row.source)
+                ids[at] = np.asarray(found, np.int32)
+    plain = [at for at in range(len(rows)) if at not in ids]
+    encoded = _tokenize([texts[at] for at in plain], tokenizer, add_special_tokens=add_special_tokens)
+    ids |= dict(zip(plain, encoded, strict=True))
+    if add_special_tokens and ids and _ends_texts(tokenizer):
+        # Strip the trailing end token that some tokenizers add, so that the model continues the prompt.
+        ids = {at: row[:-1] for at, row in ids.items()}
+    return [ids[at] for at in range(len(rows))], special
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """Characters: a text of n characters has at least n over this many tokens, unless the tokenizer drops text."""
+    vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    return max(MIN_LONGEST_TOKEN, *map(len, vocabulary)) if vocabulary else MIN_LONGEST_TOKEN
+
+
 def _tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
     ids: list[NDArray[np.int32]] = []
     for start in range(0, len(texts), TOKENIZER_BATCH):
         part = list(texts[start : start + TOKENIZER_BATCH])
         encoded = tokenizer(part, add_special_tokens=add_special_tokens)["input_ids"]
         ids.extend(np.asarray(row, np.int32) for row in encoded)
-    if add_special_tokens and ids and _ends_texts(tokenizer):
-        # A prompt is to be gone on with: the end token that some tokenizers add would stop the model at once.
-        ids = [row[:-1] for row in ids]
     return ids
 
 
@@ -178,7 +234,12 @@ def _ends_texts(tokenizer: Tokenizer) -> bool:
 
 
 def _filter(
-    rows: Sequence[DataRow], texts: Sequence[str], ids: Sequence[NDArray[np.int32]], limit: int | None
+    rows: Sequence[DataRow],
+    texts: Sequence[str],
+    ids: Sequence[NDArray[np.int32]],
+    limit: int | None,
+    special: Sequence[int],
+    special_allowed: bool,
 ) -> tuple[list[int], FilterReport]:
     kept: list[int] = []
     dropped: dict[str, list[str]] = {"empty": [], "too_long": []}
@@ -189,6 +250,7 @@ def _filter(
             dropped["too_long"].append(row.source)
         else:
             kept.append(at)
+    sources = {**dropped, "special": [rows[at].source for at in sorted(set(special) & set(kept))]}
     report = FilterReport(
         num_rows=len(rows),
         num_kept=len(kept),
@@ -198,7 +260,9 @@ def _filter(
         max_prompt_tokens=limit,
         longest_kept=max((len(ids[at]) for at in kept), default=0),
         longest=max(map(len, ids), default=0),
-        examples={reason: tuple(sources[:3]) for reason, sources in dropped.items()},
+        num_special=len(sources["special"]),
+        special_allowed=special_allowed,
+        examples={reason: tuple(found[:3]) for reason, found in sources.items()},
     )
     return kept, report
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from rlsdk.data.literal import LiteralEncoder
 from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field
 from rlsdk.interfaces import ConfigError, DataError
 
@@ -23,7 +24,7 @@ class Tokenizer(Protocol):
     def __call__(self, text: list[str], *, add_special_tokens: bool) -> Mapping[str, Any]: ...
 
     def apply_chat_template(
-        self, conversation: list[list[dict[str, Any]]], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: list[list[dict[str, Any]]], *, tokenize: bool, add_generation_prompt: bool, **kwargs: Any
     ) -> Any: ...
 
 
@@ -46,18 +47,26 @@ class Template:
             DataError: the row lacks a field; names file and line.
         """
 
-        def value(match: re.Match[str]) -> str:
-            literal, name = match.groups()
-            if literal:
-                return "{" + literal + "}"
-            if name in extra:
-                return extra[name]
-            try:
-                return as_text(lookup(row.row, name))
-            except KeyError:
-                raise missing_field(name, row, f"asked for by the template {self.text[:60]!r}") from None
+        return "".join(text for text, _ in self.parts(row, **extra))
 
-        return _FIELD.sub(value, self.text)
+    def parts(self, row: DataRow, **extra: str) -> list[tuple[str, bool]]:
+        """As `fill`, in pieces: each with whether it is the template's own text."""
+        found: list[tuple[str, bool]] = []
+        at = 0
+        for match in _FIELD.finditer(self.text):
+            literal, name = match.groups()
+            found.append((self.text[at : match.start()], True))
+            found.append(("{" + literal + "}", True) if literal else (self._value(row, name, extra), False))
+            at = match.end()
+        return [*found, (self.text[at:], True)]
+
+    def _value(self, row: DataRow, name: str, extra: Mapping[str, str]) -> str:
+        if name in extra:
+            return extra[name]
+        try:
+            return as_text(lookup(row.row, name))
+        except KeyError:
+            raise missing_field(name, row, f"asked for by the template {self.text[:60]!r}") from None
 
 
 def as_text(value: JsonValue) -> str:
@@ -83,6 +92,10 @@ class PromptFormat:
     """Needs a chat template. A row whose messages begin with a system message keeps its own."""
     chat_template: Literal["auto", "always", "never"] = "auto"
     """auto: where the tokenizer has one."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, for instance `enable_thinking`."""
+    allow_special_tokens: bool = False
+    """Special tokens in the text of rows become control tokens. False: they are encoded as text."""
 
     def select(self, rows: Sequence[DataRow]) -> list[DataRow]:
         """The rows with `prompt` and `answer` filled in.
@@ -122,6 +135,21 @@ class PromptFormat:
         if self.system_prompt is not None and turns[0]["role"] != "system":
             turns.insert(0, {"role": "system", "content": self.system_prompt})
         return turns
+
+    def holds_special_tokens(self, row: DataRow, literal: LiteralEncoder) -> bool:
+        """Whether the data's part of a selected row's prompt holds a special token."""
+        if not literal.found_in(row.prompt):
+            return False
+        return literal.found_normalized(row.prompt) or self.hide(row, literal).prompt != row.prompt
+
+    def hide(self, row: DataRow, literal: LiteralEncoder) -> DataRow:
+        """A selected row with a placeholder for every special token that the data brought; those of `prompt_template`
+        and `system_prompt` stay."""
+        if not isinstance(row.prompt, str):
+            return replace(row, prompt=literal.hide(row.prompt))
+        template = Template(self.prompt_template)
+        value = str(lookup(row.row, self.prompt_field)) if "prompt" in template.fields else ""
+        return replace(row, prompt=literal.hide_parts(template.parts(row, prompt=value)))
 
     def _prompt(self, row: DataRow) -> str | Messages:
         template = Template(self.prompt_template)
@@ -185,6 +213,9 @@ def _plain_text(row: DataRow) -> str:
 
 def _through_template(row: DataRow, tokenizer: Tokenizer, form: PromptFormat) -> str:
     try:
-        return str(tokenizer.apply_chat_template([form.messages(row)], tokenize=False, add_generation_prompt=True)[0])
+        made = tokenizer.apply_chat_template(
+            [form.messages(row)], tokenize=False, add_generation_prompt=True, **form.chat_template_kwargs
+        )
+        return str(made[0])
     except Exception as error:  # templates are programs that come with the model, and raise what they like
         raise DataError(f"{row.source}: the chat template refuses this row: {type(error).__name__}: {error}") from error

@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlsdk.data.files import existing_file, load_csv, load_json, load_parquet
+from rlsdk.data.files import existing_file, load_csv, load_json, load_parquet, local_path
 from rlsdk.data.generated import load_reasoning_gym
 from rlsdk.data.hub import load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
@@ -58,14 +57,15 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
 
     Raises:
         ConfigError: it is none of these, with the nearest registered name.
+        DataError: it is no name that a file could have.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind in kinds:
         return SourceName(kind=kind, rest=rest)
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return SourceName(kind=SUFFIXES[path.suffix.lower()], rest=name)
-    if path.is_dir() or Path(name.rpartition(":")[0] or "?").expanduser().is_dir():
+    if path.is_dir() or local_path(name.rpartition(":")[0] or "?").is_dir():
         return SourceName(kind="folder", rest=name)
     if _HUB_NAME.fullmatch(name) and not name.startswith("."):
         return SourceName(kind="hf", rest=name)

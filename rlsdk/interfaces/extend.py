@@ -98,6 +98,9 @@ class TrackerContext:
     run_name: str
     config: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    resume_step: int | None = None
+    """Step of the checkpoint that the run goes on from: what was logged past it will come again. None: nothing was
+    logged that this run repeats."""
 
 
 class StepCallback(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rlsdk.interfaces import ConfigError, Head, ModelSpec
+from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.packed import ATTENTION, can_pack, register_attention
 
@@ -75,6 +75,77 @@ def load_tokenizer(
             f"model.tokenizer {path!r}: no tokenizer could be loaded: no file. Name one in model.tokenizer"
         )
     return tokenizer
+
+
+def stop_token_ids(
+    tokenizer: Any,
+    model_path: str | None,
+    configured: Sequence[int | str] | None = None,
+    *,
+    revision: str | None = None,
+) -> tuple[int, ...]:
+    """The tokens that end a response, each once: those of `configured`; without it the tokenizer's end-of-sequence
+    token and those of the model's `generation_config.json`, where chat models list the one that ends a turn.
+
+    Args:
+        tokenizer: of the policy.
+        model_path: folder or hub name of the model; None: no generation config is looked for.
+        configured: ids, or tokens as the tokenizer writes them.
+        revision: of a hub name.
+
+    Raises:
+        ConfigError: a name or id that the tokenizer does not have; or no stop token at all.
+    """
+    if configured is not None:
+        found = [_token_id(tokenizer, token) for token in configured]
+        if not found:
+            raise ConfigError("rollout.stop_token_ids: is empty, so no response could ever end by itself; give null")
+        return tuple(dict.fromkeys(found))
+    own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    # A generation config may name tokens that a model of another vocabulary had: those can never be drawn.
+    listed = [token for token in _generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
+    if not own and not listed:
+        raise ConfigError(
+            "model.tokenizer: has no end-of-sequence token, and the model's generation_config.json names none, so no "
+            "response could ever end by itself; name one in rollout.stop_token_ids"
+        )
+    return tuple(dict.fromkeys([*own, *listed]))
+
+
+def _token_id(tokenizer: Any, token: int | str) -> int:
+    if isinstance(token, int):
+        if 0 <= token < len(tokenizer):
+            return token
+        raise ConfigError(
+            f"rollout.stop_token_ids: {token} is no token; the tokenizer has ids 0 to {len(tokenizer) - 1}"
+        )
+    vocabulary = tokenizer.get_vocab()
+    if token in vocabulary:
+        return int(vocabulary[token])
+    special = list(tokenizer.get_added_vocab())
+    raise ConfigError(
+        f"rollout.stop_token_ids: {token!r} is no token of the tokenizer{nearest(token, special)}; it adds "
+        f"{sorted(special)[:20]}. For a text of several tokens use rollout.stop_strings"
+    )
+
+
+def _generation_stops(model_path: str | None, revision: str | None) -> list[int]:
+    """`eos_token_id` of a model's generation config, a number or a list; empty where it has none."""
+    from transformers import GenerationConfig
+
+    file = Path(model_path or "") / "generation_config.json"
+    if not model_path or (file.parent.is_dir() and not file.exists()):
+        return []
+    try:
+        found = GenerationConfig.from_pretrained(model_path, revision=revision).eos_token_id
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and not file.exists():  # a model of the hub without one
+            return []
+        raise ConfigError(f"model.path {model_path!r}: generation_config.json cannot be read: {error}") from error
+    tokens = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(token, int) for token in tokens):
+        raise ConfigError(f"model.path {model_path!r}: generation_config.json has eos_token_id {found!r}, expected ids")
+    return tokens
 
 
 def build_model(

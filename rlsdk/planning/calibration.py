@@ -97,7 +97,7 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
     seconds.pop("eval", None)
     return Calibration(
         run_dir=run_dir,
-        config=load_config([config_file], [], registry),
+        config=load_config([config_file], [], registry, sections=()),
         seconds=seconds,
         tokens_per_step=median(line["throughput/tokens_per_s"] * line["time/step_s"] for line in steady),
         response_tokens_mean=median(line["response/tokens_mean"] for line in steady),

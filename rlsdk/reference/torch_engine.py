@@ -41,6 +41,9 @@ from rlsdk.kit.shared_memory import share
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of one parameter."""
+RANDOM = ("random", "random_cuda")
+"""States of torch's generators in a checkpoint."""
+CHECKPOINT_FORMAT = 1
 
 
 class TorchTrainEngine(TrainEngine):
@@ -151,17 +154,20 @@ class TorchTrainEngine(TrainEngine):
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, state in self._moments():
             tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
-        tensors["random"] = torch.get_rng_state()
+        tensors[RANDOM[0]] = torch.get_rng_state()
         if self.device.type == "cuda":
-            tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
+            tensors[RANDOM[1]] = torch.cuda.get_rng_state(self.device)
         atomic_write_tensors(path / "state.safetensors", tensors)
-        atomic_write_json(path / "state.json", {"format": 1, "num_steps": self.num_steps})
+        atomic_write_json(path / "state.json", {"format": CHECKPOINT_FORMAT, "num_steps": self.num_steps})
 
     def load_checkpoint(self, path: Path) -> None:
         from safetensors.torch import load_file
 
         try:
-            num_steps = int(json.loads((path / "state.json").read_text())["num_steps"])
+            state = json.loads((path / "state.json").read_text())
+            if state["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"it has format {state['format']!r}, expected {CHECKPOINT_FORMAT}")
+            num_steps = int(state["num_steps"])
             tensors = load_file(path / "state.safetensors")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"{path} is not a whole checkpoint of backend 'torch': {error}") from error
@@ -173,9 +179,9 @@ class TorchTrainEngine(TrainEngine):
         if self.optimizer is not None:
             self._load_moments(self.optimizer, tensors)
         self.num_steps = num_steps
-        torch.set_rng_state(tensors["random"])
-        if "random_cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random_cuda"], self.device)
+        torch.set_rng_state(tensors[RANDOM[0]])
+        if RANDOM[1] in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[RANDOM[1]], self.device)
 
     def save_pretrained(self, path: Path) -> None:
         dtype = getattr(torch, self.spec.model.dtype)
@@ -267,6 +273,17 @@ class TorchTrainEngine(TrainEngine):
                 f"{path} was saved from another model: {len(wrong)} tensors differ, first {name!r} with shape "
                 f"{have.get(name)} there and {want.get(name)} here; load it with the model that it was saved from"
             )
+        for name in tensors:
+            moment, _, parameter = name.partition("/")
+            lacking = [m for m in MOMENTS if f"{m}/{parameter}" not in tensors] if moment in MOMENTS else []
+            unknown = moment not in ("weight", *MOMENTS, *RANDOM) or (moment in MOMENTS and parameter not in want)
+            if unknown or lacking:
+                raise CheckpointError(
+                    f"{path} is damaged: {name!r} is "
+                    + (f"there without {lacking}" if lacking else "a name that this engine does not write")
+                )
+        if RANDOM[0] not in tensors:
+            raise CheckpointError(f"{path} is damaged: it lacks {RANDOM[0]!r}")
 
     def _move(self, parts: Sequence[str], device: torch.device) -> None:
         for part in parts:

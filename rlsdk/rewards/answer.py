@@ -1,4 +1,4 @@
-"""Reading the final answer out of a response, and numbers out of an answer: strictly, so that nothing else earns."""
+"""Reads the final answer out of a response, and plain numbers out of an answer: strictly, so nothing else earns."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from fractions import Fraction
 
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are no answer to anything, and would be parsed at quadratic cost."""
+MARKS = ("####", r"\boxed", r"\fbox", "<answer>")
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[+-]?\.[0-9]+")
 _CURRENCY = re.compile(r"\\?\$\s?(?=[0-9.+-])")
+_BARE_BOX = re.compile(r"\s+([+-]?[0-9][0-9,]*(?:\.[0-9]+)?|[A-Za-z])(?![\w.,/^({\\]*[\w/^({\\])")
 
 
 def final_answer(text: str) -> str | None:
-    r"""What stands behind the last `####` (to the end of its line), in the last `\boxed{}`, or in the last
+    r"""What stands behind the last `####` (to the end of its line), in the last `\boxed{}` or `\fbox{}`, or in the last
     `<answer>...</answer>`, whichever begins last; None without any of them.
 
-    A `\boxed{` that is never closed, or an `<answer>` cut off, is no answer, and hides the ones before it.
+    A box without braces holds the number or the letter that follows (`\boxed 5`). A `\boxed{` that is never closed, or
+    an `<answer>` cut off, is no answer, and hides the ones before it.
     """
-    marks = (("####", _line), (r"\boxed", _braces), ("<answer>", _tag))
-    at, mark, read = max((text.rfind(mark), mark, read) for mark, read in marks)
-    return None if at < 0 else read(text[at + len(mark) :])
+    at, mark = max((text.rfind(mark), mark) for mark in MARKS)
+    if at < 0:
+        return None
+    rest = text[at + len(mark) :]
+    if mark == "####":
+        return rest.split("\n", 1)[0].strip()
+    return _tag(rest) if mark == "<answer>" else _box(rest)
+
+
+def has_mark(text: str) -> bool:
+    """Whether the text holds a mark of a final answer, whole or not."""
+    return any(mark in text for mark in MARKS)
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -28,7 +40,7 @@ def parse_number(text: str) -> Fraction | None:
 
     Commas must cut the integer part into threes (`1,234`, not `12,34`). A dollar sign in front and one full stop
     behind are let pass. Operators, `=`, `%`, exponents, `nan`, `inf`, underscores and the digits of other alphabets
-    are not numbers here.
+    are not numbers here; `rlsdk.rewards.quantity` reads more.
     """
     if len(text) > MAX_NUMBER_CHARS:
         return None
@@ -38,21 +50,27 @@ def parse_number(text: str) -> Fraction | None:
     return Fraction(bare.replace(",", "")) if _NUMBER.fullmatch(bare) else None
 
 
-def _line(rest: str) -> str:
-    return rest.split("\n", 1)[0].strip()
-
-
-def _braces(rest: str) -> str | None:
-    """The inside of the braces that `rest` begins with."""
-    rest = rest.lstrip()
-    if not rest.startswith("{"):
-        return None
+def closing_brace(text: str) -> int:
+    """Where the brace closes that `text` begins with; -1 when it never does. Escaped braces do not count."""
     depth = 0
-    for at, char in enumerate(rest):
+    escaped = False
+    for at, char in enumerate(text):
+        if escaped or char == "\\":
+            escaped = not escaped
+            continue
         depth += (char == "{") - (char == "}")
         if depth == 0:
-            return rest[1:at].strip()
-    return None
+            return at
+    return -1
+
+
+def _box(rest: str) -> str | None:
+    inside = rest.lstrip()
+    if not inside.startswith("{"):
+        bare = _BARE_BOX.match(rest)
+        return bare.group(1) if bare else None
+    end = closing_brace(inside)
+    return inside[1:end].strip() if end > 0 else None
 
 
 def _tag(rest: str) -> str | None:

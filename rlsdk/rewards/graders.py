@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer, parse_number
+from rlsdk.rewards.answer import final_answer, has_mark, parse_number
+from rlsdk.rewards.notation import plain, unwrap
+from rlsdk.rewards.quantity import Quantity, parse_quantity
+from rlsdk.rewards.structure import split_name
 
-_LETTER = re.compile(r"(?:\\text\{)?\(?([A-Za-z])\)?\}?\.?")
+MAX_CHARS = 256
+"""A longer line is no answer, but a sentence around one."""
+
+_LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_WITH_OPTION = re.compile(r"\(?([A-Z])\s*[).:]\s*((?!(?:is|was|or|and|not|but|because|isn't|seems)\b)\S.*)")
+_OTHER_LETTER = re.compile(r"(?<![A-Za-z\\'])[A-H](?![A-Za-z'])")
+_ANNOUNCED = re.compile(
+    r"(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final |correct |right )?(?:answer|choice|option)"
+    r"\s*(?:is|:|=)\s*:?\s*(?:option |choice )?(.+)",
+    re.IGNORECASE,
+)
 
 
 def gsm8k(sample: RewardSample) -> float:
     r"""1 when the response's final number equals the reference's, exactly; 0 otherwise.
 
-    The number must stand alone behind the last `####`, in the last `\boxed{}`, or between the last answer tags. A
-    response without such a mark earns nothing, so neither repeating the question nor listing candidates pays.
+    The number must stand alone behind the last `####`, in the last `\boxed{}`, or between the last answer tags; a
+    unit, bold, a currency sign or a name (`x = 18`) may stand with it. A response without such a mark earns nothing,
+    so neither repeating the question nor listing candidates pays. Numbers and units: docs/rewards.md.
 
     Raises:
         ValueError: the reference answer is not a number.
     """
-    reference = _reference(sample)
-    wanted = parse_number(reference)
-    if wanted is None:
-        raise ValueError(f"reference answer {reference[:60]!r} is not a number; use the reward 'math' for expressions")
+    wanted = _reference_number(_reference(sample))
     given = final_answer(sample.response)
-    return float(given is not None and parse_number(given) == wanted)
+    if given is None or len(given) > MAX_CHARS:
+        return 0.0
+    number = parse_number(given)
+    found = _quantity(given) if number is None or "$" in given else Quantity(value=number)
+    return float(found is not None and wanted.same(found))
 
 
 def choice(sample: RewardSample) -> float:
-    r"""1 when the response's final letter is the reference's; marks as for `gsm8k`, `(B)` and `\text{B}` count as `B`.
+    r"""1 when the response's final letter is the reference's; 0 otherwise.
+
+    The letter stands behind a mark as for `gsm8k`, in a last line such as "Answer: B", or is the whole response.
+    Brackets, bold, a full stop and the option's own text (`B. Paris`) may stand with it; a second letter may not.
 
     Raises:
         ValueError: the reference answer is not one letter.
@@ -37,8 +57,7 @@ def choice(sample: RewardSample) -> float:
     wanted = _letter(reference)
     if wanted is None:
         raise ValueError(f"reference answer {reference[:60]!r} is not a single letter")
-    given = final_answer(sample.response)
-    return float(given is not None and _letter(given) == wanted)
+    return float(_letter(_chosen(sample.response)) == wanted)
 
 
 def _reference(sample: RewardSample) -> str:
@@ -49,6 +68,35 @@ def _reference(sample: RewardSample) -> str:
     return sample.answer.strip() if marked is None else marked
 
 
+@lru_cache(maxsize=8192)
+def _reference_number(reference: str) -> Quantity:
+    wanted = _quantity(reference)
+    if wanted is None:
+        raise ValueError(f"reference answer {reference[:60]!r} is not a number; use the reward 'math' for expressions")
+    return wanted
+
+
+def _quantity(text: str) -> Quantity | None:
+    return parse_quantity(unwrap(split_name(plain(text))[1]))
+
+
+def _chosen(response: str) -> str:
+    """The text that should hold the letter: what is marked, what the last line announces, or the only line."""
+    if has_mark(response):
+        return final_answer(response) or ""
+    lines = response.strip().splitlines()
+    last = lines[-1] if lines else ""
+    return last if len(lines) == 1 or _ANNOUNCED.fullmatch(plain(last)) else ""
+
+
 def _letter(text: str) -> str | None:
-    match = _LETTER.fullmatch(text.strip())
-    return match.group(1).upper() if match else None
+    if not text or len(text) > MAX_CHARS:
+        return None
+    text = unwrap(_TEXT.sub(r"\1 ", plain(text)))
+    announced = _ANNOUNCED.fullmatch(text)
+    text = unwrap(announced.group(1)) if announced else text
+    alone = _LETTER.fullmatch(text)
+    if alone:
+        return alone.group(1).upper()
+    option = _WITH_OPTION.fullmatch(text)
+    return option.group(1) if option and not _OTHER_LETTER.search(option.group(2)) else None

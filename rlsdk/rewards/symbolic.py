@@ -1,231 +1,209 @@
-"""Grading of mathematical expressions: exact comparison first, math-verify only for what passes a strict screen.
-
-math-verify alone lets much through (against 42 it accepts `6*7`, `42%`, `41=42` and "42 or maybe not") and runs for
-minutes on `10^10^10`. So a numeric reference is compared as an exact number and never reaches it, and any other
-candidate must first be shown to be one finished expression of bounded size. What still hangs is killed with the
-grading process and counted as a time-out.
-"""
+r"""Grading of mathematical answers by stated rules: structure first, exact numbers next, algebra last."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from functools import lru_cache
-from math import gcd, prod
-from typing import Any
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer, parse_number
+from rlsdk.rewards.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, import_math_verify, objection
+from rlsdk.rewards.answer import final_answer, has_mark, parse_number
 from rlsdk.rewards.load import prepared_by
+from rlsdk.rewards.notation import plain
+from rlsdk.rewards.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit
+from rlsdk.rewards.structure import Answer, Part, is_relation, read
 
-MAX_CHARS = 256
-MAX_DEPTH = 12
-"""Nested braces and brackets."""
-MAX_POWER = 1_000
-"""Product of all exponents: bounds the digits of whatever the expression evaluates to."""
-MAX_DIGITS = 15
-"""Digits of one integer."""
+_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z][A-Za-z' -]*")
+_LETTER = re.compile(r"[A-Za-z]")
+_PRODUCT = re.compile(r"[A-Za-z]{2,3}")
+_DEGREES = re.compile(r"\^\\circ(?![a-z])")
 
-COMMANDS = frozenset({
-    "alpha", "angle", "arccos", "arcsin", "arctan", "begin", "beta", "cap", "cdot", "circ", "cos", "cot", "csc", "cup",
-    "degree", "delta", "div", "emptyset", "end", "exp", "frac", "gamma", "ge", "geq", "gt", "in", "infty", "lambda",
-    "lceil", "le", "leq", "lfloor", "ln", "log", "lt", "lvert", "mathbb", "mathbf", "mathrm", "mp", "mu", "ne", "neq",
-    "omega", "overline", "phi", "pi", "pm", "rceil", "rfloor", "rvert", "sec", "sigma", "sin", "sqrt", "tan", "text",
-    "textbf", "theta", "times", "varnothing",
-})  # fmt: skip
-"""LaTeX commands that a candidate may hold besides those of its reference; none of them loops or grows."""
-WORDS = frozenset({
-    "arccos", "arcsin", "arctan", "array", "bmatrix", "cases", "cos", "exp", "inf", "log", "matrix", "pmatrix", "sin",
-    "sqrt", "tan",
-})  # fmt: skip
-_CONNECTIVES = frozenset({"or", "and", "not", "is", "if", "no"})
+_VARIABLES = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]+")
+_LESS = re.compile(r"\\leq?(?![a-z])\s*")
+_GREATER = re.compile(r"\\geq?(?![a-z])\s*")
+_BETWEEN = re.compile(r"([^<≤]+)([<≤])([a-zA-Z])([<≤])([^<≤]+)")
+_ABOVE = re.compile(r"([a-zA-Z])([>≥])([^>≥]+)")
+_BELOW = re.compile(r"([a-zA-Z])([<≤])([^<≤]+)")
 
-_DROPPED = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|(?<!\\)\\[!,;: ]|~|\^\s*\{?\s*\\circ\s*\}?")
-_SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])")
-_SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
-_UNIT = re.compile(
-    r"(?<=[0-9}])\s*\\(?:text|mathrm)\s*\{\s*(?:(?:square|cubic)\s+)?[a-zA-Z]{1,12}\.?\s*\}(?:\^\{?[23]\}?)?$"
-)
-_BLANK = re.compile(r"\s+(?=[^\w\s])|(?<=[^\w\s])\s+")
-_ASSIGNED = re.compile(r"^[a-zA-Z]\s*=\s*(?=[^=]+$)")
-_FRACTION = re.compile(r"([+-]?)(?:([0-9]+)/([0-9]+)|([0-9]+)?\\frac\{([0-9]+)\}\{([0-9]+)\})")
-_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
-_SUM_OF_NUMBERS = re.compile(r"(?<![\w.}^])[0-9.]+\s*(?:\*|\\times|\\cdot|\+|-)\s*[0-9.]+(?![\w.\\^{(])")
-_EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*([0-9]+)")
-_TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|[\w.]+|\\[a-z]+)\s*\^|\^\s*\{[^{}]*\^")
+Same = Callable[[Part, Part], bool]
 
 
-def _import_math_verify() -> None:
-    """Imports it and has it build its tables, which takes longer than grading a batch."""
-    from math_verify import parse
+@prepared_by(import_math_verify)
+def math(sample: RewardSample, *, ordered: bool = False) -> float:
+    r"""1 when the response's final answer equals the reference; 0 otherwise.
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off, which is meant
-    parse("$1$", parsing_timeout=None)
+    The final answer stands behind the last `####`, in the last `\boxed{}` or between answer tags; a response of one
+    short line without any mark is taken whole. What counts as equal is stated in docs/rewards.md: numbers exactly and
+    finished (0.333333 is not 1/3, `6*7` is not 42), lists in any order, tuples and intervals with their brackets,
+    units and names that both sides state must be the same, words letter by letter, other expressions by algebra.
+    Repeating a piece of the prompt in another form than the reference's earns nothing.
 
-
-@prepared_by(_import_math_verify)
-def math(sample: RewardSample) -> float:
-    r"""1 when the response's final expression equals the reference; 0 otherwise.
-
-    The final expression stands behind the last `####`, in the last `\boxed{}` or between answer tags; a response of
-    one short line without any mark is taken whole. Numbers are compared exactly (0.333333 is not 1/3) and must be
-    finished (`6*7` and `84/2` are not 42). Any other expression may be written in another form, but not by repeating
-    a piece of the prompt.
+    Args:
+        sample: its answer may be a worked solution with a mark.
+        ordered: True: the solutions of a list must stand in the reference's order.
 
     Raises:
         ValueError: the data row has no reference answer.
     """
     if not sample.answer:
         raise ValueError("the data row has no reference answer; set data.answer_field")
-    wanted = normalise(final_answer(sample.answer) or sample.answer)
     given = _candidate(sample.response)
-    if given is None:
+    if not given:
         return 0.0
-    given = normalise(given)
+    wanted, exact = _reference(sample.answer)
+    number = None if exact is None or "$" in given else parse_number(given)
+    if exact is not None and number is not None:  # most answers are plain numbers
+        return float(exact.value == number)
+    given = plain(given)
     if given == wanted:
         return float(bool(given))
-    exact = parse_rational(wanted)
-    if exact is not None:
-        return float(parse_rational(given) == exact)
-    if objection(given, wanted, sample.prompt) is not None:
+    if exact is None and len(given) > 2 and _squeezed(given) in _squeezed(sample.prompt):
         return 0.0
-    return float(_equal(wanted, given))
+    return float(same_answer(wanted, given, ordered=ordered))
 
 
-def normalise(text: str) -> str:
-    """One spelling of an expression: without dollar signs, spacing commands, sizes, degree signs, units and blanks
-    that mean nothing. A blank between two letters or digits stays: `4 2` is not `42`."""
-    text = text.strip()
-    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        if text.startswith(left) and text.endswith(right) and len(text) > len(left) + len(right):
-            text = text[len(left) : -len(right)].strip()
-    text = re.sub(r"\\[dt]frac(?![a-z])", r"\\frac", text.removesuffix("."))
-    text = _DROPPED.sub("", text).replace(r"\%", "%").replace(r"\$", "").replace("**", "^").replace("{,}", ",")
-    text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
-    whole = re.fullmatch(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}", text.strip())
-    text = whole.group(1) if whole else _UNIT.sub("", text.strip())
-    return _BLANK.sub("", _ASSIGNED.sub("", " ".join(text.split())))
+def same_answer(wanted: str, given: str, *, ordered: bool = False) -> bool:
+    """Whether two `plain` answers are equal: same kind, same parts."""
+    if len(given) > max(MAX_CHARS, len(wanted)) or depth(given) > max(MAX_DEPTH, depth(wanted)):
+        return False
+    expected, found = read(wanted), read(given)
+    if expected is None or found is None:
+        return False
+    if expected.in_order != found.in_order:
+        ours, theirs = _as_interval(wanted) or wanted, _as_interval(given) or given
+        return (ours, theirs) != (wanted, given) and same_answer(ours, theirs, ordered=ordered)
+    if expected.brackets != found.brackets and expected.in_order:
+        return False
+    if expected.name and found.name and expected.name != found.name:
+        return False
+    if len(expected.parts) != len(found.parts) or (len(expected.parts) == 1 and expected.brackets != found.brackets):
+        return False
+
+    def same(one: Part, other: Part) -> bool:
+        return same_part(one, other, wanted)
+
+    if ordered or _keeps_order(expected, found):
+        return all(map(same, expected.parts, found.parts))
+    return _match(expected.parts, found.parts, same)
 
 
-def parse_rational(text: str) -> Fraction | None:
-    """The exact value of a number, or of a fraction in lowest terms (`2/3`, `\\frac{2}{3}`, `1\\frac{2}{3}`); None for
-    anything else, unfinished fractions like `84/2` included."""
-    number = parse_number(text)
-    if number is not None or len(text) > 2 * MAX_DIGITS + 16:
-        return number
-    match = _FRACTION.fullmatch(text)
-    if match is None:
+def same_part(wanted: Part, given: Part, whole: str) -> bool:
+    """Whether two single things are equal. A name that only one side gives is dropped, where the other is no
+    relation."""
+    if wanted.name and given.name and wanted.name != given.name:
+        return (wanted.name, wanted.text) == (given.text, given.name)
+    if (wanted.name and not given.name and is_relation(given.text)) or (
+        given.name and not wanted.name and is_relation(wanted.text)
+    ):
+        return _by_algebra(wanted.whole, given.whole, whole)
+    return same_value(wanted.text, given.text, whole)
+
+
+def same_value(wanted: str, given: str, whole: str) -> bool:
+    """Whether two values are equal: as quantities, as numbers of a base, as words, or by algebra."""
+    if wanted == given:
+        return bool(wanted)
+    if _is_bracketed(wanted) or _is_bracketed(given):
+        return same_answer(wanted, given)
+    expected, found = parse_quantity(wanted), parse_quantity(given)
+    if expected is not None:
+        return found is not None and expected.same(found)
+    based = parse_based(wanted)
+    if based is not None or parse_based(given) is not None:
+        return based == parse_based(given)
+    (wanted, unit), (given, given_unit) = split_unit(wanted), split_unit(given)
+    if not same_unit(unit, given_unit):
+        return False
+    if wanted == given:
+        return bool(wanted)
+    verdict = _as_words(wanted, given)
+    return _by_algebra(wanted, given, whole) if verdict is None else verdict
+
+
+def _as_words(wanted: str, given: str) -> bool | None:
+    """Words are equal letter by letter, capitals aside unless the reference is all capitals (`AB`); single letters are
+    equal when they are the same. None where neither applies: `xy` may be written as a product with signs."""
+    if _LETTER.fullmatch(wanted) and _LETTER.fullmatch(given):
+        return False
+    if _WORDS.fullmatch(wanted) is None:
         return None
-    sign, top, bottom, whole, upper, lower = match.groups()
-    numerator, denominator = int(top or upper), int(bottom or lower)
-    if denominator < 2 or gcd(numerator, denominator) != 1 or (whole and numerator > denominator):
-        return None
-    value = int(whole or 0) + Fraction(numerator, denominator)
-    return -value if sign == "-" else value
+    if _WORDS.fullmatch(given) is None:
+        return None if _PRODUCT.fullmatch(wanted) else False
+    return False if wanted.isupper() else wanted.casefold() == given.casefold()
 
 
-def objection(given: str, wanted: str, prompt: str) -> str | None:
-    """Why a normalised candidate must not be handed to math-verify, or None when it may.
+def _by_algebra(wanted: str, given: str, whole: str) -> bool:
+    wanted, given = _DEGREES.sub("", wanted), _DEGREES.sub("", given)
+    if is_relation(wanted) != is_relation(given):  # of an equation math-verify takes the right side
+        return False
+    if ":" in wanted + given or _mixes_cases(f"{wanted} {given}") or objection(given, f"{wanted} {whole}") is not None:
+        return False
+    return equal(wanted, given)
 
-    Whatever the reference itself holds (an equals sign, a word, a sum) the candidate may hold too.
-    """
-    checks = (
-        ("empty", not given),
-        ("too long", len(given) > MAX_CHARS),
-        ("nested too deeply", _depth(given) > MAX_DEPTH),
-        ("not ASCII", not given.isascii() and not set(given) <= set(wanted) | set(map(chr, range(128)))),
-        ("holds a sign the reference lacks", any(c in given and c not in wanted for c in "=%!;:?&#@\"'`\n")),
-        ("digit separator", re.search(r"[0-9]_[0-9]", given) is not None),
-        ("approximate", "." in given and "." not in wanted),
-        ("words", bool(_strange_words(given, wanted))),
-        ("commands", bool(_commands(given) - COMMANDS - _commands(wanted))),
-        ("unfinished", _SUM_OF_NUMBERS.search(given) is not None and _SUM_OF_NUMBERS.search(wanted) is None),
-        ("digits", any(len(run) > MAX_DIGITS and run not in wanted for run in re.findall(r"[0-9]+", given))),
-        ("power", _power(given) > max(MAX_POWER, _power(wanted)) or _TOWER.search(given) is not None),
-        ("copied from the prompt", len(given) > 2 and _squeezed(given) in _squeezed(prompt)),
-    )
-    return next((reason for reason, found in checks if found), None)
+
+def _mixes_cases(text: str) -> bool:
+    """Whether a letter stands as a capital and as a small one: math-verify takes `n` and `N` for the same."""
+    letters = set("".join(_VARIABLES.findall(text)))
+    return any(letter.swapcase() in letters for letter in letters)
+
+
+def _keeps_order(expected: Answer, found: Answer) -> bool:
+    """Tuples and intervals; lists of words or letters, which are rankings; and values whose names only one side
+    states."""
+    if expected.in_order:
+        return True
+    if expected.brackets == "" and all(_is_word(part.text) for part in expected.parts):
+        return True
+    several = len(expected.names) > 1 or len(found.names) > 1
+    return several and not (expected.names and found.names)
+
+
+def _is_bracketed(text: str) -> bool:
+    answer = read(text) if text.startswith(("(", "[", "{", r"\{")) else None
+    return answer is not None and bool(answer.brackets)
+
+
+def _is_word(text: str) -> bool:
+    return (_LETTER.fullmatch(text) or _WORDS.fullmatch(text)) is not None
+
+
+def _match(wanted: tuple[Part, ...], given: tuple[Part, ...], same: Same) -> bool:
+    """Whether each wanted part has a given part of its own."""
+    left = list(given)
+    for part in wanted:
+        found = next((at for at, other in enumerate(left) if same(part, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _as_interval(text: str) -> str | None:
+    r"""The interval that inequalities of one variable describe: `[-2,7)` of `-2\le x<7`, `(5,\infty)` of `x>5`."""
+    text = _GREATER.sub("≥", _LESS.sub("≤", text))
+    between, above, below = (form.fullmatch(text) for form in (_BETWEEN, _ABOVE, _BELOW))
+    if between:
+        low, first, _, second, high = between.groups()
+        return f"{'[' if first == '≤' else '('}{low},{high}{']' if second == '≤' else ')'}"
+    if above:
+        return rf"{'[' if above.group(2) == '≥' else '('}{above.group(3)},\infty)"
+    return rf"(-\infty,{below.group(3)}{']' if below.group(2) == '≤' else ')'}" if below else None
+
+
+@lru_cache(maxsize=8192)
+def _reference(answer: str) -> tuple[str, Quantity | None]:
+    """The final answer of a reference in one spelling, and its value where it is a quantity."""
+    wanted = plain(final_answer(answer) or answer)
+    return wanted, parse_quantity(wanted)
 
 
 def _candidate(response: str) -> str | None:
     """The marked answer, or the whole of a response that is one short line."""
-    marked = final_answer(response)
-    if marked is not None:
-        return marked
-    unmarked = not any(mark in response for mark in ("####", r"\boxed", "<answer>"))
+    if has_mark(response):
+        return final_answer(response)
     bare = response.strip()
-    return bare if unmarked and bare and "\n" not in bare and len(bare) <= MAX_CHARS else None
-
-
-@lru_cache(maxsize=8192)
-def _equal(wanted: str, given: str) -> bool:
-    """math-verify's verdict, without its alarms: they fire as a plain "wrong". A hang is the grading process's
-    business. Floats are compared to the last digit."""
-    from math_verify import verify
-
-    expected, found = _parse(wanted), _parse(given)
-    if not expected or not found or _differ(expected, found):
-        return False
-    return bool(verify(expected, found, float_rounding=MAX_DIGITS, timeout_seconds=None))
-
-
-def _differ(expected: Sequence[Any], found: Sequence[Any]) -> bool:
-    """True when both are plain expressions with different values at one point, all variables positive: a hundredth of
-    the cost of failing to prove them equal, and no chance to hang on it."""
-    from sympy import Expr
-
-    pair = [*expected, *found]
-    if len(pair) != 2 or not all(isinstance(value, Expr) for value in pair):
-        return False
-    try:
-        left, right = (complex(value.evalf(30, subs=_point(value.free_symbols))) for value in pair)
-    except (ArithmeticError, AttributeError, TypeError, ValueError):
-        return False
-    return abs(left - right) > 1e-9 * max(1.0, abs(left), abs(right))
-
-
-def _point(symbols: Iterable[Any]) -> dict[Any, float]:
-    """A value between 0.5 and 1.5 for each variable, by its name."""
-    return {symbol: 0.5 + (0.618034 * sum(map(ord, symbol.name))) % 1 for symbol in symbols}
-
-
-@lru_cache(maxsize=8192)
-def _parse(text: str) -> list[Any]:
-    """Kept, because the samples of one prompt share their reference, and often what they answer.
-
-    As LaTeX only: math-verify's other way goes through sympy's `parse_expr`, which runs text as Python.
-    """
-    from math_verify import LatexExtractionConfig, parse
-
-    latex = [LatexExtractionConfig()]
-    parsed: list[Any] = parse(f"${text}$", latex, fallback_mode="no_fallback", parsing_timeout=None)
-    return parsed
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "{([") - (char in "})]")
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _strange_words(given: str, wanted: str) -> set[str]:
-    """Words that make a sentence of the candidate: three letters or more, or a short connective."""
-    words = {word.lower() for word in _WORD.findall(given)}
-    known = WORDS | {word.lower() for word in _WORD.findall(wanted)} | _commands(given)
-    return {word for word in words if len(word) > 2 or word in _CONNECTIVES} - known
-
-
-def _commands(text: str) -> set[str]:
-    return set(re.findall(r"\\([a-zA-Z]+)", text))
-
-
-def _power(text: str) -> int:
-    """Product of all numeric exponents, each at least 1."""
-    return prod(max(1, int(run[: MAX_DIGITS + 1])) for run in _EXPONENT.findall(text))
+    return bare if bare and "\n" not in bare and len(bare) <= MAX_CHARS else None
 
 
 def _squeezed(text: str) -> str:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.trainer.manifest import MANIFEST, read_manifest, seal, sync_folder, wrong_contents, wrong_sizes
 
-MANIFEST = "manifest.json"
-_NAME = re.compile(r"step_(\d{8})")
+__all__ = [
+    "MANIFEST",
+    "CheckpointStore",
+    "Found",
+    "damage",
+    "faults",
+    "is_checkpoint_name",
+    "older_whole",
+    "read_state",
+    "step_of",
+]
+
+_NAME = re.compile(r"step_(\d{8,16})")
+_REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A folder that has a checkpoint's name."""
+
+    path: Path
+    step: int
+    order: int
+    """See `Manifest.order`; -1 where the manifest cannot be read."""
+    problems: tuple[str, ...]
+    """What keeps it from being whole, by its manifest and its files' sizes; empty when it is."""
 
 
 class CheckpointStore:
     """The folder `checkpoints/` of a run: `step_00000010/` and so on, each sealed by a manifest of its files.
 
-    A writer that dies leaves a folder whose name starts with a dot; it is never read, and the next writer removes it.
+    A writer that dies leaves a folder whose name starts with a dot. The next writer removes it, except for the earlier
+    copy of a step that was being rewritten: where the new copy is missing, the earlier one counts.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -31,43 +57,90 @@ class CheckpointStore:
     def write(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
         """Yields an empty folder to fill; on a clean exit it becomes the checkpoint of `step`.
 
+        Afterwards the `keep` newest by time of writing are left: higher steps of an earlier attempt give way.
+
         Raises:
             CheckpointError: the disk refused; whatever was whole before still is.
         """
-        final = self.folder / f"step_{step:08d}"
+        final = self.folder / _name(step)
         draft = self.folder / f".{final.name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            self.recover()
             draft.mkdir()
-            yield draft
-            _seal(draft, step, state)
-            if final.exists():
-                os.replace(final, self.folder / f".{final.name}.old")
-            os.replace(draft, final)
-            _fsync_folder(self.folder)
+            try:
+                yield draft
+                order = 1 + max((found.order for found in self.find()), default=0)
+                seal(draft, step=step, order=order, state=state)
+                if final.exists():
+                    os.replace(final, self.folder / f".{final.name}.old")
+                os.replace(draft, final)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            sync_folder(self.folder)
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoint {final}: {error}; earlier ones are untouched") from error
-        self._sweep()
+        self.recover()
         for _, old in self.whole()[: -self.keep or None]:
             # Renamed first: a kill in the middle of the removal must not leave a folder that looks whole.
-            doomed = self.folder / f".{old.name}.old"
+            doomed = self.folder / f".{old.name}.gone"
             os.replace(old, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
-    def whole(self) -> list[tuple[int, Path]]:
-        """Step and folder of every whole checkpoint, oldest first."""
+    def find(self) -> list[Found]:
+        """Every folder with a checkpoint's name, damaged ones included, in the order of writing (by step where the
+        manifest cannot be read). Reads manifests and sizes, no content."""
         if not self.folder.is_dir():
             return []
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return sorted((step, path) for step, path in found if not faults(path))
+        paths = {path.name: path for path in self.folder.iterdir() if path.is_dir()}
+        replaced = {match[1]: path for name, path in paths.items() if (match := _REPLACED.fullmatch(name))}
+        named = {**replaced, **{name: path for name, path in paths.items() if _NAME.fullmatch(name)}}
+        found = [_look(path, int(name.removeprefix("step_"))) for name, path in named.items()]
+        order_of = {item.step: item.order for item in found if not item.problems}
+        return sorted(found, key=lambda item: (order_of.get(item.step, _order_before(item.step, order_of)), item.step))
+
+    def whole(self) -> list[tuple[int, Path]]:
+        """Step and folder of every whole checkpoint, the oldest first, by manifest and sizes."""
+        return [(item.step, item.path) for item in self.find() if not item.problems]
 
     def newest(self) -> Path | None:
+        """The checkpoint that was written last, by manifest and sizes; see `newest_intact` for one to load."""
         return next((path for _, path in reversed(self.whole())), None)
 
-    def _sweep(self) -> None:
+    def newest_intact(self, notice: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint whose every byte is as it was written; None where the folder holds none at all.
+
+        Args:
+            notice: receives one line for each newer checkpoint that is damaged.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all are damaged; names each.
+        """
+        refused: list[str] = []
+        for item in reversed(self.find()):
+            problems = item.problems or tuple(damage(item.path))
+            if not problems:
+                for line in refused:
+                    notice(f"warning: skipped the damaged checkpoint {line}; going on from {item.path}")
+                return item.path
+            refused.append(f"{item.path} ({'; '.join(problems[:3])})")
+        if refused:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged: {', '.join(refused)}. Restore one from a copy, or "
+                "start anew with --trainer.resume never"
+            )
+        return None
+
+    def recover(self) -> None:
+        """Removes what writers that died left behind, and puts the earlier copy of a half-replaced step back. Only for
+        the process that holds the run's lock."""
         for leftover in self.folder.glob(".step_*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            replaced = _REPLACED.fullmatch(leftover.name)
+            if replaced and not (self.folder / replaced[1]).exists():
+                os.replace(leftover, self.folder / replaced[1])
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -78,45 +151,64 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     if problems := faults(path):
         raise CheckpointError(f"{path} is not a whole checkpoint: {'; '.join(problems[:3])}")
-    state: dict[str, Any] = json.loads((path / MANIFEST).read_text())["state"]
-    return state
+    return read_manifest(path).state
+
+
+def step_of(path: Path) -> int:
+    """The step of a whole checkpoint.
+
+    Raises:
+        CheckpointError: its manifest cannot be read.
+    """
+    return read_manifest(path).step
 
 
 def faults(path: Path) -> list[str]:
-    """What keeps a folder from being a whole checkpoint; empty when it is one."""
+    """What keeps a folder from being a whole checkpoint, by its manifest and the sizes of its files; empty when it is
+    one. Cheap: reads no content."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, int] = manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"no readable {MANIFEST} ({type(error).__name__})"]
-    problems = []
-    for name, size in files.items():
-        file = path / name
-        if not file.is_file():
-            problems.append(f"{name} is missing")
-        elif file.stat().st_size != size:
-            problems.append(f"{name} has {file.stat().st_size} bytes, expected {size}")
-    return problems
+        return wrong_sizes(path, read_manifest(path))
+    except CheckpointError as error:
+        return [str(error)]
 
 
-def _seal(draft: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Brings every file to the disk, then names them all with their sizes."""
-    files = {}
-    for file in sorted(p for p in draft.rglob("*") if p.is_file()):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-        files[str(file.relative_to(draft))] = file.stat().st_size
-    with (draft / MANIFEST).open("w") as handle:
-        json.dump({"format": 1, "step": step, "files": files, "state": state}, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
-    for folder in {draft, *(p for p in draft.rglob("*") if p.is_dir())}:
-        _fsync_folder(folder)
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def damage(path: Path, part: str | None = None) -> list[str]:
+    """As `faults`, and compares the checksums of all files, or of those in the folder `part` of the checkpoint."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return [str(error)]
+    return wrong_sizes(path, manifest) or wrong_contents(path, manifest, part)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def older_whole(path: Path) -> str:
+    """What else a run could resume from when the checkpoint at `path` is refused, in words; may be empty."""
+    others = [str(other) for _, other in CheckpointStore(path.parent, 1).whole() if other.name != path.name]
+    if not others:
+        return "; there is no other whole checkpoint beside it"
+    listed = ", ".join(reversed(others[-3:]))
+    return f"; whole checkpoints beside it: {listed} (take one with --trainer.resume PATH)"
+
+
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def _look(path: Path, step: int) -> Found:
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return Found(path=path, step=step, order=-1, problems=(str(error),))
+    problems = wrong_sizes(path, manifest)
+    if manifest.step != step:
+        problems.insert(0, f"{MANIFEST} is of step {manifest.step}")
+    return Found(path=path, step=step, order=manifest.order, problems=tuple(problems))
+
+
+def _order_before(step: int, order_of: Mapping[int, int]) -> float:
+    """Where a checkpoint without a readable manifest stands among the others: behind all of lower steps."""
+    return max((order for other, order in order_of.items() if other < step), default=0) + 0.5

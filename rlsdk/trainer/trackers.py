@@ -3,41 +3,102 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.kit.atomic import atomic_path
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
 
+WARM_START = "sft/"
+"""Begins the names of what supervised training logs. Its steps and those of RL both count from 1, so a step number says
+which of the two only together with this."""
+
+
+def is_warm_start(metrics: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics is one of supervised training."""
+    return any(name.startswith(WARM_START) for name in metrics)
+
+
 class JsonlTracker:
     """`metrics.jsonl` and `samples.jsonl` in the run's folder: one object per line, flushed line by line.
 
-    A resumed run appends; where it repeats a step, the later line counts (see `read_metrics`).
+    A resumed run drops the lines past the step that it goes on from, for it writes them again. Nothing is touched
+    before the first line is logged: until then the run may still be refused.
     """
 
     def __init__(self, context: TrackerContext) -> None:
-        folder = Path(context.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._metrics = _open_lines(folder / METRICS_FILE)
-        self._samples = _open_lines(folder / SAMPLES_FILE)
+        self._folder = Path(context.run_dir)
+        self._resume_step = context.resume_step
+        self._metrics: TextIO | None = None
+        self._samples: TextIO | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._metrics.write(json.dumps({"step": step, **metrics}) + "\n")
+        file, _ = self._open(warm_start=is_warm_start(metrics))
+        file.write(json.dumps({"step": step, **metrics}) + "\n")
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        _, file = self._open(warm_start=False)
         for sample in samples:
-            self._samples.write(json.dumps({"step": step, **sample}) + "\n")
+            file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def close(self) -> None:
-        self._metrics.close()
-        self._samples.close()
+        for file in (self._metrics, self._samples):
+            if file is not None:
+                file.close()
+
+    def _open(self, *, warm_start: bool) -> tuple[TextIO, TextIO]:
+        """The two files; `warm_start`: whether what is logged first, where the run goes on, is supervised training."""
+        if self._metrics is None or self._samples is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            metrics, samples = self._folder / METRICS_FILE, self._folder / SAMPLES_FILE
+            if self._resume_step is not None:
+                drop_repeated(metrics, self._resume_step, warm_start=warm_start)
+                drop_repeated(samples, self._resume_step, warm_start=warm_start)
+            self._metrics, self._samples = _open_lines(metrics), _open_lines(samples)
+        return self._metrics, self._samples
 
 
-def _open_lines(path: Path) -> Any:
+def drop_repeated(path: Path, step: int, *, warm_start: bool) -> None:
+    """Rewrites a JSONL file without the lines that a run resumed at `step` writes again, and without torn ones.
+
+    Args:
+        path: need not exist.
+        step: of the checkpoint.
+        warm_start: it is one of supervised training: all lines of RL are repeated. Otherwise the lines of supervised
+            training stay, whatever their steps.
+    """
+    if not path.exists():
+        return
+    with atomic_path(path) as draft, draft.open("w", encoding="utf-8") as kept:
+        for line in _whole_lines(path):
+            kept_phase = is_warm_start(line) and not warm_start
+            same_phase = is_warm_start(line) == warm_start
+            if kept_phase or (same_phase and line["step"] <= step):
+                kept.write(json.dumps(line) + "\n")
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects with a step number; what a killed process left torn is passed over."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                yield line
+
+
+def _open_lines(path: Path) -> TextIO:
     """Opens for appending; a last line that a killed process left unfinished is ended first."""
     torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
     file = path.open("a", buffering=1, encoding="utf-8")
@@ -48,13 +109,7 @@ def _open_lines(path: Path) -> Any:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; a torn line of a killed process is left out."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return list(_whole_lines(path)) if path.exists() else []
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -66,25 +121,44 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoardTracker:
-    """Event files under `tensorboard/` of the run's folder."""
+    """Event files under `tensorboard/` of the run's folder; supervised training has its own under `tensorboard/sft/`.
+
+    A resumed run tells TensorBoard to forget the steps that it repeats (the `purge_step` of its writers).
+    """
 
     def __init__(self, context: TrackerContext) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(str(Path(context.run_dir) / "tensorboard"))
+        self._folder = Path(context.run_dir) / "tensorboard"
+        self._resume_step = context.resume_step
+        self._writers: dict[bool, EventFileWriter] = {}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(step=step, wall_time=_now(), summary=Summary(value=values)))
+        writer = self._writer(warm_start=is_warm_start(metrics))
+        writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+
+    def _writer(self, *, warm_start: bool) -> EventFileWriter:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if warm_start not in self._writers:
+            writer = EventFileWriter(str(self._folder / "sft" if warm_start else self._folder))
+            if self._resume_step is not None:
+                # RL that follows a resumed warm start begins at its first step again.
+                first = self._resume_step + 1 if not self._writers else 0
+                start = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(step=first, wall_time=time.time(), session_log=start))
+            self._writers[warm_start] = writer
+        return self._writers[warm_start]
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Text is in `samples.jsonl` and the report."""
 
     def close(self) -> None:
-        self._writer.close()
+        for writer in self._writers.values():
+            writer.close()
 
 
 class WandbTracker:
@@ -145,9 +219,3 @@ def _import(name: str) -> Any:
         raise ConfigError(
             f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or drop it"
         ) from error
-
-
-def _now() -> float:
-    import time
-
-    return time.time()

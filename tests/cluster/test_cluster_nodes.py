@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -16,19 +17,37 @@ from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.nodes import node_capacities
 from rlsdk.interfaces import PlacementError, WorkerError
 
+NODE = """
+import sys
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+params = RayParams(gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=3, num_gpus=2)
+node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+sys.stdin.read()
+node.kill_all_processes(check_alive=False, allow_graceful=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def second_node(ray_here: LocalRay) -> Iterator[None]:
     """Adds a node with three processors, and two GPUs that Ray takes on trust."""
-    command = Path(sys.executable).parent / "ray"
     address = ray.get_runtime_context().gcs_address
-    start = [str(command), "start", f"--address={address}", "--num-cpus=3", "--num-gpus=2", "--block"]
-    process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{ray_here.folder}/token"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODE, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **variables, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
     try:
         await_nodes(2)
         yield
     finally:
-        process.terminate()
+        process.stdin.close()
         process.wait(30)
         await_nodes(1)
 

@@ -4,6 +4,7 @@ import csv
 import datetime
 import decimal
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlsdk.data import DataRow, to_json
+from rlsdk.data import DataRow, check_source, to_json
 from rlsdk.data.sources import load_csv, load_json
 from rlsdk.interfaces import ConfigError, DataError
 
@@ -212,3 +213,86 @@ def test_numpy_values_tuples_and_sets_become_json() -> None:
     value = {1: (np.int64(2), np.array([1.5])), "s": {3, 1}, "t": np.str_("x"), "b": np.bool_(True)}
     assert to_json(value, "here") == {"1": [2, [1.5]], "s": [1, 3], "t": "x", "b": True}
     assert type(to_json(np.float64(1.0), "here")) is float
+
+
+BROKEN_LINES = [
+    ('{"question": ' + "9" * 5000 + "}", "integer of more than"),
+    ('{"question": "q", "x": ' + "[" * 900 + "]" * 900 + "}", "nested"),
+    ('{"question": ' + "[" * 200_000, "not JSON"),
+    ('{"question": "a\\ud800b"}', r"half a surrogate pair \(U\+D800\) at character 2"),
+    ('{"a\\udfff": "b"}', "half a surrogate pair"),
+    ('{"question": ["x", {"y": "\\udc00"}]}', "half a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), BROKEN_LINES, ids=lambda text: text[:24])
+def test_a_row_that_json_allows_and_nothing_else_takes_is_named(
+    tmp_path: Path, load: Callable[..., list[DataRow]], line: str, told: str
+) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"question": "good"}, line + "\n")
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{told}"):
+        load(path)
+    array = tmp_path / "rows.json"
+    array.write_text('[{"question": "good"},\n' + line + "]")
+    with pytest.raises(DataError, match=r"rows\.json:\d"):
+        load(array)
+
+
+def test_a_number_that_is_too_long_is_found_in_an_array(tmp_path: Path, load: Callable[..., list[DataRow]]) -> None:
+    (tmp_path / "rows.json").write_text('[{"question": "good"},\n{"question": ' + "9" * 5000 + "}]")
+    with pytest.raises(DataError, match=r"rows\.json:2: not JSON: it holds an integer of more than 4,300 digits"):
+        load(tmp_path / "rows.json")
+
+
+def test_a_surrogate_pair_that_is_whole_is_text(tmp_path: Path, load: Callable[..., list[DataRow]]) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", '{"question": "\\ud83d\\ude00 ä"}\n')
+    assert load(path)[0].row == {"question": "😀 ä"}
+
+
+NAMES = ["x" * 300 + ".jsonl", "~nouser/rows.jsonl", "a\0b.jsonl", "x" * 300, "folder:" + "x" * 300, "~nouser/x",
+         "folder:~nouser/x", "x" * 5000 + "/y.jsonl", "jsonl:~nouser/rows.jsonl"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:14])
+def test_a_name_that_no_file_has_is_a_message(name: str, load: Callable[..., list[DataRow]]) -> None:
+    with pytest.raises((DataError, ConfigError)) as caught:
+        load(name)
+    assert len(str(caught.value)) < 12_000
+    if not name.startswith("folder:"):
+        with pytest.raises((DataError, ConfigError)):
+            check_source(name, kinds=["jsonl", "json", "csv", "parquet", "folder", "hf"])
+
+
+def test_a_folder_that_may_not_be_read_is_a_message(tmp_path: Path, load: Callable[..., list[DataRow]]) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"question": "q"})
+    path.chmod(0)
+    try:
+        if not os.access(path, os.R_OK):
+            with pytest.raises(DataError, match=r"rows.jsonl: cannot be opened: Permission denied"):
+                load(path)
+    finally:
+        path.chmod(0o644)
+
+
+@given(data=st.data())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_parquet_file_is_read_or_refused_by_name(
+    parquet: bytes, load: Callable[..., list[DataRow]], tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray(parquet)
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))]))
+    try:
+        load(path)
+    except DataError as error:
+        assert str(path) in str(error)  # noqa: PT017
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("parquet") / "rows.parquet"
+    rows = [{"question": f"q {n} ä", "answer": str(n), "n": n, "deep": {"x": [n, n]}} for n in range(200)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path.read_bytes()

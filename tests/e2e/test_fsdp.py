@@ -44,7 +44,7 @@ def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def assert_planned(run: Path) -> None:
     """What `rlsdk plan` says of a run's configuration is what the run recorded."""
     registry = Registry.discover()
-    config = load_config([run / "config.yaml"], [], registry)
+    config = load_config([run / "config.yaml"], ["--trust-run"], registry)
     plan = make_plan(config, registry, device="cpu")
     step = read_metrics(run)[0]
     assert plan.reshard is not None

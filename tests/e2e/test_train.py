@@ -86,7 +86,7 @@ def test_a_run_killed_with_9_again_and_again_resumes_number_for_number(
     assert store.newest() is not None
     seen = len(read_lines(run / "metrics.jsonl"))
     kill_when(lambda: len(read_lines(run / "metrics.jsonl")) > seen, "another step", arguments, tmp_path)
-    output = rlsdk("train", "--config", str(run / "config.yaml"), cwd=tmp_path)
+    output = rlsdk("train", "--config", str(run / "config.yaml"), "--trust-run", cwd=tmp_path)
     assert "resumed from" in output
     assert numbers(run) == numbers(uninterrupted)
 
@@ -122,7 +122,7 @@ def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, t
     answers = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(answers) == 4
     assert {"prompt", "response", "answer"} <= answers[0].keys()
-    rlsdk("eval", str(uninterrupted), "--output", "figures.json", cwd=tmp_path)
+    rlsdk("eval", str(uninterrupted), "--output", "figures.json", "--trust-run", cwd=tmp_path)
     figures = json.loads((tmp_path / "figures.json").read_text())
     last = steps_of(uninterrupted)[-1]
     assert figures["eval/accuracy_greedy"] == pytest.approx(last["eval/accuracy_greedy"])

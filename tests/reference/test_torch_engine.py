@@ -469,6 +469,25 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_first_tensor(models: 
     assert_equal(weights(engine), before)
 
 
+@pytest.mark.parametrize(
+    "name", ["exp_avg/model.norm.weight", "exp_avg_sq/model.norm.weight", "step/model.norm.weight", "random"]
+)
+def test_a_tensor_under_a_damaged_name_is_refused_and_not_left_out(
+    models: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    engine = make(models["plain"])
+    train(engine)
+    engine.save_checkpoint(tmp_path)
+    file = tmp_path / "state.safetensors"
+    content = file.read_bytes()
+    assert content.count(f'"{name}"'.encode()) == 1
+    file.write_bytes(content.replace(f'"{name}"'.encode(), f'"{name[:-1]}~"'.encode()))
+    before = weights(engine)
+    with pytest.raises(CheckpointError, match="damaged"):
+        engine.load_checkpoint(tmp_path)
+    assert_equal(weights(engine), before)
+
+
 @pytest.mark.parametrize("damage", ["nothing", "no state", "no tensors", "cut tensors", "not json", "lacks a weight"])
 def test_a_checkpoint_that_is_not_whole_is_refused(models: dict[str, str], tmp_path: Path, damage: str) -> None:
     engine = make(models["plain"])

@@ -39,6 +39,8 @@ def test_the_slice_has_the_hard_cases() -> None:
         lambda row, number: rf"so \boxed{{{number}}}.",
         lambda row, number: rf"\boxed{{\${number}}}",
         lambda row, number: f"<think>hm</think><answer>{number}</answer>",
+        lambda row, number: f"#### **{number}** dollars",
+        lambda row, number: f"#### x = {number.replace('-', chr(0x2212))}",
     ],
 )
 @pytest.mark.parametrize("grade", [gsm8k, math])
@@ -60,8 +62,8 @@ WRONG: dict[str, Callable[[dict[str, Any], str], str]] = {
     "a hedge": lambda row, number: f"#### {number} or maybe not",
     "two numbers": lambda row, number: f"#### {number} 7",
     "a list": lambda row, number: f"#### {number}, 7",
-    "a unit": lambda row, number: f"#### {number} eggs",
-    "a percentage": lambda row, number: f"#### {number}%",
+    "a multiple": lambda row, number: f"#### {number} thousand",
+    "two units": lambda row, number: f"#### ${number}%",
     "a product": lambda row, number: f"#### {number}*1",
     "an equation": lambda row, number: f"#### 41={number}",
     "the other sign": lambda row, number: f"#### {-int(number.replace(',', ''))}",
@@ -69,7 +71,7 @@ WRONG: dict[str, Callable[[dict[str, Any], str], str]] = {
     "right, then wrong": lambda row, number: f"#### {number}\n#### 1{number}",
     "an open box": lambda row, number: rf"#### {number} \boxed{{{number}",
     "nan": lambda row, number: "#### nan",
-    "an exponent": lambda row, number: f"#### {number}e0",
+    "an exponent": lambda row, number: f"#### {number}e1" if number != "0" else "#### 0e",
     "full-width digits": lambda row, number: f"#### {in_digits_of(number, 0xFF10)}",
     "arabic digits": lambda row, number: f"#### {in_digits_of(number, 0x0660)}",
     "nothing": lambda row, number: "",
@@ -109,7 +111,7 @@ def test_every_reference_answer_of_aqua_is_right(form: str) -> None:
 def test_nothing_but_one_letter_earns_on_aqua() -> None:
     for row in AQUA:
         everything = f"{row['question']} {' '.join(row['options'])}"
-        for response in (everything, f"#### {everything}", "#### A B C D E", "#### ABCDE", row["correct"], "", "####"):
+        for response in (everything, f"#### {everything}", "#### A B C D E", "#### ABCDE", "A, B, C, D, E", "", "####"):
             assert choice(sample(response, row["correct"])) == 0.0
 
 
@@ -119,6 +121,7 @@ def test_nothing_but_one_letter_earns_on_aqua() -> None:
         (gsm8k, "#### many", "reference answer 'many' is not a number"),
         (gsm8k, None, "no reference answer"),
         (choice, "AB", "not a single letter"),
+        (gsm8k, "#### 2 or 3", "not a number"),
         (math, None, "no reference answer"),
     ],
 )
@@ -127,3 +130,14 @@ def test_a_reference_that_cannot_be_graded_is_an_error_and_not_a_wrong_answer(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         grade(sample("#### 1", answer))
+
+
+@pytest.mark.parametrize("grade", [gsm8k, math])
+def test_the_answer_of_another_row_is_wrong(grade: Callable[..., float]) -> None:
+    answers = [(row["answer"], number) for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True)]
+    answers += [(str(row["Answer"]), str(row["Answer"])) for row in SVAMP]
+    pairs = list(zip(answers, answers[7:] + answers[:7], strict=True))
+    for (reference, number), (_, other) in pairs:
+        same = float(number.replace(",", "")) == float(other.replace(",", ""))
+        assert grade(sample(rf"\boxed{{{other}}}", reference)) == grade(sample(f"#### **{other}**", reference)) == same
+    assert sum(number == other for (_, number), (_, other) in pairs) < len(pairs) / 10

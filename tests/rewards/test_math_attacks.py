@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.rewards.symbolic import _equal, _parse, math
+from rlsdk.rewards.algebra import _parse, equal
+from rlsdk.rewards.symbolic import math
 
 from .conftest import sample
 
@@ -36,7 +38,7 @@ def only_numbers_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(math_verify.parser, "parse_expr", refuse)
     monkeypatch.setattr(sympy_parser, "eval_expr", watched)
     _parse.cache_clear()
-    _equal.cache_clear()
+    equal.cache_clear()
     yield
     assert [
         code for code in evaluated if not re.fullmatch(r"(Integer|Float|Rational) ?\('?[0-9./]+ ?'?\) *", code)
@@ -67,3 +69,9 @@ def test_no_payload_runs_or_scores(answer: str, tmp_path: Path) -> None:
 )
 def test_right_answers_in_another_form_still_score(answer: str, given: str) -> None:
     assert math(sample(rf"\boxed{{{given}}}", answer, "q")) == 1.0
+
+
+def test_the_whole_table_of_cases_runs_nothing() -> None:
+    table = (Path(__file__).parent / "cases" / "math.jsonl").read_text(encoding="utf-8").splitlines()
+    for row in map(json.loads, table):
+        assert math(sample(rf"\boxed{{{row['answer']}}}", row["reference"], "q")) == row["right"]

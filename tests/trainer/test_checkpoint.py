@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.trainer.checkpoint import MANIFEST, CheckpointStore, faults, read_state
+from rlsdk.trainer.checkpoint import MANIFEST, CheckpointStore, faults, older_whole, read_state
 
 
 def fill(store: CheckpointStore, step: int, text: str = "weights") -> Path:
@@ -116,4 +118,80 @@ def test_kill_9_at_any_moment_leaves_a_whole_newest_checkpoint(tmp_path: Path, s
 
 def test_the_manifest_names_every_file_with_its_size(tmp_path: Path) -> None:
     path = fill(CheckpointStore(tmp_path, keep=1), 1)
-    assert json.loads((path / MANIFEST).read_text())["files"] == {"actor/model.bin": 7}
+    sealed = json.loads((path / MANIFEST).read_text())["files"]
+    assert sealed == {"actor/model.bin": {"size": 7, "xxh3": xxhash.xxh3_128_hexdigest(b"weights")}}
+
+
+def test_an_attempt_that_starts_anew_keeps_its_own_checkpoint_and_not_the_higher_step_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    fill(store, 100, "earlier attempt")
+    path = fill(store, 5, "this attempt")
+    assert store.whole() == [(5, path)]
+    assert store.newest() == path
+    assert store.newest_intact(pytest.fail) == path
+
+
+def test_what_was_written_last_is_newest_whatever_its_step(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (10, 20, 5, 15):
+        fill(store, step)
+    assert [step for step, _ in store.whole()] == [20, 5, 15]
+
+
+@pytest.mark.parametrize("moment", ["old copy renamed away", "new copy in place"])
+def test_a_kill_while_a_step_is_rewritten_loses_neither_copy(tmp_path: Path, moment: str) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    path = fill(store, 5, "old")
+    if moment == "old copy renamed away":
+        path.rename(tmp_path / ".step_00000005.old")
+        (tmp_path / ".step_00000005.tmp").mkdir()
+    else:
+        shutil.copytree(path, tmp_path / ".step_00000005.old")
+    newest = store.newest()
+    assert newest is not None
+    assert (newest / "actor" / "model.bin").read_text() == "old"
+    store.recover()
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000005"]
+    assert store.newest() == path
+    assert (fill(store, 6, "next") / "actor" / "model.bin").read_text() == "next"
+
+
+def test_a_write_that_fails_leaves_no_draft(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.raises(RuntimeError, match="engine"):
+        fail(store, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_damaged_one_is_named_when_an_older_one_is_taken(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    older = fill(store, 1)
+    (fill(store, 2) / "actor" / "model.bin").write_text("wEights")
+    (fill(store, 3) / MANIFEST).write_text("{}")
+    said: list[str] = []
+    assert store.newest_intact(said.append) == older
+    assert len(said) == 2
+    assert "step_00000003" in said[0]
+    assert "step_00000002" in said[1]
+    assert "actor/model.bin is damaged: its checksum differs" in said[1]
+    (older / "actor" / "model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: .*step_00000003.*step_00000001.*"):
+        store.newest_intact(said.append)
+
+
+def test_listing_reads_no_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    path = fill(store, 1)
+    monkeypatch.setattr("rlsdk.trainer.manifest._hash", lambda file: pytest.fail(f"read {file}"))
+    assert store.newest() == path
+    assert faults(path) == []
+
+
+def test_a_refused_checkpoint_comes_with_the_others_beside_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    first, second = fill(store, 1), fill(store, 2)
+    assert str(first) in older_whole(second)
+    assert str(second) not in older_whole(second)
+    assert "no other whole checkpoint" in older_whole(fill(CheckpointStore(tmp_path / "alone", 1), 1))

@@ -81,7 +81,7 @@ def damage_checkpoints(folder: Path) -> None:
     """Copies of the checkpoint of two ranks, each with a fault."""
     saved, damaged = folder / "saved", folder / "damaged"
     second = next(path.name for path in sorted(saved.glob("*.safetensors")) if "00002" in path.name)
-    for name in ("no state", "half", "cut", "other model", "empty"):
+    for name in ("no state", "half", "cut", "other model", "empty", "name of a moment", "name of a count"):
         shutil.copytree(saved, damaged / name)
     (damaged / "no state" / "engine.json").unlink()
     (damaged / "half" / second).unlink()
@@ -89,6 +89,10 @@ def damage_checkpoints(folder: Path) -> None:
     cut.write_bytes(cut.read_bytes()[:-1000])
     for path in (damaged / "empty").iterdir():
         path.unlink()
+    for path in (damaged / "name of a moment").glob("*.safetensors"):
+        path.write_bytes(path.read_bytes().replace(b'"exp_avg/model.norm.weight"', b'"exp_avg/model.norm.weighT"'))
+    counts = damaged / "name of a count" / "engine.json"
+    counts.write_text(counts.read_text().replace('"model.norm.weight"', '"model.norm.weighT"'))
     for path in (damaged / "other model").glob("*.safetensors"):
         tensors = load_file(path)
         save_file({name: t for name, t in tensors.items() if "layers.1" not in name}, path)

@@ -59,6 +59,8 @@ def test_copies_of_a_hybrid_are_saved_once(results: Any, folder: Path) -> None:
         ("half", "is not whole"),
         ("cut", "cannot be loaded"),
         ("other model", "was saved from another model"),
+        ("name of a moment", "cannot be loaded"),
+        ("name of a count", "is damaged"),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_refused_on_every_rank(fault: str, told: str, results: Any) -> None:

@@ -29,6 +29,7 @@ from rlsdk.kit.together import agreed
 from rlsdk_fsdp.shards import Piece
 
 STATE = "engine.json"
+FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of the shape of a parameter; beside them it counts steps."""
 
@@ -67,7 +68,7 @@ def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
         raise CheckpointError(f"{folder} cannot be written: {_first_line(error)}") from error
     with agreed(f"{folder} cannot be written"):
         if rank == 0:
-            atomic_write_json(folder / STATE, {"format": 1, **vars(progress)})
+            atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
 
 
 def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None) -> int:
@@ -85,6 +86,7 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
         progress = _read_progress(folder)
         metadata = reader.read_metadata()
         _check_fit(folder, metadata, pieces, progress if optimizer is not None else Progress())
+        _check_moments(folder, metadata, progress)
     tensors = {f"weight/{piece.name}": piece.like(piece.held.detach()) for piece in pieces}
     if optimizer is not None:
         tensors |= _fresh_moments(optimizer, pieces, progress.adam_steps)
@@ -127,6 +129,8 @@ def _fresh_moments(
 def _read_progress(folder: Path) -> Progress:
     try:
         found = json.loads((folder / STATE).read_text())
+        if found["format"] != FORMAT:
+            raise ValueError(f"{STATE} has format {found['format']!r}, expected {FORMAT}")
         return Progress(
             num_steps=int(found["num_steps"]),
             adam_steps={str(name): float(step) for name, step in found["adam_steps"].items()},
@@ -136,6 +140,16 @@ def _read_progress(folder: Path) -> Progress:
         raise CheckpointError(
             f"{folder} is not a whole checkpoint of backend 'fsdp': {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None:
+    """Moments that `engine.json` does not count, or counts and no file holds, would be lost without a word."""
+    saved = {key for key in _names(metadata) if not key.startswith(("weight/", "random/"))}
+    counted = {f"{moment}/{name}" for name in progress.adam_steps for moment in MOMENTS}
+    if odd := sorted(saved ^ counted):
+        raise CheckpointError(
+            f"{folder} is damaged: {len(odd)} names of moments differ between {STATE} and the tensors, first {odd[0]!r}"
+        )
 
 
 def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress) -> None:
@@ -148,7 +162,9 @@ def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progre
             "that it was saved from"
         )
     wanted = {f"weight/{name}": shape for name, shape in weights.items()}
-    wanted |= {f"{moment}/{name}": weights[name] for name in progress.adam_steps for moment in MOMENTS}
+    wanted |= {
+        f"{moment}/{name}": weights[name] for name in progress.adam_steps if name in weights for moment in MOMENTS
+    }
     for key, shape in wanted.items():
         entry: Any = metadata.state_dict_metadata.get(key)
         found = tuple(entry.size) if entry is not None else None

@@ -1,0 +1,98 @@
+"""Who may use a local cluster: processes that hold its token, through the loopback interface.
+
+Ray runs what any driver sends, as the user of the run. So a local cluster listens on no other interface, and every
+call needs a token that is in a file which only this user can read. The file's path, never the token, is in the
+environment of the cluster's processes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlsdk.interfaces import PlacementError
+
+LOOPBACK = "127.0.0.1"
+_TOKEN_BYTES = 32
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+_ONE_MACHINE = {
+    # Ray replaces a loopback address by the machine's own in every address that it is given, unless the cluster
+    # cannot have a second machine. The variable's name tells where that is the default.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+    "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+}
+
+
+def write_token(folder: str) -> Path:
+    """Draws a token of 256 bits and writes it into a new file that only this user can read."""
+    path = Path(folder) / "token"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(_TOKEN_BYTES))
+    return path
+
+
+@contextmanager
+def closed_to_strangers(token: Path) -> Iterator[None]:
+    """Ray processes that start inside use the loopback interface and this token; so does this one from now on.
+
+    The environment is put back at the end: what this process starts later (graders) does not learn the path.
+
+    Raises:
+        PlacementError: this Ray has no token authentication.
+    """
+    from ray._private import ray_constants
+
+    cluster = {**_ONE_MACHINE, _MODE: "token", _TOKEN: None, _TOKEN_PATH: str(token)}
+    several_machines = ray_constants.ENABLE_RAY_CLUSTER
+    with environment(cluster):
+        try:
+            ray_constants.ENABLE_RAY_CLUSTER = False
+            read_access_again()
+            if not is_authenticated():
+                raise PlacementError("this version of Ray has no token authentication; run `pip install 'ray>=2.52'`")
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = several_machines
+
+
+def read_access_again() -> None:
+    """Makes Ray read mode and token of this process's environment, which it does once by itself."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def is_authenticated() -> bool:
+    """Whether this process sends a token with every call."""
+    from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
+
+    return bool(get_authentication_mode() == AuthenticationMode.TOKEN)
+
+
+@contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets variables of this process (None: removes one) and puts them back."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

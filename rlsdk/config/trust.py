@@ -1,0 +1,96 @@
+"""What a run's own configuration may not do unless the person asks for it: run code.
+
+A run's folder can come from anybody: a colleague, a hub, an archive. Its `config.yaml` names rewards, losses and
+callbacks by file or module, and those are run. So what a file of a run says of code counts only with `--trust-run` on
+the command line. A file that the person wrote and names with `--config` is their own word, and so is every flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config.explain import dotted, shown
+from rlsdk.config.problem import Problem
+from rlsdk.config.tree import Place
+from rlsdk.interfaces import ConfigError
+
+TRUST_FLAG = "--trust-run"
+FUNCTION_FIELDS = ("rewards.*.name", "algorithm.advantage", "algorithm.loss", "trainer.callbacks.*")
+"""Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
+_IN_FILE = re.compile(r"\.py:\w+\s*$")
+_RUN_MARKS = ("checkpoints", "metrics.jsonl", ".lock")
+"""One of them stands beside the `config.yaml` of every run."""
+_CHECKPOINT_MARK = "manifest.json"
+
+
+def take_trust_flag(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The arguments without `--trust-run`, and whether it was among them."""
+    return [argument for argument in arguments if argument != TRUST_FLAG], TRUST_FLAG in arguments
+
+
+def is_of_run(file: Path, resumed: str | None = None) -> bool:
+    """Whether a configuration file lies in the folder of a run or of a checkpoint, or in the one that is resumed."""
+    folders = (*file.absolute().parents, *file.resolve().parents)
+    if resumed is not None and resumed not in ("auto", "never") and Path(resumed).resolve() in folders:
+        return True
+    return any(_is_run(folder) for folder in folders)
+
+
+def _is_run(folder: Path) -> bool:
+    if not (folder / "config.yaml").is_file():
+        return False
+    return any((folder / mark).exists() for mark in (*_RUN_MARKS, _CHECKPOINT_MARK))
+
+
+def check_trust(
+    fields: dict[str, Any], origin: Callable[[Place], str], own: Callable[[str], bool], sections: Collection[str] | None
+) -> None:
+    """Refuses code that a run asks for by itself.
+
+    Args:
+        fields: the whole configuration, as plain data.
+        origin: file and line, or flag, that the value at a place comes from.
+        own: whether such an origin is the person's own.
+        sections: top sections that will be acted on; None: all.
+
+    Raises:
+        ConfigError: lists every such field, and the flag.
+    """
+    found = []
+    for place, value in code_in(fields):
+        came_from = origin(place)
+        if (sections is None or place[0] in sections) and not own(came_from):
+            found.append(Problem(dotted(place), shown(value), came_from))
+    if found:
+        lines = "".join(f"\n  {problem}" for problem in found)
+        raise ConfigError(
+            f"the configuration comes from a run's folder, and it makes this command run code:{lines}\n"
+            f"If you trust where the run comes from, add {TRUST_FLAG}; or give these fields on the command line"
+        )
+
+
+def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
+    """Every place whose value makes a command run code that rlsdk and its plugins do not bring."""
+    for place, value in _leaves(fields, ()):
+        name = re.sub(r"\.\d+\b", ".*", dotted(place))
+        if (
+            (place[-1] == "trust_remote_code" and value)
+            or (isinstance(value, str) and _IN_FILE.search(value))
+            or (name in FUNCTION_FIELDS and ":" in str(value))
+            # An engine takes class names, hooks and files there; a Ray cluster sends code to whoever joins it.
+            or (len(place) > 2 and place[1] == "engine_kwargs")
+            or (place == ("placement", "ray_address") and value)
+        ):
+            yield place, value
+
+
+def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    inside = list(items)
+    if not inside and not isinstance(value, dict | list | tuple):
+        yield place, value
+    for key, item in inside:
+        yield from _leaves(item, (*place, key))

@@ -1,0 +1,177 @@
+"""Keeps the text of data from becoming control tokens.
+
+A tokenizer reads `<|im_end|>` in a text as the token that ends a turn, wherever the text came from. A prompt could so
+close its own turn and open a system turn. Here special tokens are made by templates and settings only; in the text of a
+row the same characters are encoded like any other text.
+
+How: the row's occurrences are hidden behind placeholders while a template is rendered, so what is left is the
+template's own. Those are exchanged for private names that a copy of the tokenizer knows as added tokens; the copy reads
+special tokens as text (`encode_special_tokens` of the tokenizers library), and the ids of the private names are mapped
+back. Everything else, white space and normalization around special tokens included, is the tokenizer's.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.interfaces import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from rlsdk.data.rows import JsonValue
+
+_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
+"""Private-use characters around placeholders and private names, with a number nobody can foresee between them."""
+
+
+class LiteralEncoder:
+    """Finds special tokens in texts, hides them, and encodes texts in which some are only text.
+
+    Made once per tokenizer; `encode` builds its copy of the tokenizer at the first call.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        names = sorted(_special_tokens(tokenizer), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
+        self._starts = {name[0] for name in names}
+        self._normalized = _normalized_search(tokenizer)
+        self._nonce = secrets.token_hex(8)
+        self._hidden: list[str] = []
+        self._place = re.compile(f"{_OPEN}{self._nonce}h([0-9]+){_CLOSE}")
+        self._copy: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
+
+    def found_in(self, value: JsonValue) -> bool:
+        """Whether a text, or any text inside of messages, holds a special token."""
+        pattern = self._pattern
+        if pattern is None:
+            return False
+
+        def holds(text: str) -> bool:
+            # The first character tells nearly all texts apart, many times faster than the pattern does.
+            return any(start in text for start in self._starts) and pattern.search(text) is not None
+
+        return _any_text(value, holds) or self.found_normalized(value)
+
+    def found_normalized(self, value: JsonValue) -> bool:
+        """Whether it holds one that the tokenizer matches only after it has normalized the text."""
+        return self._normalized is not None and _any_text(value, self._normalized)
+
+    def hide(self, value: JsonValue) -> Any:
+        """The same with a placeholder for every special token in every text."""
+        if isinstance(value, str):
+            return self.hide_parts([(value, False)])
+        if isinstance(value, Mapping):
+            return {key: self.hide(item) for key, item in value.items()}
+        return [self.hide(item) for item in value] if isinstance(value, Sequence) else value
+
+    def hide_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
+        """Joins texts, with a placeholder for every special token that does not lie within one trusted text.
+
+        Args:
+            parts: text, and whether it is trusted: written by whoever configured the run, not by the data.
+        """
+        joined = "".join(text for text, _ in parts)
+        if self._pattern is None:
+            return joined
+        trusted: list[tuple[int, int]] = []
+        at = 0
+        for text, is_trusted in parts:
+            if is_trusted:
+                trusted.append((at, at + len(text)))
+            at += len(text)
+
+        def hidden(match: re.Match[str]) -> str:
+            if any(start <= match.start() and match.end() <= end for start, end in trusted):
+                return match[0]
+            self._hidden.append(match[0])
+            return f"{_OPEN}{self._nonce}h{len(self._hidden) - 1}{_CLOSE}"
+
+        return self._pattern.sub(hidden, joined)
+
+    def show(self, text: str) -> str:
+        """The text with every placeholder replaced by what it hides."""
+        return self._place.sub(lambda match: self._hidden[int(match[1])], text)
+
+    def encode(self, text: str, *, add_special_tokens: bool, where: str) -> list[int]:
+        """Token ids of a text in which placeholders stand for text, and special tokens for themselves.
+
+        Raises:
+            DataError: this tokenizer cannot encode the characters of a special token as text; names `where`.
+        """
+        copy, names, ids = self._literal_copy(where)
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda match: names[match[0]], text)
+        encoded = copy.encode(self.show(text), add_special_tokens=add_special_tokens)
+        # A vocabulary may hold a special token as an ordinary piece too. The mask marks what the tokenizer added.
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        control = set(ids.values()) - {unknown}
+        if any(
+            token in control and not added
+            for token, added in zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+        ):
+            raise self._refused(where)
+        return [ids.get(token, token) for token in encoded.ids]
+
+    def _refused(self, where: str) -> DataError:
+        return DataError(
+            f"{where}: the text holds a special token of the tokenizer, which {type(self._tokenizer).__name__} cannot "
+            "encode as text. Remove it from the row, or set data.allow_special_tokens"
+        )
+
+    def _literal_copy(self, where: str) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
+        """The copy, the private name of each special token, and the id that each private name's id stands for."""
+        if self._copy is None:
+            inner = getattr(self._tokenizer, "backend_tokenizer", None)
+            if inner is None or not getattr(self._tokenizer, "is_fast", False):
+                raise self._refused(where)
+            import tokenizers
+
+            copy = tokenizers.Tokenizer.from_str(inner.to_str())
+            copy.no_truncation()
+            copy.no_padding()
+            names: dict[str, str] = {}
+            ids: dict[int, int] = {}
+            for number, (content, token) in enumerate(_special_tokens(self._tokenizer).items()):
+                names[content] = f"{_OPEN}{self._nonce}s{number}{_CLOSE}"
+                private = tokenizers.AddedToken(
+                    names[content], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False
+                )
+                copy.add_tokens([private])
+                ids[copy.token_to_id(names[content]) or 0] = inner.token_to_id(content)
+            copy.encode_special_tokens = True
+            self._copy = copy, names, ids
+        return self._copy
+
+
+def _any_text(value: JsonValue, holds: Callable[[str], bool]) -> bool:
+    """Whether a text, or any text inside of messages, has the property."""
+    if isinstance(value, str):
+        return holds(value)
+    if isinstance(value, Mapping):
+        return any(_any_text(item, holds) for item in value.values())
+    return isinstance(value, Sequence) and any(_any_text(item, holds) for item in value)
+
+
+def _normalized_search(tokenizer: Any) -> Callable[[str], bool] | None:
+    """Looks for special tokens that the tokenizer matches in normalized text, for instance in any case of letters."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    names = [content for content, token in _special_tokens(tokenizer).items() if getattr(token, "normalized", False)]
+    if normalizer is None or not names:
+        return None
+    pattern = re.compile("|".join(re.escape(normalizer.normalize_str(name)) for name in names))
+    return lambda text: pattern.search(normalizer.normalize_str(text)) is not None
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """Content -> token of everything that the tokenizer would read as a control token; longest first."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None and hasattr(inner, "get_added_tokens_decoder"):
+        found = {token.content: token for token in inner.get_added_tokens_decoder().values() if token.special}
+    else:
+        found = {str(token): token for token in getattr(tokenizer, "all_special_tokens", ())}
+    return {content: found[content] for content in sorted(found, key=len, reverse=True) if content}

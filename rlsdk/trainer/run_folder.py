@@ -1,0 +1,297 @@
+"""The folder of a run: its name, its lock, what it resumes from, and what it keeps of earlier attempts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlsdk.config import RunConfig, dump_config
+from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.checkpoint import (
+    MANIFEST,
+    CheckpointStore,
+    damage,
+    faults,
+    is_checkpoint_name,
+    older_whole,
+    step_of,
+)
+
+CHECKPOINTS = "checkpoints"
+CONFIG_FILE = "config.yaml"
+HISTORY_FILE = "config.history.jsonl"
+"""One line for each accepted start: when, from which step, and which settings changed."""
+EARLIER = "earlier"
+"""Folder of a run: what was set aside when it started anew, in `1/`, `2/` and so on."""
+OWN_FILES = ("metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints", "sft_checkpoints", "reference",
+             CONFIG_FILE)  # fmt: skip
+"""What belongs to one attempt."""
+NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")
+"""Fields that say where a run is, not what it computes."""
+MAX_NAME_BYTES = 200
+"""Of a run's name; file systems take 255 bytes, and other names are built from it."""
+
+Notice = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Drops a notice."""
+
+
+def check_run_name(name: str) -> None:
+    """Refuses a name that would leave `trainer.run_dir`, or that no file system takes.
+
+    Raises:
+        ConfigError: names the problem and a valid choice.
+    """
+    wrong = ""
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        wrong = "expected one folder name; the folder above it is trainer.run_dir"
+    elif not name.isprintable():
+        wrong = "expected printable characters only"
+    elif len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        wrong = f"expected at most {MAX_NAME_BYTES} bytes"
+    if wrong:
+        raise ConfigError(f"trainer.run_name {name[:60]!r}: {wrong}, for example 'grpo-1'")
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """The run's folder: `run_dir/run_name`, or one named by date and time that no other run has.
+
+    Raises:
+        ConfigError: the name leaves `trainer.run_dir`, or the folder cannot be made.
+    """
+    parent = Path(config.trainer.run_dir)
+    name = config.trainer.run_name
+    if name is not None:
+        check_run_name(name)
+    try:
+        if name is not None:
+            folder = parent / name
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder.resolve()
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+            folder = parent / f"{stamp}{suffix}"
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                if not folder.is_dir():
+                    raise
+                continue
+            return folder.resolve()
+    except (OSError, ValueError) as error:
+        place = str(parent if name is None else parent / name)
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"trainer.run_dir: cannot make the folder {place!r}: {reason}; choose another one") from error
+    raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Keeps a second process from writing into the same run's folder; gone with the process, however it ends.
+
+    Raises:
+        ConfigError: another process holds it, or the folder cannot be written to.
+    """
+    import fcntl
+
+    try:
+        handle = (run_dir / ".lock").open("a+")
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.run_dir: cannot write to {str(run_dir)!r}: {error.strerror}; choose another one"
+        ) from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.run_name: another process is writing to {str(run_dir)!r}; wait for it, or choose another name"
+            ) from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def find_checkpoint(
+    config: RunConfig, run_dir: Path, folder: str = CHECKPOINTS, notice: Notice = silent
+) -> Path | None:
+    """What the run resumes from: None to start afresh. Every byte of it was compared with its checksum.
+
+    Args:
+        config: of the run.
+        run_dir: its folder.
+        folder: the one in a run that holds its checkpoints.
+        notice: receives a line for each damaged checkpoint that is skipped.
+
+    Raises:
+        CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one; or
+            the run has checkpoints and all are damaged.
+    """
+    choice = config.trainer.resume
+    if choice == "never":
+        return None
+    if choice == "auto":
+        return CheckpointStore(run_dir / folder, config.trainer.keep_checkpoints).newest_intact(notice)
+    named = Path(choice)
+    if _is_checkpoint(named):
+        if problems := damage(named):
+            raise CheckpointError(
+                f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}"
+            )
+        return named
+    newest = CheckpointStore(named / folder, config.trainer.keep_checkpoints).newest_intact(notice)
+    if newest is None:
+        raise CheckpointError(_no_checkpoint(choice, folder))
+    return newest
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """A folder with a manifest, or with a checkpoint's name; damaged or not."""
+    return path.is_dir() and (is_checkpoint_name(path.name) or (path / MANIFEST).exists())
+
+
+def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> None:
+    """Looks for a checkpoint that is named, before the run has a folder.
+
+    Raises:
+        ConfigError: as `find_checkpoint`.
+    """
+    if config.trainer.run_name is not None:
+        check_run_name(config.trainer.run_name)
+    choice = config.trainer.resume
+    if choice in ("auto", "never"):
+        return
+    # By sizes only: `find_checkpoint` reads the content once the run has its folder.
+    named = Path(choice)
+    if _is_checkpoint(named):
+        if problems := faults(named):
+            raise ConfigError(f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}")
+    elif not CheckpointStore(named / folder, config.trainer.keep_checkpoints).find():
+        raise ConfigError(_no_checkpoint(choice, folder))
+
+
+def _no_checkpoint(choice: str, folder: str) -> str:
+    return (
+        f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(Path(choice))[0]}) nor a run with one; "
+        f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'"
+    )
+
+
+def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None = None, notice: Notice = silent) -> None:
+    """Records that a run starts with `config`. Call it once nothing can refuse the run any more: engine and data have
+    taken the checkpoint, and nothing of this attempt was written yet.
+
+    What an earlier attempt left and this one does not go on from is moved to `earlier/N/`, never deleted: everything
+    where the run starts afresh or from another run's checkpoint, and later checkpoints where it goes back to an earlier
+    step. `config.yaml` is replaced and `config.history.jsonl` gets a line.
+
+    Args:
+        run_dir: the run's folder, whose lock this process holds.
+        config: accepted.
+        checkpoint: what the run resumes from; None: it starts afresh.
+        notice: receives what was set aside and which settings changed.
+    """
+    changed = changed_settings(_settings_before(run_dir, checkpoint), config) if checkpoint is not None else {}
+    _set_aside(run_dir, checkpoint, notice)
+    atomic_write_text(run_dir / CONFIG_FILE, dump_config(config))
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "step": 0 if checkpoint is None else step_of(checkpoint),
+        "changed": changed,
+    }
+    with (run_dir / HISTORY_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    for field, (old, new) in changed.items():
+        notice(f"setting changed since the checkpoint: {field}: {_shown(old)} -> {_shown(new)}")
+
+
+def changed_settings(before: Mapping[str, Any] | None, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Field -> (old, new) for every setting that differs; empty where nothing is known of the earlier ones."""
+    if before is None:
+        return {}
+    old, new = dict(_leaves(before)), dict(_leaves(config.model_dump(mode="json")))
+    names = [name for name in (old | new) if old.get(name) != new.get(name) and name not in NOT_SETTINGS]
+    return {name: (old.get(name), new.get(name)) for name in names}
+
+
+def _settings_before(run_dir: Path, checkpoint: Path) -> Mapping[str, Any] | None:
+    """What the checkpoint was made with; checkpoints of supervised training keep none, their run does."""
+    for file in (checkpoint / CONFIG_FILE, run_dir / CONFIG_FILE):
+        try:
+            settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(settings, Mapping):
+            return settings
+    return None
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values; lists are values, an empty mapping is none."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
+    own = checkpoint is not None and checkpoint.resolve().parent.parent == run_dir.resolve()
+    if checkpoint is None or not own:
+        # `config.yaml` alone is no attempt: a start that failed early leaves it.
+        found = [name for name in OWN_FILES if (run_dir / name).exists()]
+        if not any(_holds_work(run_dir / name) for name in found if name != CONFIG_FILE):
+            return
+        target = _new_folder(run_dir)
+        for name in found:
+            os.replace(run_dir / name, target / name)
+        notice(f"the folder held an earlier attempt that this run does not go on from: moved to {target}")
+        return
+    store = CheckpointStore(checkpoint.parent, 1)
+    ranks = {item.path.name: rank for rank, item in enumerate(store.find())}
+    later = [name for name, rank in ranks.items() if rank > ranks.get(checkpoint.name, len(ranks))]
+    if not later:
+        return
+    target = _new_folder(run_dir)
+    (target / store.folder.name).mkdir()
+    for name in later:
+        os.replace(store.folder / name, target / store.folder.name / name)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        if (run_dir / name).is_file():
+            shutil.copy2(run_dir / name, target / name)
+    notice(f"going back to {checkpoint.name}: {', '.join(later)} moved to {target}")
+
+
+def _holds_work(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+
+
+def _new_folder(run_dir: Path) -> Path:
+    """The next free `earlier/N/`."""
+    number = 1
+    while True:
+        folder = run_dir / EARLIER / str(number)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        return folder
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
