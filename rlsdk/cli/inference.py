@@ -18,7 +18,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     from rlsdk.cli.console import ConsoleView
     from rlsdk.trainer.inference import generate_texts, open_rollout
     from rlsdk.trainer.parts import load_prompts, load_run_tokenizer, sampling_params
-    from rlsdk.trainer.session import resolve_device
+    from rlsdk.trainer.roles import resolve_device
 
     config, registry = _config(path, args)
     tokenizer = load_run_tokenizer(config)
@@ -32,7 +32,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     with (
         tempfile.TemporaryDirectory() as logs,
-        open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+        open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
     ):
         ids = [list(tokens) for _, _, tokens in shown]
         sampling = sampling_params(config, tokenizer)
@@ -49,13 +49,13 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
     from rlsdk.trainer.evaluation import measure_all
     from rlsdk.trainer.inference import open_rollout
     from rlsdk.trainer.parts import build_parts
-    from rlsdk.trainer.session import resolve_device
+    from rlsdk.trainer.roles import resolve_device
 
     config, registry = _config(path, args)
     with tempfile.TemporaryDirectory() as logs:
         parts = build_parts(config, registry, Path(logs), ConsoleView())
         try:
-            with open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group:
+            with open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group:
                 metrics = measure_all(group, parts)
         finally:
             parts.close()

@@ -53,10 +53,10 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
     config = load_config(recipe, list(args), registry)
 
     from rlsdk.trainer.parts import check_sources
-    from rlsdk.trainer.session import resolve_device, role_devices
+    from rlsdk.trainer.roles import resolve_device, role_devices
 
     if device is None or config.placement.device != "auto":
-        device = resolve_device(config)
+        device = resolve_device(config.placement)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
     model = {"model_type": "llama"} if quickstart else model_fields(config)

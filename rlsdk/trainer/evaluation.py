@@ -11,8 +11,8 @@ from rlsdk.trainer.rollout import sample
 
 if TYPE_CHECKING:
     from rlsdk.interfaces import SamplingParams
+    from rlsdk.trainer.groups import RoleGroup
     from rlsdk.trainer.parts import RunParts
-    from rlsdk.trainer.session import RoleGroup
 
 
 def measure_all(rollout: RoleGroup, parts: RunParts) -> dict[str, float]:

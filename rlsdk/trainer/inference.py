@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig
+from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError, SamplingParams
 from rlsdk.trainer.checkpoint import CheckpointStore, faults
+from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.hosts import Samples
 from rlsdk.trainer.parts import decode
+from rlsdk.trainer.roles import roles
 from rlsdk.trainer.rollout import sample
-from rlsdk.trainer.session import RoleGroup, rollout_role, start_cluster
+from rlsdk.trainer.session import start_cluster, start_role
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -52,8 +55,12 @@ def find_model(path: Path) -> ModelSource:
 @contextmanager
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """A rollout backend that serves the model of `config`, for as long as the context lives."""
-    with start_cluster(config, registry, ["rollout"], device=device, run_dir=log_dir) as cluster:
-        yield rollout_role(config, registry, cluster, load_weights=True)
+    (role,) = roles(config, device, needed=[ROLLOUT])
+    role = role.loading_weights()
+    with start_cluster(
+        [role], registry, placement=config.placement, trainer=config.trainer, device=device, run_dir=log_dir
+    ) as cluster:
+        yield start_role(role, registry, cluster)
 
 
 def generate_texts(

@@ -6,6 +6,7 @@ On policy by construction: every step samples with the weights that the last one
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,15 +28,17 @@ from rlsdk.trainer.experience import cut_mini_batches, make_batch, scatter_loss_
 from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
 from rlsdk.trainer.parts import check_failures
+from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.rollout import sample
 from rlsdk.trainer.state import TrainerState
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import Pending, WorkerGroup
+    from rlsdk.config import RunConfig
     from rlsdk.data import Prompt
     from rlsdk.rewards import RewardResult
+    from rlsdk.trainer.groups import Answer, RoleGroup
     from rlsdk.trainer.parts import RunParts
-    from rlsdk.trainer.session import RlSession
+    from rlsdk.trainer.session import Session
 
 TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages",
                   "loss_weight")  # fmt: skip
@@ -45,9 +48,11 @@ TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_pr
 class Trainer:
     """Runs steps. One object per run, in the controller process, which owns no device."""
 
-    def __init__(self, session: RlSession, parts: RunParts, view: RunView, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, session: Session, config: RunConfig, parts: RunParts, view: RunView, stop: Callable[[], bool]
+    ) -> None:
         self.session = session
-        self.config = session.config
+        self.config = config
         self.parts = parts
         self.view = view
         self.state = TrainerState()
@@ -101,10 +106,10 @@ class Trainer:
     def enter_rollout(self, phase: ExitStack) -> None:
         """Swaps to the inference layout for as long as `phase` lives."""
         with self.clock.measure("sync"):
-            report = phase.enter_context(self.session.manager.rollout_phase(self.state.policy_version))
-        if report is not None:
-            self.sync_metrics = {"sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes)}
-            self.view.synced(report)
+            sync = functools.partial(self.session.weights().sync, self.state.policy_version)
+            report = phase.enter_context(self.session.turns.rollout(sync))
+        self.sync_metrics = {"sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes)}
+        self.view.synced(report)
 
     def reward(self, batch: Batch, prompts: Sequence[Prompt]) -> tuple[Batch, RewardResult]:
         """Scores every response; a sample whose reward failed is counted and carries no gradient."""
@@ -128,12 +133,12 @@ class Trainer:
             if self.config.algorithm.old_log_probs == "rollout":
                 batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
             elif len(off_policy := self.off_policy_rows(batch, mini_batches)):
-                old = self.forward(self.session.actor.group, batch.select(off_policy), "old_log_probs")
+                old = self.forward(self.session.actor, batch.select(off_policy), "old_log_probs")
                 flat = torch.zeros(batch.num_tokens)
                 flat[batch.token_index(off_policy)] = old
                 batch = batch.with_tokens(old_log_probs=flat)
             if self.session.ref is not None:
-                ref = self.forward(self.session.ref.group, batch, "ref_log_probs")
+                ref = self.forward(self.session.ref, batch, "ref_log_probs")
                 batch = batch.with_tokens(ref_log_probs=ref)
         return batch
 
@@ -146,10 +151,11 @@ class Trainer:
             return torch.arange(batch.num_rows)
         return torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)]).sort().values
 
-    def forward(self, group: WorkerGroup, batch: Batch, field: str) -> Tensor:
+    def forward(self, group: RoleGroup, batch: Batch, field: str) -> Tensor:
         """Log-probs of a batch's rows under a train engine, flat."""
         needed = self.session.cluster.put(batch.keep(("input_ids", "response_mask")))
-        answer: Batch = group.run("forward", needed, {"log_probs": field})
+        with self.session.turns.using(group.name):
+            answer: Batch = group.run("forward", needed, {"log_probs": field})
         return answer[field]
 
     def check_parity(self, batch: Batch) -> None:
@@ -159,7 +165,7 @@ class Trainer:
             ParityError: they do not, and `trainer.parity_action` is `error`.
         """
         self.parity_checked = True
-        trained = self.forward(self.session.actor.group, batch, "old_log_probs")
+        trained = self.forward(self.session.actor, batch, "old_log_probs")
         found = log_prob_difference(trained, batch["rollout_log_probs"], batch["response_mask"])
         limit = self.config.trainer.parity_threshold
         if found.mean_abs <= limit:
@@ -199,14 +205,14 @@ class Trainer:
         if self.config.algorithm.skip_zero_advantage and later.zero_without_advantage:
             mini_batches = [with_signal(batch, rows) for rows in mini_batches]
         turns = [rows for _ in range(config.epochs_per_step) for rows in mini_batches]
-        group = self.session.actor.group
-        with self.view.phase("update", total=len(turns)), self.clock.measure("update"):
+        group, device = self.session.actor, self.session.turns.using(self.session.actor.name, training=True)
+        with self.view.phase("update", total=len(turns)), self.clock.measure("update"), device:
             waiting = [
                 group.submit("update", shared.select(rows), later if turn else first) for turn, rows in enumerate(turns)
             ]
             return [self.collect(pending) for pending in waiting]
 
-    def collect(self, pending: Pending) -> MiniBatchResult:
+    def collect(self, pending: Answer) -> MiniBatchResult:
         """Waits for one optimizer step and counts it."""
         result: MiniBatchResult = pending.result(self.config.trainer.timeout_s)
         self.view.advance()
@@ -259,14 +265,15 @@ class Trainer:
             "trainer": self.state.dump(),
             "prompts": self.parts.prompts.state_dict(),
             "first_eval": self.first_eval,
+            **reference_state(self.session.reference, self.store.folder),
         }
         with self.view.phase("save"), self.store.write(self.state.step, state) as draft:
-            engine, model = draft / "actor", draft / "model"
-            engine.mkdir()
-            actor.run("save_checkpoint", str(engine))
-            if Capability.EXPORT in actor.spec.capabilities:
+            model = draft / "model"
+            self.session.save_roles(draft)
+            if actor.can(Capability.EXPORT):
                 model.mkdir()
-                actor.run("save_pretrained", str(model))
+                with self.session.turns.using(actor.name):
+                    actor.run("save_pretrained", str(model))
                 self.parts.tokenizer.save_pretrained(str(model))
             atomic_write_text(draft / "config.yaml", dump_config(self.config))
         self.last_checkpoint = self.store.folder / f"step_{self.state.step:08d}"
@@ -276,7 +283,7 @@ class Trainer:
     def restore(self, checkpoint: Path) -> None:
         """Goes on from a whole checkpoint."""
         saved = read_state(checkpoint)
-        self.session.actor.run("load_checkpoint", str(checkpoint / "actor"))
+        self.session.load_roles(checkpoint)
         self.state = TrainerState.load(saved["trainer"])
         self.parts.prompts.load_state_dict(saved["prompts"])
         self.first_eval = saved["first_eval"]

@@ -11,7 +11,7 @@ from rlsdk.trainer.experience import make_requests
 from rlsdk.trainer.hosts import Samples
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.session import RoleGroup
+    from rlsdk.trainer.groups import RoleGroup
 
 
 def sample(
@@ -20,6 +20,6 @@ def sample(
     """`n` responses to each prompt. Replicas get shares of equal cost; the shares do not change what is sampled."""
     requests = make_requests(prompts, sampling, n=n, seed=seed)
     costs = [len(request.prompt_ids) + n * sampling.max_tokens for request in requests]
-    shares = balanced_partition(costs, rollout.group.world_size)
+    shares = balanced_partition(costs, rollout.world_size)
     done = rollout.run_each("generate", [([requests[at] for at in share],) for share in shares])
     return Samples.merge(done, shares)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig, dump_config
+from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec
+from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.checkpoint import CheckpointStore, faults
+from rlsdk.trainer.checkpoint import CheckpointStore, faults, read_state
+from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.parts import RunParts, build_parts
-from rlsdk.trainer.session import (
-    RlSession,
-    RoleGroup,
-    Session,
-    model_spec,
-    optim_spec,
-    roles_of,
-    rollout_role,
-    sft_optim_spec,
-    sharding_manager,
-    start_cluster,
-    train_role,
-)
+from rlsdk.trainer.reference import FOLDER, find_reference
+from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.session import Session, sharding_manager, start_cluster, start_role, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS, train_supervised
+from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -146,13 +140,15 @@ def run_train(
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
         checkpoint = find_checkpoint(config, run_dir)
+        table = roles(config, device)
         with _prepared(
             config,
             lambda: build_parts(config, registry, run_dir, view),
-            lambda: start_cluster(config, registry, roles_of(config), device=device, run_dir=run_dir),
+            lambda: _start(config, registry, table, device, run_dir),
         ) as (parts, cluster):
-            session = _rl_session(config, registry, cluster, parts, view, resuming=checkpoint is not None, stop=stop)
-            trainer = Trainer(session, parts, view, stop)
+            turns = make_turns(config, table, device)
+            session = _rl_session(config, registry, cluster, table, turns, parts, view, checkpoint, stop)
+            trainer = Trainer(session, config, parts, view, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
@@ -172,42 +168,67 @@ def _result(trainer: Trainer, run_dir: Path, start: float, stop: StopFlag) -> Ru
     )
 
 
+def make_turns(config: RunConfig, table: Sequence[Role], device: str) -> DeviceTurns:
+    """Whose turn it is in the pools of these roles."""
+    placement = placement_of(config.placement, [role.name for role in table], device)
+    return DeviceTurns(shared=shared_pools(placement), timeout_s=config.trainer.timeout_s)
+
+
+def _start(config: RunConfig, registry: Registry, table: Sequence[Role], device: str, run_dir: Path) -> Cluster:
+    return start_cluster(
+        table, registry, placement=config.placement, trainer=config.trainer, device=device, run_dir=run_dir
+    )
+
+
 def _rl_session(
     config: RunConfig,
     registry: Registry,
     cluster: Cluster,
+    table: Sequence[Role],
+    turns: DeviceTurns,
     parts: RunParts,
     view: RunView,
-    *,
-    resuming: bool,
+    checkpoint: Path | None,
     stop: StopFlag,
-) -> RlSession:
+) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
-    main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
-    warm_start = config.sft.steps > 0 and not resuming
-    first = sft_optim_spec(config) if warm_start else main
-    actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
-    reference = parts.run_dir / "reference"
-    if warm_start:
+    start = functools.partial(start_role, registry=registry, cluster=cluster)
+    actor, rest = role_of(table, ACTOR), [role for role in table if role.name != ACTOR]
+    if config.sft.steps > 0 and checkpoint is None:
+        groups = start_roles([actor.with_optim(sft_optim_spec(config))], start, turns)
         half_way = find_checkpoint(config, parts.run_dir, CHECKPOINTS)
-        session = Session(config=config, cluster=cluster, actor=actor)
-        train_supervised(session, parts, view, resume=half_way, stop=stop)
-        actor.run("reset_optimizer", main)
-    ref = None
-    if "ref" in roles_of(config):
-        if warm_start:
-            export_model(actor, parts.tokenizer, reference)
-        path = str(reference) if config.sft.steps > 0 else None
-        ref = train_role(config, registry, cluster, "ref", model_spec(config, path), None)
-    rollout = rollout_role(config, registry, cluster)
-    return RlSession(
-        config=config,
-        cluster=cluster,
-        actor=actor,
-        rollout=rollout,
-        manager=sharding_manager(config, registry, actor, rollout),
-        ref=ref,
+        train_supervised(
+            Session(roles=groups, turns=turns, cluster=cluster), config, parts, view, resume=half_way, stop=stop
+        )
+        with turns.using(ACTOR, training=True):
+            groups[ACTOR].run("reset_optimizer", actor.optim)
+            if any(role.name == REF for role in rest):
+                export_model(groups[ACTOR], parts.tokenizer, parts.run_dir / FOLDER)
+    else:
+        groups = start_roles([actor], start, turns)
+    reference = reference_of(config, parts.run_dir, checkpoint)
+    if reference is not None:
+        rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
+    groups |= start_roles(rest, start, turns)
+    session = Session(roles={role.name: groups[role.name] for role in table}, turns=turns, cluster=cluster)
+    manager = sharding_manager(
+        config.sharding, registry, session.actor, session.rollout, timeout_s=config.trainer.timeout_s
     )
+    return replace(session, manager=manager, reference=reference)
+
+
+def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> Path | None:
+    """The folder of the reference policy where it is not the model that is configured: what the warm start of this run
+    came to, or of the run that is resumed.
+
+    Raises:
+        CheckpointError: the run that is resumed had one that is not there any more.
+    """
+    if REF not in needed_roles(config) or config.ref.path is not None:
+        return None
+    if checkpoint is not None:
+        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.steps > 0)
+    return run_dir / FOLDER if config.sft.steps > 0 else None
 
 
 def run_sft(
@@ -220,15 +241,17 @@ def run_sft(
     with run_lock(run_dir):
         atomic_write_text(run_dir / "config.yaml", dump_config(config))
         half_way = find_checkpoint(config, run_dir, CHECKPOINTS)
+        table = [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]
         with _prepared(
             config,
             lambda: build_parts(config, registry, run_dir, view, rewarded=False),
-            lambda: start_cluster(config, registry, ["actor"], device=device, run_dir=run_dir),
+            lambda: _start(config, registry, table, device, run_dir),
         ) as (parts, cluster):
-            actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
-            session = Session(config=config, cluster=cluster, actor=actor)
-            done = train_supervised(session, parts, view, resume=half_way, stop=stop)
-            export_model(actor, parts.tokenizer, run_dir / "model")
+            turns = make_turns(config, table, device)
+            groups = start_roles(table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
+            session = Session(roles=groups, turns=turns, cluster=cluster)
+            done = train_supervised(session, config, parts, view, resume=half_way, stop=stop)
+            export_model(session.actor, parts.tokenizer, run_dir / "model")
     seconds = time.perf_counter() - start
     return RunResult(
         run_dir=run_dir, steps=done.steps, stopped=stop(), seconds=seconds, checkpoint=run_dir / "model",

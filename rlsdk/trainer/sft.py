@@ -18,6 +18,7 @@ from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.session import Session
 
 if TYPE_CHECKING:
+    from rlsdk.config import RunConfig
     from rlsdk.data import Prompt
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.hosts import MiniBatchResult
@@ -40,6 +41,7 @@ class SftResult:
 
 def train_supervised(
     session: Session,
+    config: RunConfig,
     parts: RunParts,
     view: RunView,
     *,
@@ -62,7 +64,6 @@ def train_supervised(
         DataError: a row has no answer to learn.
         CheckpointError: `resume` is of other data.
     """
-    config = session.config
     order = request_seed(config.trainer.seed, "sft")
     stream = PromptStream(parts.train_prompts, seed=order, shuffle=config.data.shuffle)
     every = config.sft.save_every_steps
@@ -71,7 +72,7 @@ def train_supervised(
     done = 0
     if resume is not None:
         saved = read_state(resume)
-        session.actor.run("load_checkpoint", str(resume / "actor"))
+        session.load_roles(resume)
         stream.load_state_dict(saved["prompts"])
         done, metrics = saved["step"], saved["metrics"]
         view.notice(f"supervised training resumed from {resume} at step {done}")
@@ -79,8 +80,7 @@ def train_supervised(
     def save(step: int) -> None:
         state = {"step": step, "prompts": stream.state_dict(), "metrics": metrics}
         with view.phase("save"), store.write(step, state) as draft:
-            (draft / "actor").mkdir()
-            session.actor.run("save_checkpoint", str(draft / "actor"))
+            session.save_roles(draft)
 
     with view.phase("sft", total=config.sft.steps):
         for _ in range(done):
