@@ -18,7 +18,7 @@ from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.memory import PhaseMemory
 
 EXIT_DOES_NOT_FIT = 1
-SCHEMA = 1
+SCHEMA = 2
 """Of `--json`: goes up when a field goes, or changes its meaning."""
 GIB = 1 << 30
 BAR = 24

@@ -37,10 +37,11 @@ from rlsdk.kit.estimate import layers_alike, pass_bytes, rows_of_pass
 from rlsdk.kit.hf import build_model
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.calibration import Work, predict
-from rlsdk.planning.memory import Role, by_phase
+from rlsdk.planning.memory import CountedRole, by_phase
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer.roles import roles
 
 GIB, MIB = 1 << 30, 1 << 20
 TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",
@@ -256,7 +257,7 @@ def device(**ranks: int) -> PlannedDevice:
     return PlannedDevice(pool="all", index=0, node=0, ranks=ranks)
 
 
-def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_the_sharding_manager_has_them() -> None:
+def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_device_turns_have_them(model: str) -> None:
     actor = Forecast(
         layouts=(),
         memory=(
@@ -269,14 +270,16 @@ def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_the_sharding_manager
     rollout = Forecast(layouts=(), memory=(RankMemory(weights_bytes=2 * GIB, cache_bytes=20 * GIB, cache_stays=True),))
 
     def totals(shared: bool) -> dict[str, int]:
-        roles = {
-            "actor": Role.of("actor", actor, frozenset({Capability.OFFLOAD}), shared=shared),
-            "rollout": Role.of("rollout", rollout, frozenset({Capability.SLEEP}), shared=shared),
+        able = {"actor": Capability.OFFLOAD, "rollout": Capability.SLEEP}
+        forecasts = {"actor": actor, "rollout": rollout}
+        counted = {
+            role.name: CountedRole.of(role, forecasts[role.name], frozenset({able[role.name]}), shared=shared)
+            for role in roles(config_of(model), "cuda")
         }
-        phases = by_phase([device(actor=0, rollout=0)], roles, kind="cuda", block_bytes=0)
+        phases = by_phase([device(actor=0, rollout=0)], counted, kind="cuda", block_bytes=0, source="actor")
         return {p.phase: sum(part.num_bytes or 0 for part in p.parts if part.role) // GIB for p in phases}
 
-    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1011, "update": 10111}
+    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1001, "update": 10111}
     assert totals(False) == {"sync": 33, "rollout": 33, "log_probs": 1033, "update": 10133}
 
 
@@ -360,7 +363,10 @@ def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
 
 SCHEMA = {
     "hardware": ["device", "device_bytes", "devices_per_node", "name", "num_nodes"],
-    "backends": ["actor", "rollout"],
+    "roles": [
+        "backend", "devices_per_rank", "dtype", "head", "lr", "model", "name", "optimizer_bytes", "pool", "ranks",
+        "weights_bytes",
+    ],
     "places": ["index", "node", "pool", "ranks"],
     "batches": ["note", "prompts", "samples", "tokens", "what"],
     "reshard": [
@@ -391,6 +397,6 @@ def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp
     assert plan["fits"] is True
     assert plan["reshard"]["num_parameters"] > 1_000_000
     assert {phase["phase"] for phase in plan["memory"]} == {"sync", "rollout", "log_probs", "update"}
-    assert plan["schema"] == 1
+    assert plan["schema"] == 2
     assert {name: sorted(first(value)) for name, value in plan.items() if isinstance(first(value), dict)} == SCHEMA
     assert list(tmp_path.iterdir()) == []

@@ -66,7 +66,7 @@ def with_transport(config: RunConfig, name: str) -> RunConfig:
 def test_every_transport_brings_weights_to_an_engine_that_has_none(
     config: RunConfig, registry: Registry, roles: tuple[RoleGroup, RoleGroup], name: str
 ) -> None:
-    actor, rollout = roles
+    _, rollout = roles
     rollout.run("sleep", 2)
     rollout.run("wake", ("weights", "kv_cache"))
     manager = manager_of(with_transport(config, name), registry, roles)
