@@ -12,7 +12,7 @@ import torch
 from rlsdk.cluster import Cluster
 from rlsdk.config import PlacementConfig, Role, ShardingConfig, TrainerConfig, reward_roles
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
-from rlsdk.interfaces import BackendKind, BackendSpec, ConfigError, ShardingManager
+from rlsdk.interfaces import BackendKind, BackendSpec, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.groups import BatchStore, RoleGroup
 from rlsdk.trainer.hosts import EngineOptions
@@ -95,6 +95,13 @@ class Session:
         Raises:
             CheckpointError: a folder is missing, or does not fit the role's model or split.
         """
+        for name in self.trained:
+            if not (checkpoint / name).is_dir():
+                held = sorted(path.name for path in checkpoint.iterdir() if path.is_dir())
+                raise CheckpointError(
+                    f"checkpoint {str(checkpoint)!r} has no {name}/, so role {name!r} cannot be restored: it was "
+                    f"written by a run without that role. It holds {held}; resume with the configuration beside it"
+                )
         for name, group in self.trained.items():
             with self.turns.using(name, training=True):
                 group.run("load_checkpoint", str(checkpoint / name))
