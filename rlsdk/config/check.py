@@ -15,8 +15,11 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ACTOR, ROLLOUT, base_role
 from rlsdk.config.roles import HEAD_CAPABILITY, Role, needed_roles, roles
 from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, LogProbKind, RlsdkError
+from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
+
+SCORING = ("ForSequenceClassification", "ForTokenClassification")
+"""Ends of the names of architectures that have a head of labels."""
 
 
 def check_run(
@@ -73,7 +76,20 @@ def _role_problems(
     kind = model.get("model_type")
     needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)
     yield from check_backend(needed, role.backend, registry, field=role.fields["backend"])
+    yield from _missing_head(role, model)
     yield from _options(needed, role, registry, model)
+
+
+def _missing_head(role: Role, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """A frozen model with a head of numbers that its folder does not have: they would be random."""
+    named = [str(name) for name in model.get("architectures") or ()]
+    if role.model.head is Head.LM or role.is_trained or not named or any(name.endswith(SCORING) for name in named):
+        return
+    yield Problem(
+        role.fields["path"],
+        f"{role.model.path!r} is a {' and '.join(named)}, which gives no score: expected an architecture that ends in "
+        f"{' or '.join(SCORING)}",
+    )
 
 
 def check_backend(needed: Requirements, name: str, registry: Registry, *, field: str | None = None) -> list[Problem]:

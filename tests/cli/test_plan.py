@@ -190,6 +190,67 @@ def test_ranks_stand_where_the_placement_puts_them(registry: Registry, model: st
         planned(registry, model, "--placement.device", "cpu")
 
 
+PPO = ["--algorithm.advantage", "gae", "--algorithm.kl_coef", "0.1"]
+
+
+def ppo(model: str, *more: str) -> list[str]:
+    """All five roles, two reward models."""
+    return [*PPO, "--reward_models", f"[{{path: {model}, name: a}}, {{path: {model}, name: b}}]", *more]
+
+
+@pytest.mark.parametrize(
+    ("preset", "devices"),
+    [("colocate_all", 1), ("colocate_actor_ref", 5), ("colocate_critic_reward", 4), ("disaggregated", 6)],
+)
+def test_every_preset_is_planned_for_five_roles(preset: str, devices: int, registry: Registry, model: str) -> None:
+    placed = ["--placement.preset", preset, "--placement.devices_per_node", str(devices)]
+    plan = planned(registry, model, *ppo(model, *placed), hardware="64GiB:1x8")
+    assert [role.name for role in plan.roles] == ["actor", "rollout", "ref", "critic", "reward.a", "reward.b"]
+    assert {role.name: role.lr for role in plan.roles if role.lr is not None} == {"actor": 1e-6, "critic": 1e-5}
+    assert [role.head for role in plan.roles] == ["lm", "lm", "lm", "value", "score", "score"]
+    assert {name for device in plan.places.devices for name in device.ranks} == {role.name for role in plan.roles}
+    assert plan.fits is True, plan.unknown
+    held = {role.name: role for role in plan.roles}
+    assert held["actor"].optimizer_bytes == 2 * (held["actor"].weights_bytes or 0)
+    assert held["critic"].optimizer_bytes == 2 * (held["critic"].weights_bytes or 0)
+    assert held["ref"].optimizer_bytes == held["reward.a"].optimizer_bytes == 0
+
+
+def test_on_one_gpu_only_who_works_is_on_it_and_on_a_cpu_everybody_stays(registry: Registry, model: str) -> None:
+    """What `DeviceTurns` does: tests/trainer/test_turns.py."""
+
+    def weights_of(hardware: str) -> dict[str, list[str]]:
+        plan = planned(registry, model, *ppo(model), hardware=hardware)
+        return {
+            phase.phase: sorted(part.role for part in phase.parts if part.what == "weights") for phase in plan.memory
+        }
+
+    assert weights_of("64GiB") == {
+        "sync": ["actor", "rollout"],
+        "rollout": ["rollout"],
+        "reward.a scores": ["reward.a"],
+        "reward.b scores": ["reward.b"],
+        "ref log_probs": ["ref"],
+        "critic values": ["critic"],
+        "log_probs": ["actor"],
+        "critic update": ["critic"],
+        "update": ["actor"],
+    }
+    everybody = ["actor", "critic", "ref", "reward.a", "reward.b", "rollout"]
+    assert set(map(tuple, weights_of("cpu").values())) == {tuple(everybody)}
+
+
+def test_memory_of_the_critics_update_counts_its_own_optimizer(registry: Registry, model: str) -> None:
+    plan = planned(registry, model, *ppo(model), hardware="64GiB")
+    critic = next(role for role in plan.roles if role.name == "critic")
+    (update,) = (phase for phase in plan.memory if phase.phase == "critic update")
+    found = {part.what: part.num_bytes for part in update.parts if part.role == "critic"}
+    assert found["optimizer"] == critic.optimizer_bytes
+    assert found["weights"] == found["gradients"] == critic.weights_bytes
+    assert (found["activations"] or 0) > 0
+    assert {part.role for part in update.parts} == {"critic", ""}
+
+
 def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_have(
     registry: Registry, model: str
 ) -> None:

@@ -113,6 +113,18 @@ def test_what_keeps_a_role_from_running_is_said_at_the_field_that_asks(registry:
     assert scored[3].startswith("reward_models.0.options.ratoi: unknown key; did you mean 'ratio'?")
 
 
+def test_a_model_without_a_head_of_scores_is_no_reward_model(registry: Registry) -> None:
+    config = config_of(registry, "--reward_models", "[{path: h}]")
+
+    def found(*architectures: str) -> list[str]:
+        fields = {"architectures": list(architectures)} if architectures else {}
+        return [str(problem) for problem in check_run(config, registry, models={"reward": fields})]
+
+    (said,) = found("Qwen3ForCausalLM")
+    assert said.startswith("reward_models.0.path: 'h' is a Qwen3ForCausalLM, which gives no score: expected an archi")
+    assert found("Qwen3ForSequenceClassification") == found() == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
