@@ -184,9 +184,6 @@ class RemoteGroup:
     backend: str = "plain"
     capabilities: frozenset[str] = frozenset()
 
-    def layouts(self) -> Sequence[WeightLayout]:
-        return self.run("weight_layout")
-
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
         return self.run_each(method, [args] * len(self.remotes), timeout_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,16 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     from rlsdk.trainer.assemble import open_stream
     from rlsdk.trainer.inference import open_rollout
     from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
+    from rlsdk.trainer.roles import resolve_device
     from rlsdk.trainer.sampler import Draw, sample_all
-    from rlsdk.trainer.session import resolve_device
 
-    config, registry = _config(path, args)
+    config, registry = _config(path, args, sections=("model", "data", "rollout", "placement"))
     tokenizer = load_run_tokenizer(config.model)
     shown = _prompts(config, registry, tokenizer, prompts, num_prompts)
-    draw = Draw(source="generate", num_samples=n, sampling=sampling_params(config.rollout, tokenizer))
+    draw = Draw(source="generate", num_samples=n, sampling=sampling_params(config.rollout, config.model, tokenizer))
     with (
         tempfile.TemporaryDirectory() as logs,
-        open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+        open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
         closing(open_stream(config, registry, group.group, tokenizer, None)) as stream,
     ):
         groups = sample_all(stream, shown, draw, seed=(config.trainer.seed, "generate"))
@@ -46,14 +46,14 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
     from rlsdk.cli.console import ConsoleView
     from rlsdk.trainer.assemble import build_materials, evaluation_of, open_stream
     from rlsdk.trainer.inference import open_rollout
-    from rlsdk.trainer.session import resolve_device
+    from rlsdk.trainer.roles import resolve_device
 
     config, registry = _config(path, args)
     view = ConsoleView()
     with (
         tempfile.TemporaryDirectory() as logs,
         closing(build_materials(config, registry, Path(logs), view, held_out=True)) as materials,
-        open_rollout(config, registry, device=resolve_device(config), log_dir=Path(logs)) as group,
+        open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
         closing(open_stream(config, registry, group.group, materials.tokenizer, materials.rewards)) as stream,
     ):
         evaluation = evaluation_of(config, materials, stream)
@@ -88,11 +88,17 @@ def _prompts(
     return (held or train)[:num_prompts]
 
 
-def _config(path: Path, args: Sequence[str]) -> tuple[RunConfig, Registry]:
-    """The configuration that the model was trained with, where there is one, then the flags; no trackers."""
+def _config(path: Path, args: Sequence[str], sections: Collection[str] | None = None) -> tuple[RunConfig, Registry]:
+    """The configuration that the model was trained with, where there is one, then the flags; no trackers.
+
+    Args:
+        path: of a run, a checkpoint or a model.
+        args: as typed.
+        sections: of the configuration that the command acts on; None: all.
+    """
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
     source = find_model(path)
     flags = [*args, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
-    return load_config([source.config] if source.config else [], flags, registry), registry
+    return load_config([source.config] if source.config else [], flags, registry, sections=sections), registry

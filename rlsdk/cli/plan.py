@@ -18,7 +18,7 @@ from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.memory import PhaseMemory
 
 EXIT_DOES_NOT_FIT = 1
-SCHEMA = 1
+SCHEMA = 2
 """Of `--json`: goes up when a field goes, or changes its meaning."""
 GIB = 1 << 30
 BAR = 24
@@ -73,7 +73,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
 def show(plan: RunPlan, console: Console) -> None:
     """Section after section, the verdict last."""
     console.print(_title(plan))
-    for section in (_placement(plan), _batches(plan), _reshard(plan), _memory(plan), _times(plan)):
+    for section in (_roles(plan), _placement(plan), _batches(plan), _reshard(plan), _memory(plan), _times(plan)):
         if section is not None:
             title, section.title = section.title, None  # rich would fold it to the width of the table
             console.print(f"\n[bold]{title}[/]")
@@ -88,11 +88,29 @@ def _title(plan: RunPlan) -> str:
     size = "memory unknown" if hardware.device_bytes is None else f"{gib(hardware.device_bytes)} each"
     what = "nodes" if hardware.device == "cpu" else "devices"
     model = f"{plan.reshard.num_parameters / 1e6:,.1f} M parameters" if plan.reshard else "size of the model unknown"
-    backends = ", ".join(f"{role} {name}" for role, name in plan.backends.items())
-    return (
-        f"[bold]{model}[/]; {backends}\n"
-        f"{plan.num_nodes} x {plan.devices_per_node} devices of {hardware.name}, {what} of {size}"
-    )
+    return f"[bold]{model}[/]\n{plan.num_nodes} x {plan.devices_per_node} devices of {hardware.name}, {what} of {size}"
+
+
+def _roles(plan: RunPlan) -> Table:
+    columns = (("role", ""), ("backend", ""), ("model", ""), ("head", ""), ("dtype", ""), ("learning rate", "right"))
+    table = _table("Roles", *columns, ("pool", ""), ("ranks", "right"), ("a rank holds", ""))
+    for role in plan.roles:
+        ranks = f"{role.ranks}" + (f" x {role.devices_per_rank}" if role.devices_per_rank > 1 else "")
+        held = [
+            f"{what} {gib(size)}" if size is not None else f"{what} ?"
+            for what, size in (("weights", role.weights_bytes), ("optimizer", role.optimizer_bytes))
+            if size != 0
+        ]
+        learns = "" if role.lr is None else f"{role.lr:g}"
+        table.add_row(
+            role.name, role.backend, _tail(role.model), role.head, role.dtype, learns, role.pool, ranks, ", ".join(held)
+        )
+    return table
+
+
+def _tail(path: str) -> str:
+    """A model's name, or the last part of its folder."""
+    return Path(path).name if path.startswith(("/", ".")) else path
 
 
 def _placement(plan: RunPlan) -> Table:

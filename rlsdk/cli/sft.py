@@ -17,11 +17,12 @@ def run(args: Sequence[str]) -> None:
     config = load_config([], list(args), registry)
 
     from rlsdk.trainer.prompts import check_sources
-    from rlsdk.trainer.run import StopFlag, check_resume, make_run_dir, run_sft
-    from rlsdk.trainer.session import resolve_device, role_devices
+    from rlsdk.trainer.roles import resolve_device, role_devices
+    from rlsdk.trainer.run import StopFlag, run_sft
+    from rlsdk.trainer.run_folder import check_resume, make_run_dir
     from rlsdk.trainer.sft import CHECKPOINTS
 
-    device = resolve_device(config)
+    device = resolve_device(config.placement)
     devices = role_devices(config, device, train_only=True)
     model = model_fields(config)
     kind = model.get("model_type")

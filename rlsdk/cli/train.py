@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
-from rlsdk.config import RunConfig, check_run, config_error, load_config
+from rlsdk.config import RunConfig, check_run, config_error, load_config, roles
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
@@ -54,15 +54,21 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
     config = load_config(recipe, list(args), registry)
 
     from rlsdk.trainer.prompts import check_sources
-    from rlsdk.trainer.session import resolve_device, role_devices
+    from rlsdk.trainer.roles import resolve_device, role_devices
 
     if device is None or config.placement.device != "auto":
-        device = resolve_device(config)
+        device = resolve_device(config.placement)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
     model = {"model_type": "llama"} if quickstart else model_fields(config)
     devices = role_devices(config, device)
-    if problems := check_run(checked, registry, model.get("model_type"), device, devices=devices, model=model):
+    models = {
+        role.name: fields_of(role.model.path, role.model.revision, role.fields["path"])
+        for role in roles(checked)
+        if role.model.path != (checked.model.path or "")
+    }
+    kind = model.get("model_type")
+    if problems := check_run(checked, registry, kind, device, devices=devices, model=model, models=models):
         raise config_error(problems)
     check_sources(config, registry)
     return Resolved(config=config, registry=registry, device=device, makes_model=quickstart)
@@ -95,24 +101,30 @@ def model_fields(config: RunConfig) -> Mapping[str, Any]:
     Raises:
         ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
     """
-    folder = Path(config.model.path or "")
-    if config.model.path is None:
-        return {}
+    return {} if config.model.path is None else fields_of(config.model.path, config.model.revision, "model.path")
+
+
+def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
+    """`config.json` of a model's folder, or of one of the hub; errors begin with the name of the field.
+
+    Raises:
+        ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
+    """
+    folder = Path(path)
     if not folder.is_dir():
-        if not HUB_NAME.fullmatch(config.model.path):
+        if not HUB_NAME.fullmatch(path):
             raise ConfigError(
-                f"model.path {config.model.path!r}: no such folder, and not the name of a model on the hub, which is "
-                "name or org/name"
+                f"{field} {path!r}: no such folder, and not the name of a model on the hub, which is name or org/name"
             )
         from rlsdk.kit.hub import fetch_model_config
 
-        return fetch_model_config(config.model.path, config.model.revision)
+        return fetch_model_config(path, revision)
     try:
         fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         return {**fields, "model_type": str(fields["model_type"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"model.path: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
+            f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
         ) from error
 
 

@@ -9,12 +9,9 @@ from rlsdk.interfaces import ConfigError, nearest
 
 DEVICES = ("cpu", "cuda")
 
-_SHARED_PAIR: Mapping[str, frozenset[str]] = {
-    "colocate_actor_ref": frozenset({"actor", "ref"}),
-    "colocate_critic_reward": frozenset({"critic", "reward"}),
-    "disaggregated": frozenset(),
-}
-PRESETS = ("colocate_all", *_SHARED_PAIR)
+_TOGETHER = "colocate_"
+_ALL = "colocate_all"
+PRESETS = (_ALL, "colocate_actor_ref", "colocate_critic_reward", "disaggregated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +108,9 @@ def preset_placement(
     """
     if preset not in PRESETS:
         raise ConfigError(f"placement preset {preset!r} is unknown{nearest(preset, PRESETS)}; presets: {list(PRESETS)}")
-    groups = [tuple(roles)] if preset == "colocate_all" else _groups(roles, _SHARED_PAIR[preset])
+    # What follows `colocate_` names the roles that share a pool: `reward` stands for every `reward.NAME`.
+    shared = frozenset(preset.removeprefix(_TOGETHER).split("_")) if preset.startswith(_TOGETHER) else frozenset()
+    groups = [tuple(roles)] if preset == _ALL else _groups(roles, shared)
     total = num_nodes * devices_per_node
     counts = _deal(preset, groups, total, devices or {})
     pools, start = [], 0
@@ -130,18 +129,25 @@ def preset_placement(
 
 def _groups(roles: Sequence[str], shared: frozenset[str]) -> list[tuple[str, ...]]:
     """Roles by pool: those of `shared` together at the place of the first of them, the others alone."""
-    together = tuple(role for role in roles if role in shared)
+    together = tuple(role for role in roles if _base(role) in shared)
     groups: list[tuple[str, ...]] = []
     for role in roles:
-        group = together if role in shared else (role,)
+        group = together if role in together else (role,)
         if group not in groups:
             groups.append(group)
     return groups
 
 
+def _base(role: str) -> str:
+    """`reward` of `reward.helpful`."""
+    return role.partition(".")[0]
+
+
 def _deal(preset: str, groups: Sequence[tuple[str, ...]], total: int, given: Mapping[str, int]) -> list[int]:
     """Devices of each group."""
-    wanted = [next((given[role] for role in group if role in given), 0) for group in groups]
+    wanted = [
+        next((given[key] for role in group for key in (role, _base(role)) if key in given), 0) for group in groups
+    ]
     open_groups = wanted.count(0)
     rest = total - sum(wanted)
     if rest < open_groups or (not open_groups and rest < 0):

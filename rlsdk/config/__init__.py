@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.config.check import check_backend, check_run, rollout_requirements, train_requirements
+from rlsdk.config.check import check_backend, check_run, role_requirements
 from rlsdk.config.engines import (
     ModelConfig,
     OptimConfig,
@@ -15,6 +15,8 @@ from rlsdk.config.engines import (
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
+from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
 from rlsdk.config.schema import (
     AlgorithmConfig,
     DataConfig,
@@ -30,6 +32,7 @@ from rlsdk.config.schema import (
 
 __all__ = [
     "AlgorithmConfig",
+    "CriticConfig",
     "DataConfig",
     "DeadlinesConfig",
     "EvalConfig",
@@ -38,8 +41,11 @@ __all__ = [
     "PlacementConfig",
     "PoolConfig",
     "Problem",
+    "RefConfig",
     "RewardConfig",
     "RewardLimitsConfig",
+    "RewardModelConfig",
+    "Role",
     "RolloutConfig",
     "RunConfig",
     "SftConfig",
@@ -54,6 +60,11 @@ __all__ = [
     "config_error",
     "dump_config",
     "load_config",
-    "rollout_requirements",
-    "train_requirements",
+    "needed_roles",
+    "optim_spec",
+    "reward_roles",
+    "role_of",
+    "role_requirements",
+    "roles",
+    "sft_optim_spec",
 ]

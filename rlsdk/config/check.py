@@ -8,13 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.config.base import Options
-from rlsdk.config.engines import PlacementConfig, RolloutConfig
+from rlsdk.config.engines import PlacementConfig, PoolConfig, RolloutConfig
 from rlsdk.config.explain import shown, unknown_key
 from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
+from rlsdk.config.role_names import ACTOR, ROLLOUT, base_role
+from rlsdk.config.roles import HEAD_CAPABILITY, Role, needed_roles, roles
 from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, LogProbKind, RlsdkError
+from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
+
+SCORING = ("ForSequenceClassification", "ForTokenClassification")
+"""Ends of the names of architectures that have a head of labels."""
 
 
 def check_run(
@@ -26,6 +31,7 @@ def check_run(
     devices: Mapping[str, int] | None = None,
     train_only: bool = False,
     model: Mapping[str, Any] | None = None,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Problem]:
     """Everything that keeps this configuration from running with what is installed.
 
@@ -34,107 +40,140 @@ def check_run(
     Args:
         config: the run.
         registry: what is installed.
-        model_type: of the model's `config.json`; None: not checked.
+        model_type: of the policy's `config.json`; None: not checked.
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
         devices: number of devices that each role gets; None: as far as `placement` itself says.
         train_only: nothing is sampled (`rlsdk sft`): rollout, rewards and algorithm are not looked at.
-        model: fields of the model's `config.json`, as far as they are known.
+        model: fields of the policy's `config.json`, as far as they are known.
+        models: the same of the other models, by role.
     """
-    devices = declared_devices(config.placement) if devices is None else devices
-    needed = train_requirements(config, model_type, device, devices)
-    train = [
-        *_missing_data(config),
-        *check_backend(needed, config.train.backend, registry),
-        *_options(needed, config.train.backend, config.train.options, registry, model or {}),
-    ]
-    if train_only:
-        return train
-    needed = rollout_requirements(config, model_type, device)
-    return [
-        *train,
-        *_missing_rollout(config, devices.get("rollout")),
-        *check_backend(needed, config.rollout.backend, registry),
-        *_options(needed, config.rollout.backend, config.rollout.options, registry, model or {}),
-        *_transport(config, device),
-        *_log_prob_kind(config, registry),
-        *_components(config, registry),
-    ]
+    table = roles(config, needed=needed_roles(config, train_only=train_only))
+    found = [*_missing_data(config)]
+    policy = dict(model or {}) | ({"model_type": model_type} if model_type is not None else {})
+    for role in table:
+        own = role.model.path == (config.model.path or "")
+        fields = policy if own else (models or {}).get(role.name, {})
+        count = _devices_of(config.placement, role.name) if devices is None else devices.get(role.name)
+        found += _role_problems(config, role, registry, fields, device, count)
+    if not train_only:
+        found += [
+            *_missing_rewards(config),
+            *_transport(config, device),
+            *_log_prob_kind(config, registry),
+            *_components(config, registry),
+        ]
+    return list(dict.fromkeys(found))  # Roles that share a section share its problems.
 
 
-def check_backend(needed: Requirements, name: str, registry: Registry) -> list[Problem]:
-    """What is wrong with a backend for these needs; each problem stands at the field that asks."""
+def _role_problems(
+    config: RunConfig, role: Role, registry: Registry, model: Mapping[str, Any], device: str | None, count: int | None
+) -> Iterator[Problem]:
+    """What keeps one role from running on so many devices."""
+    if role.is_rollout and count is not None and count % role.devices_per_rank:
+        yield Problem(
+            "rollout.tp_size", f"{role.devices_per_rank}: expected a divisor of the {count} devices of the rollout"
+        )
+    kind = model.get("model_type")
+    needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)
+    yield from check_backend(needed, role.backend, registry, field=role.fields["backend"])
+    yield from _missing_head(role, model)
+    yield from _options(needed, role, registry, model)
+
+
+def _missing_head(role: Role, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """A frozen model with a head of numbers that its folder does not have: they would be random."""
+    named = [str(name) for name in model.get("architectures") or ()]
+    if role.model.head is Head.LM or role.is_trained or not named or any(name.endswith(SCORING) for name in named):
+        return
+    yield Problem(
+        role.fields["path"],
+        f"{role.model.path!r} is a {' and '.join(named)}, which gives no score: expected an architecture that ends in "
+        f"{' or '.join(SCORING)}",
+    )
+
+
+def check_backend(needed: Requirements, name: str, registry: Registry, *, field: str | None = None) -> list[Problem]:
+    """What is wrong with a backend for these needs; each problem stands at the field that asks.
+
+    Args:
+        needed: by the role that it is to serve.
+        name: of the backend.
+        registry: what is installed.
+        field: that names the backend; None: that of its kind.
+    """
+    field = field or f"{needed.kind}.backend"
     try:
         spec = registry.backend(needed.kind, name)
     except RlsdkError as error:
-        return [Problem(f"{needed.kind}.backend", str(error))]
+        return [Problem(field, str(error))]
     unexplained = replace(needed, because={})  # The problem's path already says which field asks.
     return [
-        Problem(
-            needed.because.get(lack.requirement, f"{needed.kind}.backend"),
-            explain_lack(lack, unexplained, name, registry),
-        )
+        Problem(needed.because.get(lack.requirement, field), explain_lack(lack, unexplained, name, registry))
         for lack in lacks(needed, spec)
     ]
 
 
-def train_requirements(
-    config: RunConfig, model_type: str | None, device: str | None, devices: Mapping[str, int]
+def role_requirements(
+    config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
 ) -> Requirements:
-    """What the run needs of its train backend; `devices` by role."""
-    capabilities = {Capability.ENTROPY: "algorithm.entropy_coef"} if config.algorithm.entropy_coef else {}
-    return _requirements(BackendKind.TRAIN, config, model_type, device, devices.get("actor", 1), capabilities)
-
-
-def rollout_requirements(config: RunConfig, model_type: str | None, device: str | None) -> Requirements:
-    """What the run needs of its rollout backend."""
-    rollout = config.rollout
-    asked = {
-        Capability.MIN_P: ("rollout.min_p", rollout.min_p > 0),
-        Capability.STOP_STRINGS: ("rollout.stop_strings", bool(rollout.stop_strings)),
-        Capability.TENSOR_PARALLEL: ("rollout.tp_size", rollout.tp_size > 1),
+    """What a role needs of its backend, and which field asks for it."""
+    capabilities = dict(_capabilities(config, role))
+    devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
+    because = {
+        "device": "placement.device",
+        "dtype": role.fields["dtype"],
+        "model_type": role.fields["path"],
+        "num_ranks": "rollout.tp_size" if role.is_rollout else devices,
     }
-    capabilities = {capability: field for capability, (field, needed) in asked.items() if needed}
-    needed = _requirements(BackendKind.ROLLOUT, config, model_type, device, rollout.tp_size, capabilities)
-    return replace(needed, takes_weights=True)
+    return Requirements(
+        kind=role.kind,
+        device=_device_of(config.placement, role.name, device),
+        dtype=role.model.dtype,
+        model_type=model_type,
+        num_ranks=role.devices_per_rank if role.is_rollout else num_devices,
+        takes_weights=role.is_rollout,
+        capabilities=frozenset(capabilities),
+        because=because | {capability.value: field for capability, field in capabilities.items()},
+    )
 
 
-def declared_devices(placement: PlacementConfig) -> dict[str, int]:
-    """Devices of each role, as far as the configuration says it without dealing any out."""
+def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
+    """What a role asks of its backend beyond the required methods, and the field that asks."""
+    rollout = config.rollout
+    if role.is_rollout:
+        if rollout.min_p > 0:
+            yield Capability.MIN_P, "rollout.min_p"
+        if rollout.stop_strings:
+            yield Capability.STOP_STRINGS, "rollout.stop_strings"
+        if rollout.tp_size > 1:
+            yield Capability.TENSOR_PARALLEL, "rollout.tp_size"
+    elif role.model.head in HEAD_CAPABILITY:
+        yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
+    elif role.is_trained and config.algorithm.entropy_coef:
+        yield Capability.ENTROPY, "algorithm.entropy_coef"
+
+
+def _devices_of(placement: PlacementConfig, role: str) -> int | None:
+    """Devices of a role, as far as the configuration says it without dealing any out."""
     if placement.preset is None:
-        return {role: sum(placement.pools[pool].devices_per_node) for role, pool in placement.roles.items()}
-    total = placement.num_nodes * placement.devices_per_node
-    return {"actor": total, "rollout": total} if placement.preset == "colocate_all" else {}
+        pool = _pool_of(placement, role)
+        return None if pool is None else sum(pool.devices_per_node)
+    return placement.num_nodes * placement.devices_per_node if placement.preset == "colocate_all" else None
+
+
+def _pool_of(placement: PlacementConfig, role: str) -> PoolConfig | None:
+    """The pool of a role among those that are spelled out; one that was given none runs beside the actor."""
+    given = placement.roles
+    name = given.get(role) or given.get(base_role(role)) or given.get(ACTOR)
+    return placement.pools.get(name) if name is not None else None
 
 
 def _device_of(placement: PlacementConfig, role: str, device: str | None) -> str | None:
     """What a role runs on: its pool's own device, the placement's, or what `auto` came out as."""
-    pool = next((placement.pools[pool] for name, pool in placement.roles.items() if name == role), None)
+    pool = _pool_of(placement, role)
     if pool is not None and pool.device != "auto":
         return pool.device
     return device if placement.device == "auto" else placement.device
-
-
-def _requirements(
-    kind: BackendKind,
-    config: RunConfig,
-    model_type: str | None,
-    device: str | None,
-    num_ranks: int,
-    capabilities: Mapping[Capability, str],
-) -> Requirements:
-    role = "rollout" if kind is BackendKind.ROLLOUT else "actor"
-    devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
-    sizes = "rollout.tp_size" if kind is BackendKind.ROLLOUT else devices
-    because = {"device": "placement.device", "dtype": "model.dtype", "model_type": "model.path", "num_ranks": sizes}
-    return Requirements(
-        kind=kind,
-        device=_device_of(config.placement, role, device),
-        dtype=config.model.dtype,
-        model_type=model_type,
-        num_ranks=num_ranks,
-        capabilities=frozenset(capabilities),
-        because=because | {capability.value: field for capability, field in capabilities.items()},
-    )
 
 
 def _missing_data(config: RunConfig) -> Iterator[Problem]:
@@ -144,26 +183,23 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
 
 
-def _missing_rollout(config: RunConfig, devices: int | None) -> Iterator[Problem]:
-    if not config.rewards:
+def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
+    if not config.rewards and not config.reward_models:
         yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
-    tp_size = config.rollout.tp_size
-    if devices is not None and devices % tp_size:
-        yield Problem("rollout.tp_size", f"{tp_size}: expected a divisor of the {devices} devices of the rollout")
 
 
 def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
     """Ways for weights that cannot reach, wherever the ranks come to stand; the planner refuses the others."""
     chosen, placement = config.sharding.transport, config.placement
-    roles = placement.roles
-    together = placement.preset == "colocate_all" or (roles and roles.get("actor") == roles.get("rollout"))
+    given = placement.roles
+    together = placement.preset == "colocate_all" or (given and given.get(ACTOR) == given.get(ROLLOUT))
     if chosen == "in_process" and not together:
         yield Problem(
             "sharding.transport",
             "'in_process': expected another, because placement gives actor and rollout processes of their own; "
             "auto takes the quickest that reaches",
         )
-    kinds = {_device_of(placement, role, device) for role in ("actor", "rollout")}
+    kinds = {_device_of(placement, role, device) for role in (ACTOR, ROLLOUT)}
     if chosen == "cuda_ipc" and "cpu" in kinds:
         yield Problem(
             "sharding.transport",
@@ -172,23 +208,20 @@ def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
         )
 
 
-def _options(
-    needed: Requirements, name: str, raw: Options, registry: Registry, model: Mapping[str, Any]
-) -> list[Problem]:
-    kind = needed.kind
-    if name not in registry.usable(kind):
+def _options(needed: Requirements, role: Role, registry: Registry, model: Mapping[str, Any]) -> list[Problem]:
+    if role.backend not in registry.usable(role.kind):
         return []  # Reported by `check_backend`.
-    spec = registry.backend(kind, name)
+    spec, prefix = registry.backend(role.kind, role.backend), role.fields["options"]
     try:
-        if problems := options_problems(spec, raw, registry):
+        if problems := options_problems(spec, role.options, registry, prefix=prefix):
             return problems
-        options = backend_options(spec, raw, registry)
+        options = backend_options(spec, role.options, registry)
     except RlsdkError as error:
-        return [Problem(f"{kind}.backend", str(error))]
+        return [Problem(role.fields["backend"], str(error))]
     if not isinstance(options, ChecksPlace) or needed.device is None:
         return []
     found = options.place_problems(num_ranks=needed.num_ranks, device=needed.device, model=model)
-    return [Problem(f"{kind}.{name}.{option}", message) for option, message in found]
+    return [Problem(f"{prefix}.{option}", message) for option, message in found]
 
 
 def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:

@@ -9,9 +9,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
+from rlsdk.config.role_names import REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.interfaces import nearest
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
-Role = Literal["actor", "rollout", "ref", "critic", "reward"]
 
 
 class ModelConfig(Section):
@@ -148,7 +149,9 @@ class PlacementConfig(Section):
     preset: Literal["colocate_all", "colocate_actor_ref", "colocate_critic_reward", "disaggregated"] | None = (
         "colocate_all"
     )
-    """How roles share devices. colocate_all: every role on every device, taking turns. Setting `pools` replaces it."""
+    """How roles share devices. colocate_all: every role on every device, taking turns; colocate_actor_ref,
+    colocate_critic_reward: these roles share a pool, every other has its own; disaggregated: a pool for each role.
+    Setting `pools` replaces it."""
     num_nodes: PositiveInt = 1
     """Machines that the preset spreads over."""
     devices_per_node: PositiveInt = 1
@@ -157,13 +160,14 @@ class PlacementConfig(Section):
     """auto: cuda where the cluster has it."""
     cpus_per_device: PositiveInt = 1
     """Processors, and threads, of each device's process."""
-    devices: dict[Role, PositiveInt] = empty_mapping()
-    """Devices in total of the pool of each of these roles, where the preset makes several pools; pools that are given
-    none share the rest evenly."""
+    devices: dict[str, PositiveInt] = empty_mapping()
+    """Devices in total of the pool of each of these roles (actor, rollout, ref, critic, reward or reward.NAME), where
+    the preset makes several pools; pools that are given none share the rest evenly."""
     pools: dict[str, PoolConfig] = empty_mapping()
     """Pools by name, in place of a preset."""
-    roles: dict[Role, str] = empty_mapping()
-    """Role to the name of its pool; several may share one."""
+    roles: dict[str, str] = empty_mapping()
+    """Role (actor, rollout, ref, critic, reward or reward.NAME) to the name of its pool; several may share one.
+    `reward` stands for every reward model that is not named itself. A role without a pool runs beside the actor."""
     ray_address: str | None = None
     """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
 
@@ -180,9 +184,16 @@ class PlacementConfig(Section):
         if self.preset is None and not self.pools:
             yield Problem("pools", "expected at least one pool, because placement.preset is null")
         if self.preset is None:
-            for role in ("actor", "rollout"):
+            for role in REQUIRED_ROLES:
                 if role not in self.roles:
                     yield Problem("roles", f"{self.roles!r} gives no pool to role {role!r}")
+        for field in ("devices", "roles"):
+            for role in getattr(self, field):
+                if not is_role(role):
+                    known = [*ROLES, f"{REWARD}.NAME"]
+                    yield Problem(
+                        f"{field}.{role}", f"{role!r} is no role{nearest(role, known)}; expected one of {known}"
+                    )
         for role, pool in self.roles.items():
             if pool not in self.pools:
                 yield Problem(f"roles.{role}", f"{pool!r} is not one of the pools {sorted(self.pools)}")

@@ -21,6 +21,14 @@ from rlsdk.config.yaml_text import read_value, write_yaml
 from rlsdk.interfaces import BackendKind, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
 
+SECTIONS: Mapping[str, BackendKind] = {
+    "train": BackendKind.TRAIN,
+    "rollout": BackendKind.ROLLOUT,
+    "ref": BackendKind.TRAIN,
+    "critic": BackendKind.TRAIN,
+}
+"""Sections that may choose a backend, and of which kind. Those without one of their own take that of their kind."""
+
 
 def load_config(
     files: Sequence[str | Path] = (),
@@ -31,8 +39,8 @@ def load_config(
 ) -> RunConfig:
     """Reads a run's configuration: defaults, then each file, then the command line; the later wins.
 
-    Mappings merge, lists are replaced. A key under `train` or `rollout` that is named as the chosen backend holds
-    that backend's own options. Nothing is expanded or evaluated.
+    Mappings merge, lists are replaced. A key under `train`, `rollout`, `ref` or `critic` that is named as the section's
+    backend holds that backend's own options. Nothing is expanded or evaluated.
 
     Args:
         files: YAML files.
@@ -51,7 +59,7 @@ def load_config(
     for file in (*files, *more):
         tree.merge_file(Path(file))
     registry = Registry.discover() if registry is None else registry
-    backends = [_Backend(kind, _chosen(kind, tree, flags), registry) for kind in BackendKind]
+    backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
     problems += [problem for backend in backends for problem in backend.check_options(tree)]
@@ -84,9 +92,10 @@ def _check_trust(
 
 
 class _Backend:
-    """The backend chosen for one kind, and its own options."""
+    """The backend chosen by one section, and its own options."""
 
-    def __init__(self, kind: BackendKind, name: str, registry: Registry) -> None:
+    def __init__(self, section: str, kind: BackendKind, name: str, registry: Registry) -> None:
+        self.section = section
         self.kind = kind
         self.name = name
         self.registry = registry
@@ -99,10 +108,10 @@ class _Backend:
 
     def take_options(self, tree: Tree) -> list[Problem]:
         """Moves `train.BACKEND` to `train.options`; says which options belong to a backend that is not in use."""
-        section, fields = tree.section(self.kind), keys_at(RunConfig, (self.kind.value,))
+        section, fields = tree.section(self.section), keys_at(RunConfig, (self.section,))
         free = isinstance(section.get("options"), dict | None)
         if free and isinstance(section.get(self.name), dict) and self.name not in fields:
-            tree.move((self.kind.value, self.name), (self.kind.value, "options"))
+            tree.move((self.section, self.name), (self.section, "options"))
         unread = [problem for key in section if key not in fields and (problem := self.not_in_use(key))]
         for problem in unread:
             del section[problem.path.partition(".")[2]]
@@ -113,31 +122,37 @@ class _Backend:
         for kind in BackendKind:
             rows = self.registry.rows()
             if key in FIRST_PARTY[kind] or any(row.kind == kind and row.name == key for row in rows):
-                why = f"{self.kind}.backend is {self.name!r}" if kind is self.kind else f"it is a {kind} backend"
-                return Problem(f"{self.kind}.{key}", f"options of backend {key!r} that nobody reads: {why}")
+                why = f"{self.section}.backend is {self.name!r}" if kind is self.kind else f"it is a {kind} backend"
+                return Problem(f"{self.section}.{key}", f"options of backend {key!r} that nobody reads: {why}")
         return None
 
     def check_options(self, tree: Tree) -> list[Problem]:
         """Says what is wrong with the backend, or with the options it is given."""
         if self.failure:
-            return [Problem(f"{self.kind}.backend", self.failure)]
-        raw = tree.section(self.kind).get("options", {})
+            # Said once, by the section that made the choice.
+            chosen = self.section == self.kind.value or tree.section(self.section).get("backend") is not None
+            return [Problem(f"{self.section}.backend", self.failure)] if chosen else []
+        raw = tree.section(self.section).get("options", {})
         if not isinstance(raw, dict):
             return []  # Found by the schema.
         if self.options is None:
-            return [Problem(f"{self.kind}.options.{key}", f"backend {self.name!r} has no options") for key in raw]
+            return [Problem(f"{self.section}.options.{key}", f"backend {self.name!r} has no options") for key in raw]
         try:
             _, found = build_options(self.options, raw)
         except PluginError as error:
-            return [Problem(f"{self.kind}.backend", str(error))]
-        return [Problem(f"{self.kind}.options.{problem.path}", problem.message) for problem in found]
+            return [Problem(f"{self.section}.backend", str(error))]
+        return [Problem(f"{self.section}.options.{problem.path}", problem.message) for problem in found]
 
 
-def _chosen(kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:
-    """Name of the backend that the finished configuration will have."""
-    typed = [flag.text for flag in flags if flag.path == (kind.value, "backend")]
-    default = RunConfig().train.backend if kind is BackendKind.TRAIN else RunConfig().rollout.backend
-    return str((typed[-1] if typed else None) or tree.section(kind).get("backend") or default)
+def _chosen(section: str, kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:
+    """Name of the backend that a section of the finished configuration will have."""
+    typed = [flag.text for flag in flags if flag.path == (section, "backend")]
+    own = (typed[-1] if typed else None) or tree.section(section).get("backend")
+    if own is not None and own != "null":
+        return str(own)
+    if section != kind.value:
+        return _chosen(kind.value, kind, tree, flags)
+    return RunConfig().train.backend if kind is BackendKind.TRAIN else RunConfig().rollout.backend
 
 
 def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Problem]:
@@ -148,7 +163,7 @@ def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Pro
         return []
     place = _place(flag.path)
     annotation = annotation_at(RunConfig, place)
-    backend = next((backend for backend in backends if len(place) > 1 and place[0] == backend.kind), None)
+    backend = next((backend for backend in backends if len(place) > 1 and place[0] == backend.section), None)
     if backend is not None:
         if place[1] not in keys_at(RunConfig, place[:1]):
             if place[1] != backend.name and (problem := backend.not_in_use(str(place[1]))):
@@ -182,7 +197,7 @@ def _typed(text: str | None, annotation: Any) -> object:
 
 def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | None, list[Problem]]:
     def keys(place: Place) -> Sequence[str]:
-        return (*keys_at(RunConfig, place), *(backend.name for backend in backends if place == (backend.kind.value,)))
+        return (*keys_at(RunConfig, place), *(backend.name for backend in backends if place == (backend.section,)))
 
     try:
         return RunConfig.model_validate(tree.data), []
@@ -194,7 +209,9 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     """Adds where the value came from, and writes a backend's options as the user does: `train.BACKEND.option`."""
     origin = problem.origin or tree.origin(problem.path)
     path = problem.path
-    names: Mapping[str, str] = {f"{backend.kind}.options.": f"{backend.kind}.{backend.name}." for backend in backends}
+    names: Mapping[str, str] = {
+        f"{backend.section}.options.": f"{backend.section}.{backend.name}." for backend in backends
+    }
     for prefix, written in names.items():
         path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
     return replace(problem, path=path, origin=origin)

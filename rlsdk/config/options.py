@@ -26,10 +26,12 @@ def backend_options(spec: BackendSpec, raw: Mapping[str, Any], registry: Registr
     return None if options is None else build_options(options, raw)[0]
 
 
-def options_problems(spec: BackendSpec, raw: Mapping[str, Any], registry: Registry) -> list[Problem]:
-    """What is wrong with the options given to a backend, at `train.BACKEND.OPTION`."""
+def options_problems(
+    spec: BackendSpec, raw: Mapping[str, Any], registry: Registry, *, prefix: str | None = None
+) -> list[Problem]:
+    """What is wrong with the options given to a backend, below `prefix` (None: `train.BACKEND`)."""
     options = registry.load_options(spec)
-    prefix = f"{spec.kind}.{spec.name}"
+    prefix = prefix or f"{spec.kind}.{spec.name}"
     if options is None:
         message = f"backend {spec.name!r} has no options of its own"
         return [Problem(f"{prefix}.{key}", f"{shown(value)}: {message}") for key, value in raw.items()]

@@ -14,9 +14,18 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.problem import Problem
+from rlsdk.config.role_sections import (
+    CriticConfig,
+    RefConfig,
+    RewardModelConfig,
+    critic_warmup_problems,
+    reward_model_problems,
+)
 
 NEEDS_GROUP = frozenset({"grpo", "rloo"})
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
+NEEDS_VALUES = frozenset({"gae"})
+"""Built-in estimators that read the values of a critic."""
 
 
 OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tokenize", "add_generation_prompt", "return_dict"})
@@ -268,10 +277,16 @@ class RunConfig(Section):
     """Terms of the reward; their weighted sum is a sample's score."""
     reward_limits: RewardLimitsConfig = RewardLimitsConfig()
     """What a reward function may cost."""
+    reward_models: tuple[RewardModelConfig, ...] = empty_tuple()
+    """Models whose scores are terms of the reward, beside `rewards`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """How rewards become a gradient."""
     train: TrainConfig = TrainConfig()
-    """The train engine."""
+    """The train engine: the actor's, and what the other models take where their own section says nothing."""
+    ref: RefConfig = RefConfig()
+    """The frozen policy that the KL is measured from."""
+    critic: CriticConfig = CriticConfig()
+    """The model of values that is trained beside the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """The rollout engine, and how training samples are drawn."""
     eval: EvalConfig = EvalConfig()
@@ -294,10 +309,21 @@ class RunConfig(Section):
         """Longest prompt plus response, in tokens."""
         return self.rollout.max_model_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
+    @property
+    def needs_values(self) -> bool:
+        """True where the advantage reads the values of a critic."""
+        return self.algorithm.advantage in NEEDS_VALUES
+
     def problems(self) -> Iterator[Problem]:
         yield from self._length_problems()
         yield from self._group_problems()
         yield from self._schedule_problems()
+        yield from reward_model_problems(self.reward_models)
+        if self.needs_values:
+            trainer = self.trainer
+            yield from critic_warmup_problems(
+                self.critic, trainer.steps, trainer.updates_per_step * trainer.epochs_per_step
+            )
 
     def _length_problems(self) -> Iterator[Problem]:
         needed = self.data.max_prompt_tokens + self.rollout.max_response_tokens

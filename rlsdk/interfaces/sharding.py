@@ -1,17 +1,13 @@
-"""ShardingManager and Transport: the swap between the training layout and the inference layout."""
+"""ShardingManager: how weights go from the training layout to the inference layout."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from rlsdk.interfaces.weights import Box, SyncReceipt, TensorMeta, WeightLayout, WeightShard
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from rlsdk.interfaces.weights import Box, SyncReceipt, TensorMeta, WeightLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,40 @@ class SyncReport:
     """Names of those by which the bytes came, in order of preference."""
 
 
+class WeightSourceHost(Protocol):
+    """What every rank of a train engine serves, for weights to be taken from it."""
+
+    def weight_layout(self) -> WeightLayout:
+        """What this rank holds."""
+        ...
+
+    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
+        """Makes a bucket's bytes available to a target, which calls this through `Peer.call` while the engine works.
+        Returns the transport's plain handle."""
+        ...
+
+    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
+        """Fingerprint of each of these tensors, computed over this rank's own memory: partial ones of boxes add up."""
+        ...
+
+
+class WeightTargetHost(Protocol):
+    """What every replica of a rollout engine serves, for weights to be brought to it."""
+
+    def target_layouts(self) -> Sequence[WeightLayout]:
+        """What this replica wants at each of its places."""
+        ...
+
+    def pull_weights(
+        self, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, timeout_s: float
+    ) -> SyncReceipt:
+        """Takes its buckets from the sources and loads them; `peers` by index into the source layouts."""
+        ...
+
+
 class EngineGroup(Protocol):
-    """What a ShardingManager sees of the ranks of one role. Provided by the trainer."""
+    """The ranks of one role as a ShardingManager sees them: hosts of `WeightSourceHost` on the training side, of
+    `WeightTargetHost` on the serving side. Provided by the trainer."""
 
     @property
     def backend(self) -> str: ...
@@ -101,12 +129,8 @@ class EngineGroup(Protocol):
     @property
     def capabilities(self) -> frozenset[str]: ...
 
-    def layouts(self) -> Sequence[WeightLayout]:
-        """Of all ranks, in rank order."""
-        ...
-
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        """Calls a method of the role on every rank at once and waits: results in rank order."""
+        """Calls a method of the host on every rank at once and waits: results in rank order."""
         ...
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
@@ -135,40 +159,10 @@ class Peer(Protocol):
         ...
 
 
-class Transport(ABC):
-    """Moves the bytes of a bucket between two processes. One object at each end; the source side exports, the target
-    side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
-
-    name: str
-    timeout_s: float = 600.0
-    """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
-
-    @classmethod
-    @abstractmethod
-    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        """True when it can move bytes between these two places."""
-
-    @abstractmethod
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        """Source side: makes the bytes available, each shard converted to its dtype on the wire. The handle is plain
-        (str, int, float, bytes). The shards may be read until the target has taken them; the memory behind the
-        handle is reused two exports to the same target later."""
-
-    @abstractmethod
-    def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
-        """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible. Each
-        is valid until the next is asked for, and all were checked by the time the iterator ends.
-
-        Raises:
-            WeightSyncError: the bytes are gone, of another size, or fail their checksum.
-        """
-
-    def close(self) -> None:  # noqa: B027 - a working default
-        """Frees what this end created; nothing may stay behind, not even after kill -9."""
-
-
 class ShardingManager(ABC):
-    """Owns the swap. One object in the controller, bound to one training group and one rollout group."""
+    """Plans how weights go to the rollout engines, and brings them there. One object in the controller, bound to one
+    training group and one rollout group. Whose memory is on a device, and when, is the trainer's business: both sides
+    have their weights there when it calls `sync`."""
 
     def __init__(
         self,
@@ -203,21 +197,31 @@ class ShardingManager(ABC):
         """
 
     @abstractmethod
-    def sync_weights(self, plan: ReshardPlan, version: int) -> SyncReport:
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         """Carries the plan out; on return every replica serves `version`, and its receipt was checked against the
         source: every tensor covered, every fingerprint equal.
 
+        Args:
+            plan: made for the layouts of these two groups.
+            version: what every replica serves afterwards.
+            expect_change: whether weights that are all as they were at the last sync are an error. None: when `version`
+                is higher than then. The trainer knows better: a step without signal changes nothing.
+
         Raises:
-            WeightSyncError: not covered, not equal, or unchanged since a sync at a lower version.
+            WeightSyncError: not covered, not equal, or unchanged though a change was expected.
         """
 
-    def rollout_phase(self, version: int) -> AbstractContextManager[SyncReport | None]:
-        """Inside, the rollout engines serve `version`; outside, the train engines have their memory back.
+    def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        """Has every replica serve the training side's weights as `version`: what the trainer calls.
 
-        This default syncs on entry and leaves memory as it is: right for groups that share no device.
+        This default asks both sides for their layouts at every call. They stay as they are for the life of the groups,
+        so a manager may remember them.
+
+        Raises:
+            LayoutError: as `plan`.
+            WeightSyncError: as `sync_weights`.
         """
-        return self._sync_only(version)
-
-    @contextmanager
-    def _sync_only(self, version: int) -> Iterator[SyncReport]:
-        yield self.sync_weights(self.plan(self.train.layouts(), self.rollout.layouts()), version)
+        source: list[WeightLayout] = self.train.run(WeightSourceHost.weight_layout.__name__, timeout_s=self.timeout_s)
+        replicas = self.rollout.run(WeightTargetHost.target_layouts.__name__, timeout_s=self.timeout_s)
+        target = [layout for layouts in replicas for layout in layouts]
+        return self.sync_weights(self.plan(source, target), version, expect_change=expect_change)

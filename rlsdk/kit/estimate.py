@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlsdk.interfaces import Head, ModelSpec, TrainSpec
 from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import chunk_tokens, token_log_probs
+from rlsdk.kit.outputs import chunk_tokens, head_numbers, token_log_probs
 
 SAMPLED = 2, 4
 """Layers of a model of many like ones that are run; memory grows evenly with the rest."""
@@ -62,23 +62,22 @@ def passes_bytes(
     between operations; what a kernel takes inside is not seen. No weights are read.
 
     Args:
-        spec: of the model, with head `lm`.
+        spec: of the model.
         dtype: that passes run in; None: the model's.
-        num_rows: rows of equal length; log-probs are computed on all tokens.
+        num_rows: rows of equal length; log-probs or values are computed on all tokens.
         row_tokens: tokens of each.
         gradients: a pass for each; True: forward and backward (gradients of weights left out, but for one at a time).
         activation_checkpointing: recompute layers in backward passes.
 
     Returns:
-        None where the model does what depends on values (such as routing tokens to experts), and for other heads.
+        None where the model does what depends on values (such as routing tokens to experts).
     """
-    if spec.head is not Head.LM:
-        return [None for _ in gradients]
     try:
         model = build_model(spec, empty=True, dtype=dtype)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
-            count = _Count(model, torch.empty(num_rows, row_tokens, dtype=torch.int64), activation_checkpointing)
+            rows = torch.empty(num_rows, row_tokens, dtype=torch.int64)
+            count = _Count(model, spec.head, rows, activation_checkpointing)
             return [count.peak(gradient=gradient) for gradient in gradients]
     except Exception as error:  # whatever a model's own code does to tensors without values
         _log.info("memory of a pass through %r is not known: %s: %s", spec.path, type(error).__name__, error)
@@ -115,6 +114,7 @@ class _Count:
     """Runs a model without memory, or the first layers of it."""
 
     model: Any
+    head: Head
     input_ids: Tensor
     recompute: bool
 
@@ -143,16 +143,18 @@ class _Count:
         hooks = [p.register_post_accumulate_grad_hook(_drop) for p in self.model.parameters() if gradient]
         counted = _Live()
         with counted, torch.set_grad_enabled(gradient):
-            log_probs = self._log_probs()
+            outputs = self._outputs()
             if gradient:
-                log_probs.sum().backward()  # type: ignore[no-untyped-call]
+                outputs.sum().backward()  # type: ignore[no-untyped-call]
         for hook in hooks:
             hook.remove()
         return counted.peak
 
-    def _log_probs(self) -> Tensor:
+    def _outputs(self) -> Tensor:
         model = self.model
         hidden = getattr(model, model.base_model_prefix)(input_ids=self.input_ids, use_cache=False).last_hidden_state
+        if self.head is not Head.LM:
+            return head_numbers(model, hidden.flatten(0, 1) if self.head is Head.VALUE else hidden[:, -1])
         # Chunks are alike, and only one has its logits at a time.
         shown = HEAD_CHUNKS * chunk_tokens(model)
         states, targets = hidden.flatten(0, 1)[:shown], self.input_ids.flatten()[:shown]

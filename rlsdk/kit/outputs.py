@@ -61,10 +61,10 @@ def compute_outputs(
     if head is Head.LM:
         return _token_outputs(model, batch, names, states)
     if head is Head.SCORE:
-        return {"scores": _numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
+        return {"scores": head_numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
     tokens = (batch.position_ids > 0).nonzero()[:, 0]
     # The value that stands at t is that of the state before t, which the hidden state at t - 1 has seen.
-    return {"values": _at(tokens, _numbers(model, states.flat[states.index[tokens - 1]]), batch)}
+    return {"values": _at(tokens, head_numbers(model, states.flat[states.index[tokens - 1]]), batch)}
 
 
 def _token_outputs(model: nn.Module, batch: Batch, names: Sequence[str], states: HiddenStates) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ def _backbone(model: nn.Module) -> tuple[str, nn.Module]:
     raise ConfigError(f"{type(model).__name__} has no backbone of its own that could be run without its head")
 
 
-def _numbers(model: nn.Module, hidden: Tensor) -> Tensor:
+def head_numbers(model: nn.Module, hidden: Tensor) -> Tensor:
     """`[M]` float32: what a head of one label makes of `[M, H]`."""
     for name in ("score", "classifier"):
         if isinstance(head := getattr(model, name, None), nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlsdk.config import RunConfig
+from rlsdk.config import Role, RunConfig
 from rlsdk.interfaces import TrainSpec
 from rlsdk.kit.estimate import rows_of_pass
 
@@ -32,7 +32,7 @@ def running_rows(config: RunConfig, num_replicas: int) -> int:
     return min(config.rollout.max_running_samples, prompts * config.trainer.samples_per_prompt)
 
 
-def batch_sizes(config: RunConfig, spec: TrainSpec, *, num_replicas: int, dp_size: int | None) -> list[BatchSize]:
+def batch_sizes(config: RunConfig, actor: Role, *, num_replicas: int, dp_size: int | None) -> list[BatchSize]:
     """From the largest to the smallest."""
     trainer, longest = config.trainer, config.max_model_tokens
     samples, prompts = trainer.samples_per_step, trainer.prompts_per_step
@@ -56,7 +56,8 @@ def batch_sizes(config: RunConfig, spec: TrainSpec, *, num_replicas: int, dp_siz
             note=f"one optimizer step; {times} in a step of the trainer, {trainer.optimizer_steps} in the run",
         ),
     ]  # fmt: skip
-    if dp_size is None:
+    spec = actor.spec
+    if dp_size is None or not isinstance(spec, TrainSpec):
         return sizes
     mine = -(-rows // dp_size)
     per_pass, passes = rows_of_pass(spec, row_tokens=longest, num_rows=mine)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlsdk.interfaces import Capability, Forecast, RankMemory
+from rlsdk.config import Role
+from rlsdk.interfaces import Capability, Forecast, Head, RankMemory
 from rlsdk.planning.places import PlannedDevice
+from rlsdk.trainer.turns import CACHE, NOTHING, WEIGHTS, Seat
 
-PHASES = ("sync", "rollout", "log_probs", "update")
+PASSES: Mapping[Head, str] = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
+"""What passes without gradient give, by the model's head."""
 MIB = 1 << 20
 RUNTIME_BYTES: Mapping[str, int] = {"cpu": 350 * MIB, "cuda": 1536 * MIB}
 """Of a worker, besides all tensors, by what it runs on. cpu: interpreter, torch, transformers and Ray in main memory,
@@ -46,27 +49,83 @@ class PhaseMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
+class CountedRole:
     """What the memory of a role is counted from."""
 
-    name: str
+    seat: Seat
     memory: tuple[RankMemory, ...] | None
     """Per rank; None: its backend cannot say."""
-    takes_turns: bool = False
-    """Its memory is given up while others work: it offloads, or sleeps."""
+    passes: str = "log_probs"
+    """What its passes without gradient give."""
+
+    @property
+    def name(self) -> str:
+        return self.seat.role
+
+    @property
+    def takes_turns(self) -> bool:
+        """Its memory is given up while others work: it offloads, or sleeps."""
+        return self.seat.moves
 
     @classmethod
-    def of(cls, name: str, forecast: Forecast | None, capabilities: frozenset[Capability], *, shared: bool) -> Role:
-        """`shared`: actor and rollout stand on the same accelerators, and so take turns where they can."""
-        able = {"actor": Capability.OFFLOAD, "rollout": Capability.SLEEP}.get(name)
+    def of(
+        cls, role: Role, forecast: Forecast | None, capabilities: frozenset[Capability], *, shared: bool
+    ) -> CountedRole:
+        """`shared`: the roles of its pool take turns where they can."""
+        able = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
         return cls(
-            name=name,
+            seat=Seat(
+                role=role.name,
+                serves=role.is_rollout,
+                trained=role.is_trained,
+                moves=shared and able in capabilities,
+            ),
             memory=None if forecast is None else forecast.memory,
-            takes_turns=shared and able is not None and able in capabilities,
+            passes=PASSES[role.model.head],
         )
 
 
-def on_device(device: PlannedDevice, phase: str, roles: Mapping[str, Role]) -> list[Part]:
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase of a step: who works, and what those who take turns have on the device for it."""
+
+    name: str
+    works: frozenset[str]
+    """Roles."""
+    wanted: Mapping[str, frozenset[str]]
+    """As `DeviceTurns` has it there: parts by role."""
+    steps: bool = False
+    """An optimizer step."""
+
+    def has(self, role: CountedRole, part: str) -> bool:
+        """Whether a part of a role is on the device."""
+        return part in (self.wanted.get(role.name, NOTHING) if role.takes_turns else role.seat.parts)
+
+
+def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
+    """The phases of a step, in their order. `source` is the role whose weights are served."""
+    serving = frozenset(name for name, role in roles.items() if role.seat.serves)
+    weights = frozenset((WEIGHTS,))
+    synced = {source, *serving}
+    found = [
+        Phase(name="sync", works=frozenset(synced), wanted=dict.fromkeys(synced, weights)),
+        Phase(name="rollout", works=serving, wanted=dict.fromkeys(serving, frozenset((WEIGHTS, CACHE)))),
+    ]
+    training = [role for name, role in roles.items() if name not in serving]
+    # Scores come first, then log-probs and values; the source is updated last.
+    training.sort(key=lambda role: (role.passes != PASSES[Head.SCORE], role.name == source and role.seat.trained))
+    for role in training:
+        name = role.passes if role.name == source else f"{role.name} {role.passes}"
+        found.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: weights}))
+    for role in training:
+        if role.seat.trained:
+            name = "update" if role.name == source else f"{role.name} update"
+            whole = {role.name: frozenset(role.seat.parts)}
+            found.append(Phase(name=name, works=frozenset((role.name,)), wanted=whole, steps=True))
+    return found
+
+
+def on_device(device: PlannedDevice, phase: Phase, roles: Mapping[str, CountedRole]) -> list[Part]:
     """Everything that one device holds in a phase, besides blocks and what every worker takes."""
     parts = []
     for name, rank in device.ranks.items():
@@ -75,55 +134,55 @@ def on_device(device: PlannedDevice, phase: str, roles: Mapping[str, Role]) -> l
             parts.append(Part(role=name, what="everything", num_bytes=None))
         else:
             held = role.memory[rank]
-            found = _rollout(role, held, phase) if name == "rollout" else _train(role, held, phase)
+            found = (_rollout if role.seat.serves else _train)(role, held, phase)
             parts += [Part(role=name, what=what, num_bytes=num_bytes) for what, num_bytes in found if num_bytes != 0]
     return parts
 
 
-def _train(role: Role, held: RankMemory, phase: str) -> Iterator[tuple[str, int | None]]:
-    away = role.takes_turns and phase == "rollout"
-    if not held.on_host and not away:
-        yield "weights", held.weights_bytes
-        if not (role.takes_turns and phase == "sync"):
+def _train(role: CountedRole, held: RankMemory, phase: Phase) -> Iterator[tuple[str, int | None]]:
+    works = role.name in phase.works and phase.name != "sync"
+    if not held.on_host:
+        if phase.has(role, WEIGHTS):
+            yield "weights", held.weights_bytes
+        if phase.has(role, "optimizer"):
             yield "optimizer", held.optimizer_bytes
-        if phase == "update" or (held.gradients_stay and not (role.takes_turns and phase == "sync")):
+        if phase.has(role, "gradients") and ((works and phase.steps) or held.gradients_stay):
             yield "gradients", held.gradients_bytes
-    if phase == "update":
-        yield "activations", held.backward_bytes
-    if phase == "log_probs":
-        yield "activations", held.forward_bytes
+    if works:
+        yield "activations", held.backward_bytes if phase.steps else held.forward_bytes
 
 
-def _rollout(role: Role, held: RankMemory, phase: str) -> Iterator[tuple[str, int | None]]:
-    away = role.takes_turns and phase in ("log_probs", "update")
-    if not away:
+def _rollout(role: CountedRole, held: RankMemory, phase: Phase) -> Iterator[tuple[str, int | None]]:
+    works = role.name in phase.works and phase.name != "sync"
+    if phase.has(role, WEIGHTS):
         yield "weights", held.weights_bytes
-    if phase == "rollout" or (held.cache_stays and not role.takes_turns):
+    if phase.has(role, CACHE) and (works or held.cache_stays):
         yield "keys, values", held.cache_bytes
-    if phase == "rollout":
+    if works:
         yield "decoding", held.forward_bytes
 
 
-def of_engines(device: PlannedDevice, roles: Mapping[str, Role]) -> Iterator[tuple[str, int]]:
+def of_engines(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> Iterator[tuple[str, int]]:
     """Role, and what its engine's modules and own processes take of main memory."""
     for name, rank in device.ranks.items():
         if (memory := roles[name].memory) is not None:
             yield name, memory[rank].process_bytes
 
 
-def on_host(device: PlannedDevice, roles: Mapping[str, Role]) -> int:
+def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
     """Bytes that a GPU's process keeps in main memory at most: what is offloaded, or lives there."""
     total = 0
     for name, rank in device.ranks.items():
-        memory = roles[name].memory
-        if memory is not None and name != "rollout" and (roles[name].takes_turns or memory[rank].on_host):
+        role = roles[name]
+        memory = role.memory
+        if memory is not None and not role.seat.serves and (role.takes_turns or memory[rank].on_host):
             held = memory[rank]
             total += (held.weights_bytes or 0) + (held.optimizer_bytes or 0)
     return total
 
 
 def by_phase(
-    devices: Sequence[PlannedDevice], roles: Mapping[str, Role], *, kind: str, block_bytes: int
+    devices: Sequence[PlannedDevice], roles: Mapping[str, CountedRole], *, kind: str, block_bytes: int, source: str
 ) -> list[PhaseMemory]:
     """Of each phase the fullest device of each pool; where devices are processes on a CPU, the fullest node.
 
@@ -132,15 +191,16 @@ def by_phase(
         roles: by name.
         kind: `cpu` or `cuda`.
         block_bytes: what a process that sends weights keeps for that; on GPUs it lies in main memory.
+        source: the role whose weights are served.
     """
-    phases = [phase for phase in PHASES if phase != "log_probs" or len(roles) > 0]
+    phases = phases_of(roles, source)
     if kind == "cuda":
         pools = dict.fromkeys(device.pool for device in devices)
         return [
-            PhaseMemory(place=f"pool {pool}", phase=phase, parts=tuple(_fullest(devices, pool, phase, roles)))
+            PhaseMemory(place=f"pool {pool}", phase=phase.name, parts=tuple(_fullest(devices, pool, phase, roles)))
             for pool in pools
             for phase in phases
-            if _busy(devices, pool, phase)
+            if phase.works & {role for device in devices if device.pool == pool for role in device.ranks}
         ]
     found = []
     for phase in phases:
@@ -150,24 +210,17 @@ def by_phase(
             parts += on_device(device, phase, roles)
             parts.append(Part(role="", what="processes", num_bytes=RUNTIME_BYTES["cpu"]))
             parts += [Part(role=name, what="processes", num_bytes=size) for name, size in of_engines(device, roles)]
-            if "actor" in device.ranks:
-                parts.append(Part(role="actor", what="buckets", num_bytes=block_bytes))
+            if source in device.ranks:
+                parts.append(Part(role=source, what="buckets", num_bytes=block_bytes))
         for node, parts in nodes.items():
             if node == 0:
                 parts.append(Part(role="", what="processes", num_bytes=CONTROLLER_BYTES))
         node = max(nodes, key=lambda node: sum(part.num_bytes or 0 for part in nodes[node]))
-        found.append(PhaseMemory(place=f"node {node}", phase=phase, parts=tuple(_added_up(nodes[node]))))
+        found.append(PhaseMemory(place=f"node {node}", phase=phase.name, parts=tuple(_added_up(nodes[node]))))
     return found
 
 
-def _busy(devices: Sequence[PlannedDevice], pool: str, phase: str) -> bool:
-    """Whether a pool does anything in a phase."""
-    roles = {role for device in devices if device.pool == pool for role in device.ranks}
-    needed = {"sync": {"actor", "rollout"}, "rollout": {"rollout"}, "log_probs": {"actor", "ref"}, "update": {"actor"}}
-    return bool(roles & needed[phase])
-
-
-def _fullest(devices: Sequence[PlannedDevice], pool: str, phase: str, roles: Mapping[str, Role]) -> list[Part]:
+def _fullest(devices: Sequence[PlannedDevice], pool: str, phase: Phase, roles: Mapping[str, CountedRole]) -> list[Part]:
     mine = [on_device(device, phase, roles) for device in devices if device.pool == pool]
     parts = max(mine, key=lambda parts: sum(part.num_bytes or 0 for part in parts))
     return [*parts, Part(role="", what="processes", num_bytes=RUNTIME_BYTES["cuda"])]

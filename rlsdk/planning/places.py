@@ -40,13 +40,19 @@ class Places:
 
 
 def place(
-    placement: PlacementSpec, *, num_nodes: int, devices_per_node: int, tp_size: int, seed: int, timeout_s: float
+    placement: PlacementSpec,
+    *,
+    num_nodes: int,
+    devices_per_node: int,
+    devices_per_rank: Mapping[str, int],
+    seed: int,
+    timeout_s: float,
 ) -> Places:
-    """Gives every rank a device, on nodes that are all free.
+    """Gives every rank a device, on nodes that are all free; `devices_per_rank` by role.
 
     Raises:
         PlacementError: these nodes do not have the devices; asked against available.
-        ConfigError: `tp_size` does not divide the devices of a node.
+        ConfigError: devices per rank that do not divide the devices of a node.
     """
     cpus = max(pool.cpus_per_device for pool in placement.pools) * devices_per_node
     uses_gpus = any(pool.device == "cuda" for pool in placement.pools)
@@ -66,7 +72,7 @@ def place(
     names = _device_names(placement, chosen)
     for role in placement.roles:
         pool = placement.pool_of(role)
-        width = tp_size if role == "rollout" else 1
+        width = devices_per_rank[role]
         leads = leading_devices(pool, role, width)
         where = [int(chosen[pool.name][pool.node_of_device[device]]) for device in leads]
         contexts[role] = tuple(

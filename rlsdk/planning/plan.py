@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rlsdk.config import RunConfig
-from rlsdk.interfaces import (
-    BackendKind,
-    BackendSpec,
-    ConfigError,
-    Forecast,
-    LayoutError,
-    RankContext,
-    RolloutSpec,
-    TrainSpec,
-    Workload,
-)
+from rlsdk.cluster import PlacementSpec
+from rlsdk.config import Role, RunConfig, backend_options
+from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, Workload
 from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, forward_passes, predict
 from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
-from rlsdk.planning.memory import PhaseMemory, Role, by_phase, on_host
+from rlsdk.planning.memory import CountedRole, PhaseMemory, by_phase, on_host
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.registry import Registry
-from rlsdk.trainer.session import (
-    model_spec,
-    optim_spec,
-    placement_of,
-    resolve_device,
-    roles_of,
-    rollout_spec,
-    train_spec,
-)
+from rlsdk.trainer.roles import placement_of, resolve_device, roles
+from rlsdk.trainer.turns import shared_pools
 
 TIGHT = 0.9
 """Share of a device's memory above which fragmentation and what is not counted may end a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRole:
+    """One role of the run."""
+
+    name: str
+    backend: str
+    model: str
+    head: str
+    dtype: str
+    lr: float | None
+    """Peak learning rate; None: frozen, or a rollout engine."""
+    pool: str
+    ranks: int
+    devices_per_rank: int
+    weights_bytes: int | None
+    """Of the fullest rank; None: unknown."""
+    optimizer_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class RunPlan:
     hardware: Hardware
     num_nodes: int
     devices_per_node: int
-    backends: Mapping[str, str]
+    roles: tuple[PlannedRole, ...]
     places: Places
     batches: tuple[BatchSize, ...]
     reshard: ReshardSummary | None
@@ -79,12 +83,12 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Roles:
-    """The roles of a run, worked out."""
+    """The roles of a run, worked out; by name."""
 
+    table: Mapping[str, Role]
     places: Places
     forecasts: Mapping[str, Forecast | None]
-    specs: Mapping[str, BackendSpec]
-    train: TrainSpec
+    backends: Mapping[str, BackendSpec]
 
 
 def make_plan(
@@ -110,7 +114,8 @@ def make_plan(
     """
     device = device if config.placement.device == "auto" else config.placement.device
     hardware = hardware or this_machine(device)
-    placement = placement_of(config, roles_of(config), device)
+    table = roles(config, device)
+    placement = placement_of(config.placement, [role.name for role in table], device)
     kind = "cuda" if any(pool.device == "cuda" for pool in placement.pools) else "cpu"
     if kind != hardware.device:
         raise ConfigError(
@@ -118,46 +123,47 @@ def make_plan(
             "hardware of that kind, or leave placement.device at 'auto'"
         )
     num_nodes, per_node = nodes_of(hardware, placement)
-    roles = _roles(config, registry, device, hardware)
+    found = _roles(config, registry, table, placement, (num_nodes, per_node), hardware)
     unknown = [
-        f"role {name!r}: {spec.kind} backend {spec.name!r} has no forecast, so its memory and the reshard are unknown"
-        for name, spec in roles.specs.items()
-        if roles.forecasts[name] is None
+        f"role {name!r}: {spec.kind} backend {spec.name!r} has no forecast, so its memory"
+        f"{' and the reshard are' if name in (ACTOR, ROLLOUT) else ' is'} unknown"
+        for name, spec in found.backends.items()
+        if found.forecasts[name] is None
     ]
     reshard = None
     try:
-        reshard = _reshard(config, roles)
+        reshard = _reshard(config, found)
     except LayoutError as error:
         unknown.append(f"the reshard cannot be planned: {error}")
-    shared = placement.roles["actor"] == placement.roles["rollout"] and hardware.device == "cuda"
+    turns = shared_pools(placement)
     counted = {
-        name: Role.of(name, forecast, roles.specs[name].capabilities, shared=shared)
-        for name, forecast in roles.forecasts.items()
+        name: CountedRole.of(role, found.forecasts[name], found.backends[name].capabilities, shared=role.pool in turns)
+        for name, role in found.table.items()
     }
-    devices = roles.places.devices
+    devices = found.places.devices
     blocks = reshard.sending_bytes if reshard is not None else 0
-    memory = by_phase(devices, counted, kind=hardware.device, block_bytes=blocks)
+    memory = by_phase(devices, counted, kind=hardware.device, block_bytes=blocks, source=ACTOR)
     if any(part.num_bytes is None for phase in memory for part in phase.parts):
         unknown.append("memory: parts marked with ? could not be worked out, and are not in the sums")
     host: dict[int, int] = {}
     for at in devices if hardware.device == "cuda" else ():
-        host[at.node] = host.get(at.node, 0) + on_host(at, counted) + blocks * ("actor" in at.ranks)
-    actor = roles.forecasts["actor"]
+        host[at.node] = host.get(at.node, 0) + on_host(at, counted) + blocks * (ACTOR in at.ranks)
+    actor = found.forecasts[ACTOR]
     batches = batch_sizes(
         config,
-        roles.train,
-        num_replicas=len(roles.places.contexts["rollout"]),
+        found.table[ACTOR],
+        num_replicas=len(found.places.contexts[ROLLOUT]),
         dp_size=None if actor is None else actor.dp_size,
     )
     prediction = None
     if calibration is not None:
-        prediction = _predicted(config, device, roles, reshard, calibration, registry, unknown)
+        prediction = _predicted(config, device, found, reshard, calibration, registry, unknown)
     return RunPlan(
         hardware=hardware,
         num_nodes=num_nodes,
         devices_per_node=per_node,
-        backends={name: spec.name for name, spec in roles.specs.items()},
-        places=roles.places,
+        roles=tuple(_planned(role, found) for role in found.table.values()),
+        places=found.places,
         batches=tuple(batches),
         reshard=reshard,
         memory=tuple(memory),
@@ -167,64 +173,84 @@ def make_plan(
     )
 
 
-def _roles(config: RunConfig, registry: Registry, device: str, hardware: Hardware) -> _Roles:
-    placement = placement_of(config, roles_of(config), device)
-    num_nodes, per_node = nodes_of(hardware, placement)
+def _roles(
+    config: RunConfig,
+    registry: Registry,
+    table: Sequence[Role],
+    placement: PlacementSpec,
+    nodes: tuple[int, int],
+    hardware: Hardware,
+) -> _Roles:
+    """Where every rank stands, and what it would hold."""
     places = place(
         placement,
-        num_nodes=num_nodes,
-        devices_per_node=per_node,
-        tp_size=config.rollout.tp_size,
+        num_nodes=nodes[0],
+        devices_per_node=nodes[1],
+        devices_per_rank={role.name: role.devices_per_rank for role in table},
         seed=config.trainer.seed,
         timeout_s=config.deadlines.start_s,
     )
-    train_backend = registry.backend(BackendKind.TRAIN, config.train.backend)
-    rollout_backend = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
-    optim = optim_spec(config.train.optim, config.trainer.optimizer_steps)
-    train = train_spec(config, registry, train_backend, model_spec(config), optim)
-    frozen = train_spec(config, registry, train_backend, model_spec(config), None)
-    rollout = rollout_spec(config, registry, rollout_backend)
     workload = Workload(
         row_tokens=config.max_model_tokens,
         update_rows=update_rows(config),
-        running_rows=running_rows(config, len(places.contexts["rollout"])),
+        running_rows=running_rows(config, len(places.contexts[ROLLOUT])),
         device_bytes=hardware.device_bytes,
     )
-    of_role: dict[str, tuple[BackendSpec, TrainSpec | RolloutSpec]] = {
-        "actor": (train_backend, train),
-        "ref": (train_backend, frozen),
-        "rollout": (rollout_backend, rollout),
-    }
-    chosen = {role: of_role[role] for role in placement.roles}
+    backends = {role.name: registry.backend(role.kind, role.backend) for role in table}
     return _Roles(
+        table={role.name: role for role in table},
         places=places,
         forecasts={
-            role: _forecast(registry, backend, places.contexts[role], spec, workload)
-            for role, (backend, spec) in chosen.items()
+            role.name: _forecast(registry, backends[role.name], places.contexts[role.name], role, workload)
+            for role in table
         },
-        specs={role: backend for role, (backend, _) in chosen.items()},
-        train=train,
+        backends=backends,
     )
+
+
+def _planned(role: Role, found: _Roles) -> PlannedRole:
+    memory = found.forecasts[role.name]
+    return PlannedRole(
+        name=role.name,
+        backend=role.backend,
+        model=role.model.path,
+        head=role.model.head.value,
+        dtype=role.model.dtype,
+        lr=None if role.optim is None else role.optim.lr,
+        pool=role.pool,
+        ranks=len(found.places.contexts[role.name]),
+        devices_per_rank=role.devices_per_rank,
+        weights_bytes=None if memory is None else _largest(m.weights_bytes for m in memory.memory),
+        optimizer_bytes=None if memory is None else _largest(m.optimizer_bytes for m in memory.memory),
+    )
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    found = list(sizes)
+    return None if None in found else max((size for size in found if size is not None), default=0)
 
 
 def _forecast(
     registry: Registry,
     backend: BackendSpec,
     contexts: tuple[RankContext, ...],
-    spec: TrainSpec | RolloutSpec,
+    role: Role,
     workload: Workload,
 ) -> Forecast | None:
     function = registry.load_forecast(backend)
-    return None if function is None else function(contexts, spec, workload)
+    if function is None:
+        return None
+    spec = replace(role.spec, options=backend_options(backend, role.options, registry))
+    return function(contexts, spec, workload)
 
 
 def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
-    actor, rollout = roles.forecasts["actor"], roles.forecasts["rollout"]
+    actor, rollout = roles.forecasts[ACTOR], roles.forecasts[ROLLOUT]
     if actor is None or rollout is None:
         return None
     processes, contexts = roles.places.processes, roles.places.contexts
-    source = layouts_of(actor, processes["actor"], contexts["actor"])
-    target = layouts_of(rollout, processes["rollout"], contexts["rollout"])
+    source = layouts_of(actor, processes[ACTOR], contexts[ACTOR])
+    target = layouts_of(rollout, processes[ROLLOUT], contexts[ROLLOUT])
     sharding = config.sharding
     return summarize(source, target, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 
@@ -232,8 +258,8 @@ def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
 def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:
     return Work(
         num_parameters=reshard.num_parameters,
-        actor_devices=len(roles.places.contexts["actor"]),
-        rollout_devices=len(roles.places.contexts["rollout"]) * config.rollout.tp_size,
+        actor_devices=len(roles.places.contexts[ACTOR]),
+        rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.tp_size,
         sync_bytes=reshard.num_bytes // max(reshard.targets, 1),
         samples=config.trainer.samples_per_step,
         forward_passes=forward_passes(config),
@@ -247,7 +273,7 @@ def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary
 def _predicted(
     config: RunConfig,
     device: str,
-    roles: _Roles,
+    found: _Roles,
     reshard: ReshardSummary | None,
     calibration: Calibration,
     registry: Registry,
@@ -255,10 +281,12 @@ def _predicted(
 ) -> Prediction | None:
     """Works the calibrating run out like this one, to know what its seconds were spent on."""
     then = calibration.config
-    there = resolve_device(then)
-    measured_roles = _roles(then, registry, there, this_machine(there))
+    there = resolve_device(then.placement)
+    hardware, table = this_machine(there), roles(then, there)
+    placement = placement_of(then.placement, [role.name for role in table], there)
+    measured_roles = _roles(then, registry, table, placement, nodes_of(hardware, placement), hardware)
     measured = _reshard(then, measured_roles)
     if reshard is None or measured is None:
         unknown.append("times: without the reshard the sizes of models are unknown")
         return None
-    return predict(_work(config, device, roles, reshard), calibration, _work(then, there, measured_roles, measured))
+    return predict(_work(config, device, found, reshard), calibration, _work(then, there, measured_roles, measured))

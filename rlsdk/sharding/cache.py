@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlsdk.interfaces import ReshardPlan, Transport, WeightLayout
+from rlsdk.interfaces import ReshardPlan, WeightLayout
 from rlsdk.sharding.planner import plan_reshard
+from rlsdk.sharding.transport import Transport
 
 MAX_PLANS = 4
 """Kept: training and evaluation replicas, and those of before and after a restart."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 
 HANDLE = (

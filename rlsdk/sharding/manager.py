@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 from rlsdk.interfaces import (
-    Capability,
     EngineGroup,
     ReshardPlan,
     ShardingManager,
     SyncReceipt,
     SyncReport,
     WeightLayout,
+    WeightSourceHost,
     WeightSyncError,
+    WeightTargetHost,
 )
 from rlsdk.sharding.cache import PlanCache
+from rlsdk.sharding.calls import call, call_each
 from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
-LAYOUT_METHOD = "target_layouts"
-"""Of the host of a rollout engine: `target_layouts() -> Sequence[WeightLayout]`."""
-PULL_METHOD = "pull_weights"
-"""Of the host of a rollout engine: `pull_weights(buckets, peers, version, timeout_s) -> SyncReceipt`."""
-FINGERPRINT_METHOD = "weight_fingerprints"
-"""Of the host of a train engine: `weight_fingerprints(transfers) -> Mapping[str, int]`."""
 GRACE_S = 30.0
 """The controller waits this much longer than a worker, so that the worker's own, better error comes first."""
 
@@ -54,12 +49,6 @@ class Ends:
         ends = list(accumulate(map(len, self.replicas), initial=0))
         return [range(first, last) for first, last in pairwise(ends)]
 
-    @property
-    def share_a_device(self) -> bool:
-        """True when a training and a rollout rank stand on the same accelerator."""
-        places = {(layout.node, layout.device) for layout in self.source if layout.device != "cpu"}
-        return any((layout.node, layout.device) in places for layout in self.target)
-
 
 class GenericShardingManager(ShardingManager):
     """Pull model: each replica asks the sources for its buckets and loads them as they come; the controller moves no
@@ -72,29 +61,24 @@ class GenericShardingManager(ShardingManager):
         *,
         timeout_s: float = 600.0,
         bucket_bytes: int = 64 << 20,
-        colocated: bool | None = None,
         transports: Sequence[str] | None = None,
     ) -> None:
         """Binds a training group and a rollout group.
 
         Args:
-            train: its host serves `export_weights`, `weight_fingerprints`, `offload`, `onload`.
-            rollout: its host serves `target_layouts`, `pull_weights`, `sleep`, `wake`.
+            train: its hosts are of `WeightSourceHost`.
+            rollout: its hosts are of `WeightTargetHost`.
             timeout_s: for each stage of a sync.
             bucket_bytes: most that a replica takes at once; two of them exist while weights move.
-            colocated: the two take turns on the memory of one device. None: whether their layouts say so.
             transports: names, in order of preference, of those that may be used. None: all.
 
         Raises:
             ConfigError: a transport that does not exist.
         """
         super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes, transports=transports)
-        self._colocated = colocated
         self._ends: Ends | None = None
         self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=named_transports(transports))
         self._last: tuple[int, Mapping[str, int]] | None = None
-        self._asleep: set[str] = set()
-        self._offloaded: list[tuple[str, ...]] = []
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         """See `ShardingManager.plan`. Layouts that were planned before are not planned again."""
@@ -103,8 +87,9 @@ class GenericShardingManager(ShardingManager):
     def ends(self) -> Ends:
         """The layouts of both groups, asked for once."""
         if self._ends is None:
-            source = tuple(self.train.layouts())
-            replicas = tuple(tuple(places) for places in self.rollout.run(LAYOUT_METHOD, timeout_s=self.timeout_s))
+            source = tuple(call(self.train, WeightSourceHost.weight_layout, timeout_s=self.timeout_s))
+            wanted = call(self.rollout, WeightTargetHost.target_layouts, timeout_s=self.timeout_s)
+            replicas = tuple(map(tuple, wanted))
             tasks = plan_fingerprints(source, replicas, piece_bytes=self.bucket_bytes)
             self._ends = Ends(source=source, replicas=replicas, fingerprints=tuple(tasks))
         return self._ends
@@ -146,62 +131,18 @@ class GenericShardingManager(ShardingManager):
             transports=transports_of(plan),
         )
 
-    @contextmanager
-    def rollout_phase(self, version: int, *, expect_change: bool | None = None) -> Iterator[SyncReport]:
-        """See `ShardingManager.rollout_phase`. Where the two sides share a device they take turns, in stages: optimizer
-        and gradients leave before the serving weights come, the training weights leave before the key-value cache.
-        The report holds the seconds of every stage; those of the way back are added to it when the phase ends."""
+    def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        """See `ShardingManager.sync`; `expect_change` as in `sync_weights`. Layouts are asked for once."""
         ends = self.ends()
-        plan = self.plan(ends.source, ends.target)
-        if not (ends.share_a_device if self._colocated is None else self._colocated):
-            yield self.sync_weights(plan, version, expect_change=expect_change)
-            return
-        stages: dict[str, float] = {}
-        try:
-            self._offload(("optimizer", "gradients"), stages)
-            self._wake("weights", stages)
-            report = self.sync_weights(plan, version, expect_change=expect_change)
-            stages.update(report.stages_s)
-            self._offload(("weights",), stages)
-            self._wake("kv_cache", stages)
-            yield replace(report, seconds=sum(stages.values()), stages_s=stages)
-        finally:
-            with ExitStack() as undo:
-                for parts in self._offloaded:
-                    undo.callback(self._run_stage, stages, f"onload {parts[0]}", self.train, "onload", parts)
-                self._offloaded.clear()
-                self._sleep(stages)
-
-    def _run_stage(
-        self, stages: dict[str, float], stage: str, group: EngineGroup, method: str, argument: object
-    ) -> None:
-        """Calls a method of every rank and notes how long the slowest took."""
-        start = time.perf_counter()
-        group.run(method, argument, timeout_s=self.timeout_s)
-        stages[stage] = time.perf_counter() - start
-
-    def _offload(self, parts: tuple[str, ...], stages: dict[str, float]) -> None:
-        if Capability.OFFLOAD in self.train.capabilities:
-            self._offloaded.append(parts)
-            self._run_stage(stages, f"offload {parts[0]}", self.train, "offload", parts)
-
-    def _wake(self, part: str, stages: dict[str, float]) -> None:
-        if part in self._asleep:
-            self._run_stage(stages, f"wake {part}", self.rollout, "wake", (part,))
-            self._asleep.discard(part)
-
-    def _sleep(self, stages: dict[str, float]) -> None:
-        """The next phase brings all weights anew, so they need not be kept on the host."""
-        if Capability.SLEEP in self.rollout.capabilities:
-            self._run_stage(stages, "sleep", self.rollout, "sleep", 2)
-            self._asleep = {"weights", "kv_cache"}
+        return self.sync_weights(self.plan(ends.source, ends.target), version, expect_change=expect_change)
 
     def _fingerprints(self) -> list[dict[str, int]]:
         """What each group of like replicas must come to serve, computed by the sources."""
         expected = []
         for task in self.ends().fingerprints:
             arguments = [(transfers,) for transfers in task.transfers]
-            expected.append(task.total(self.train.run_each(FINGERPRINT_METHOD, arguments, self.timeout_s)))
+            found = call_each(self.train, WeightSourceHost.weight_fingerprints, arguments, timeout_s=self.timeout_s)
+            expected.append(task.total(found))
         return expected
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
@@ -213,7 +154,7 @@ class GenericShardingManager(ShardingManager):
             used = sorted(set().union(*map(sources_of, parts)))
             buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
             arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s))
-        return self.rollout.run_each(PULL_METHOD, arguments, self.timeout_s + GRACE_S)
+        return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         """Counts the tensors that changed since the last sync.

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
 from rlsdk.kit.object_store import has_store, the_store
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.wire import (
     Metas,
     announcement,

@@ -16,7 +16,6 @@ from rlsdk.interfaces import (
     LayoutError,
     ReshardPlan,
     TensorMeta,
-    Transport,
     WeightLayout,
 )
 from rlsdk.sharding.balance import take_turns
@@ -24,6 +23,7 @@ from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows, distinct, first_a
 from rlsdk.sharding.boxes import covered_elements
 from rlsdk.sharding.holders import SAME_PROCESS, Atoms, Places, RankSets, SourceTensors, find_atoms, tied_to
 from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
+from rlsdk.sharding.transport import Transport
 
 
 def plan_reshard(

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlsdk.interfaces import Transport, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 
 CONNECT_S = 5.0

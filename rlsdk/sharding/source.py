@@ -16,12 +16,12 @@ from rlsdk.interfaces import (
     LayoutError,
     TrainEngine,
     Transfer,
-    Transport,
     WeightLayout,
     WeightShard,
     fingerprint,
 )
 from rlsdk.sharding.devices import on_physical_device
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import make_transport
 
 

@@ -17,13 +17,13 @@ from rlsdk.interfaces import (
     Peer,
     RolloutEngine,
     SyncReceipt,
-    Transport,
     WeightLayout,
     WeightShard,
     WeightSyncError,
 )
 from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.devices import on_physical_device
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import (
     InlineTransport,
     InProcessTransport,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rlsdk.interfaces import (
     ConfigError,
-    Transport,
     WeightLayout,
     WeightShard,
     nearest,
@@ -23,6 +22,7 @@ from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.wire import (
     GROUP_BYTES,
     Metas,

@@ -6,17 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsdk.interfaces import Bucket, RolloutEngine, SyncReceipt, TrainEngine, Transfer, WeightLayout
+from rlsdk.interfaces import (
+    Bucket,
+    RolloutEngine,
+    SyncReceipt,
+    TrainEngine,
+    Transfer,
+    WeightLayout,
+    WeightSourceHost,
+    WeightTargetHost,
+)
 from rlsdk.sharding import WeightSource, WeightTarget
 
 
-class TrainHost:
+class TrainHost(WeightSourceHost):
     """What a train host serves, as the trainer's does."""
 
     def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
         self.source = WeightSource(engine, accelerators)
-        self.calls: list[str] = []
 
     def weight_layout(self) -> WeightLayout:
         return self.source.layout()
@@ -30,20 +38,14 @@ class TrainHost:
     def optim_step(self) -> None:
         self.engine.optim_step()
 
-    def offload(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"offload {' '.join(parts)}")
 
-    def onload(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"onload {' '.join(parts)}")
-
-
-class RolloutHost:
+class RolloutHost(WeightTargetHost):
     """What a rollout host serves, as the trainer's does."""
 
     def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
         self.target = WeightTarget(engine, accelerators)
-        self.calls: list[str] = []
+        self.num_pulls = 0
 
     def target_layouts(self) -> Sequence[WeightLayout]:
         return self.target.layouts()
@@ -51,14 +53,8 @@ class RolloutHost:
     def pull_weights(
         self, buckets: Sequence[Bucket], peers: Mapping[int, Any], version: int, timeout_s: float
     ) -> SyncReceipt:
-        self.calls.append("sync")
+        self.num_pulls += 1
         return self.target.pull(buckets, peers, version, timeout_s)
-
-    def sleep(self, level: int) -> None:
-        self.calls.append(f"sleep {level}")
-
-    def wake(self, parts: Sequence[str]) -> None:
-        self.calls.append(f"wake {' '.join(parts)}")
 
 
 @dataclass
@@ -82,9 +78,6 @@ class LocalGroup:
     hosts: Sequence[Any]
     backend: str = "tensors"
     capabilities: frozenset[str] = field(default_factory=frozenset)
-
-    def layouts(self) -> Sequence[WeightLayout]:
-        return [host.weight_layout() for host in self.hosts]
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
         return [getattr(host, method)(*args, **kwargs) for host in self.hosts]

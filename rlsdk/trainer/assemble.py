@@ -13,6 +13,7 @@ from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import SamplingParams, SyncReport
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
+from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import RewardGrader, start_rewards
 from rlsdk.trainer.parts import (
@@ -29,7 +30,7 @@ from rlsdk.trainer.prompts import load_prompts
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.sampler import Draw
-from rlsdk.trainer.sft import CHECKPOINTS, SftStage, answer_encoder
+from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -38,7 +39,7 @@ from rlsdk.trainer.text import TokenCodec
 if TYPE_CHECKING:
     from rlsdk.rewards import RewardRunner
     from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.session import RlSession, Session
+    from rlsdk.trainer.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,19 @@ def build_materials(
     view: RunView,
     *,
     rewarded: bool = True,
+    resume: Path | None = None,
     held_out: bool | None = None,
 ) -> Materials:
     """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
 
-    `held_out` as in `load_prompts`.
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        run_dir: the run's folder.
+        view: is told what was left out of the data.
+        rewarded: samples are graded.
+        resume: the checkpoint that the run goes on from.
+        held_out: as in `load_prompts`.
     """
     rewards = None
     if rewarded:
@@ -83,11 +92,11 @@ def build_materials(
         train_prompts=train,
         eval_prompts=list(evaluation or ()),
         rewards=rewards,
-        sampling=sampling_params(config.rollout, tokenizer),
+        sampling=sampling_params(config.rollout, config.model, tokenizer),
         output=RunOutput(
             run_dir=run_dir,
             view=view,
-            trackers=build_trackers(config, registry, run_dir),
+            trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
             callbacks=build_callbacks(config.trainer.callbacks, registry),
         ),
     )
@@ -125,14 +134,20 @@ def evaluation_of(config: RunConfig, materials: Materials, stream: RolloutStream
     )
 
 
-def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: RlSession) -> RlStage:
+def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
     stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards)
     state = TrainerState()
+    exact = session.actor.role.model.dtype == "float32"
 
-    def enter() -> AbstractContextManager[SyncReport | None]:
-        return session.manager.rollout_phase(state.policy_version)
+    def sync() -> SyncReport:
+        report = session.weights().sync(state.policy_version, expect_change=exact and state.expects_change)
+        state.expects_change = False
+        return report
+
+    def enter() -> AbstractContextManager[SyncReport]:
+        return session.turns.rollout(sync)
 
     phase = RolloutPhase(enter, stream, view)
     draw = Draw(source="train", num_samples=trainer.samples_per_prompt, sampling=materials.sampling)
@@ -172,11 +187,19 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
 
 def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftStage:
     """Supervised training on a running session, whose actor has the optimizer of it."""
-    order = request_seed(config.trainer.seed, "sft")
+    settings = AnswerSettings(
+        template=config.sft.answer_template,
+        max_tokens=materials.sampling.max_tokens,
+        long_answers=config.sft.long_answers,
+        allow_special_tokens=config.data.allow_special_tokens,
+    )
+    prompts, answers = learned_answers(
+        materials.train_prompts, materials.tokenizer, settings, materials.output.view.notice
+    )
     return SftStage(
         session,
-        PromptStream(materials.train_prompts, seed=order, shuffle=config.data.shuffle),
-        answer_encoder(materials.tokenizer, config.sft.answer_template, materials.sampling.max_tokens),
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
+        answers,
         RunOutput(run_dir=materials.output.run_dir, view=materials.output.view, trackers=materials.output.trackers),
         StageSettings(
             steps=config.sft.steps,

@@ -53,7 +53,7 @@ def start_rewards(
     rewards: Sequence[RewardConfig], limits: RewardLimitsConfig, registry: Registry, log_dir: Path
 ) -> RewardRunner:
     """The grading processes; their imports go on in the background."""
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     runner = RewardRunner(
         resolve_rewards(rewards, registry),
         RewardLimits(timeout_s=limits.timeout_s, memory_mb=limits.memory_mb),

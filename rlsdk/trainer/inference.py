@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig
+from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer.checkpoint import CheckpointStore, faults
-from rlsdk.trainer.session import RoleGroup, rollout_role, start_cluster
+from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
+from rlsdk.trainer.groups import RoleGroup
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.session import start_cluster, start_role
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -37,6 +40,10 @@ def find_model(path: Path) -> ModelSource:
     if checkpoint is not None:
         if not (checkpoint / "model" / "config.json").is_file():
             raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
+        if problems := damage(checkpoint, "model"):
+            raise ConfigError(
+                f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"
+            )
         return ModelSource(model=checkpoint / "model", config=checkpoint / "config.yaml")
     if (path / "config.json").is_file():
         return ModelSource(model=path, config=None)
@@ -49,5 +56,15 @@ def find_model(path: Path) -> ModelSource:
 @contextmanager
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """A rollout backend that serves the model of `config`, for as long as the context lives."""
-    with start_cluster(config, registry, ["rollout"], device=device, run_dir=log_dir) as cluster:
-        yield rollout_role(config, registry, cluster, load_weights=True)
+    (role,) = roles(config, device, needed=[ROLLOUT])
+    role = role.loading_weights()
+    with start_cluster(
+        [role],
+        registry,
+        placement=config.placement,
+        deadlines=config.deadlines,
+        seed=config.trainer.seed,
+        device=device,
+        run_dir=log_dir,
+    ) as cluster:
+        yield start_role(role, registry, cluster)

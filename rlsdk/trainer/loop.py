@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlsdk.interfaces import Capability
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
+from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.stage import RunOutput, Stage
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.session import Session
 
 MODEL_FOLDER = "model"
 """Of a checkpoint: the policy in Hugging Face form."""
 
 
-class SavedRole(Protocol):
-    """A role whose engine has state of its own, as the loop sees it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def capabilities(self) -> frozenset[str]: ...
-
-    def run(self, method: str, *args: Any, timeout_s: float | None = None) -> Any: ...
+def export_policy(session: Session, tokenizer: Any, folder: Path, *, timeout_s: float | None = None) -> None:
+    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder."""
+    folder.mkdir(parents=True)
+    with session.turns.using(session.actor.name):
+        session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
+    tokenizer.save_pretrained(str(folder))
 
 
 class Trainer:
@@ -33,7 +33,7 @@ class Trainer:
     def __init__(
         self,
         stage: Stage,
-        roles: Sequence[SavedRole],
+        session: Session,
         output: RunOutput,
         *,
         tokenizer: Any,
@@ -46,7 +46,7 @@ class Trainer:
 
         Args:
             stage: what a step is.
-            roles: those that are trained, each saved in a folder of its name; the first is the one that is exported.
+            session: whose trained roles are saved, each in a folder of its name.
             output: where numbers go.
             tokenizer: goes beside the exported model.
             config_text: goes into every checkpoint.
@@ -55,7 +55,7 @@ class Trainer:
             stop: asked between steps; True saves and returns.
         """
         self.stage = stage
-        self.roles = roles
+        self.session = session
         self.output = output
         self.tokenizer = tokenizer
         self.config_text = config_text
@@ -85,12 +85,11 @@ class Trainer:
     def save(self) -> Path:
         """Writes a checkpoint: the state of every trained role, the model, and everything else a resume needs."""
         step = self.stage.step
-        with self.output.view.phase("save"), self.store.write(step, self.stage.state_dict()) as draft:
-            for role in self.roles:
-                (draft / role.name).mkdir()
-                role.run("save_checkpoint", str(draft / role.name), timeout_s=self.save_timeout_s)
-            if self.stage.settings.exports and Capability.EXPORT in self.roles[0].capabilities:
-                self._export(draft / MODEL_FOLDER)
+        state = {**self.stage.state_dict(), **reference_state(self.session.reference, self.store.folder)}
+        with self.output.view.phase("save"), self.store.write(step, state) as draft:
+            self.session.save_roles(draft, timeout_s=self.save_timeout_s)
+            if self.stage.settings.exports and self.session.actor.can(Capability.EXPORT):
+                export_policy(self.session, self.tokenizer, draft / MODEL_FOLDER, timeout_s=self.save_timeout_s)
             atomic_write_text(draft / "config.yaml", self.config_text)
         self.last_checkpoint = self.store.folder / f"step_{step:08d}"
         self.output.view.saved(step, self.last_checkpoint)
@@ -103,15 +102,9 @@ class Trainer:
             CheckpointError: it is not whole, or of another run's data.
         """
         saved = read_state(checkpoint)
-        for role in self.roles:
-            role.run("load_checkpoint", str(checkpoint / role.name), timeout_s=self.save_timeout_s)
+        self.session.load_roles(checkpoint, timeout_s=self.save_timeout_s)
         self.stage.load_state_dict(saved)
         self.last_checkpoint = checkpoint
-
-    def _export(self, folder: Path) -> None:
-        folder.mkdir()
-        self.roles[0].run("save_pretrained", str(folder), timeout_s=self.save_timeout_s)
-        self.tokenizer.save_pretrained(str(folder))
 
     def _call_back(self, metrics: Any) -> Exception | None:
         """Calls every callback; the first error ends the run, after a save."""

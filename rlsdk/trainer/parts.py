@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.config import AlgorithmConfig, ModelConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import (
-    ConfigError,
     PolicyLossInputs,
     Rollouter,
     SamplingParams,
@@ -19,7 +18,7 @@ from rlsdk.interfaces import (
     Tracker,
     TrackerContext,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 
 if TYPE_CHECKING:
@@ -35,22 +34,22 @@ def load_run_tokenizer(model: ModelConfig) -> Any:
     )
 
 
-def sampling_params(rollout: RolloutConfig, tokenizer: Any) -> SamplingParams:
-    """How training samples are drawn; they end with the tokenizer's end-of-sequence token."""
-    if tokenizer.eos_token_id is None:
-        raise ConfigError("model.tokenizer: has no end-of-sequence token, so no response could ever end by itself")
+def sampling_params(rollout: RolloutConfig, model: ModelConfig, tokenizer: Any) -> SamplingParams:
+    """How training samples are drawn."""
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         min_p=rollout.min_p,
-        stop_token_ids=(int(tokenizer.eos_token_id),),
+        stop_token_ids=stop_token_ids(tokenizer, model.path, rollout.stop_token_ids, revision=model.revision),
         stop_strings=rollout.stop_strings,
     )
 
 
-def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list[Tracker]:
+def build_trackers(
+    config: RunConfig, registry: Registry, run_dir: Path, resume_step: int | None = None
+) -> list[Tracker]:
     return [
         registry.component(ComponentKind.TRACKER, name)(
             TrackerContext(
@@ -58,6 +57,7 @@ def build_trackers(config: RunConfig, registry: Registry, run_dir: Path) -> list
                 run_name=run_dir.name,
                 config=config.model_dump(mode="json"),
                 options=config.tracking.options.get(name, {}),
+                resume_step=resume_step,
             )
         )
         for name in config.tracking.trackers

@@ -16,9 +16,9 @@ from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import Pending
     from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.session import RlSession, RoleGroup
+    from rlsdk.trainer.groups import Answer, RoleGroup
+    from rlsdk.trainer.session import Session
 
 TRAINED_FIELDS = ("input_ids", "response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages",
                   "loss_weight")  # fmt: skip
@@ -44,7 +44,7 @@ class PolicyOptions:
 class PolicyLearner:
     """Log-probs, advantages, updates. It holds no state of the run but whether the engines' parity was looked at."""
 
-    def __init__(self, session: RlSession, options: PolicyOptions, view: RunView) -> None:
+    def __init__(self, session: Session, options: PolicyOptions, view: RunView) -> None:
         self.session = session
         self.options = options
         self.view = view
@@ -93,9 +93,10 @@ class PolicyLearner:
         epochs = self.options.epochs_per_step
         # The first update sees the very weights that sampled: its ratio is one by definition.
         first = replace(later, on_policy=self.options.algorithm.old_log_probs == "auto" and epochs == 1)
-        group = self.session.actor.group
-        with self.view.phase("update", total=epochs * self.options.updates_per_step):
-            waiting: list[Pending] = []
+        actor = self.session.actor
+        device = self.session.turns.using(actor.name, training=True)
+        with self.view.phase("update", total=epochs * self.options.updates_per_step), device:
+            waiting: list[Answer] = []
             for epoch in range(epochs):
                 mini_batches = self._cut(batch, step, epoch)
                 weighed = self._weigh(batch, mini_batches)
@@ -103,7 +104,7 @@ class PolicyLearner:
                 if self.options.algorithm.skip_zero_advantage and later.zero_without_advantage:
                     mini_batches = [with_signal(batch, rows) for rows in mini_batches]
                 for rows in mini_batches:
-                    waiting.append(group.submit("update", shared.select(rows), later if waiting else first))
+                    waiting.append(actor.submit("update", shared.select(rows), later if waiting else first))
             results = []
             for pending in waiting:
                 results.append(pending.result(self.options.update_timeout_s))
@@ -130,7 +131,8 @@ class PolicyLearner:
     def _forward(self, role: RoleGroup, batch: Batch, field: str) -> Tensor:
         """Log-probs of a batch's rows under a train engine, flat."""
         needed = self.session.put(batch.keep(("input_ids", "response_mask")))
-        answer: Batch = role.group.run("forward", needed, {"log_probs": field})
+        with self.session.turns.using(role.name):
+            answer: Batch = role.run("forward", needed, {"log_probs": field}, timeout_s=self.options.update_timeout_s)
         return answer[field]
 
     def _check_parity(self, batch: Batch) -> None:

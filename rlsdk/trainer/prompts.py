@@ -30,6 +30,8 @@ def prompt_format(config: RunConfig) -> PromptFormat:
         prompt_template=data.prompt_template,
         system_prompt=data.system_prompt,
         chat_template=data.chat_template,
+        chat_template_kwargs=dict(data.chat_template_kwargs),
+        allow_special_tokens=data.allow_special_tokens,
     )
 
 

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig, dump_config
-from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec
+from rlsdk.config.role_names import ACTOR, REF
+from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
-from rlsdk.trainer.checkpoint import CheckpointStore, faults
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.session import (
-    RlSession,
-    RoleGroup,
-    Session,
-    model_spec,
-    optim_spec,
-    roles_of,
-    rollout_role,
-    sft_optim_spec,
-    sharding_manager,
-    start_cluster,
-    train_role,
-)
+from rlsdk.trainer.checkpoint import read_state
+from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.reference import FOLDER, find_reference
+from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.run_folder import accept_config, find_checkpoint, run_lock
+from rlsdk.trainer.session import Session, sharding_manager, start_cluster, start_role, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -67,163 +61,158 @@ class StopFlag:
         return self.is_set
 
 
-def make_run_dir(config: RunConfig) -> Path:
-    """The run's folder: `run_dir/run_name`, or one named by date and time that no other run has."""
-    parent = Path(config.trainer.run_dir)
-    if config.trainer.run_name is not None:
-        folder = parent / config.trainer.run_name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder.resolve()
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder.resolve()
-    raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run starts with."""
 
+    config: RunConfig
+    registry: Registry
+    run_dir: Path
+    device: str
+    """`cpu` or `cuda`, where the placement leaves it open."""
+    table: Sequence[Role]
+    checkpoint: Path | None
+    """Of reinforcement learning, to go on from."""
+    half_way: Path | None
+    """Of supervised training, to go on from."""
+    view: RunView
+    stop: StopFlag
 
-def find_checkpoint(config: RunConfig, run_dir: Path, folder: str = "checkpoints") -> Path | None:
-    """What the run resumes from: None to start afresh. `folder` is the one in a run that holds its checkpoints.
+    def accept(self) -> None:
+        """Nothing can refuse the run any more, and nothing of it was written yet."""
+        accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
 
-    Raises:
-        CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one.
-    """
-    choice = config.trainer.resume
-    if choice == "never":
-        return None
-    if choice == "auto":
-        return CheckpointStore(run_dir / folder, config.trainer.keep_checkpoints).newest()
-    named = Path(choice)
-    if not faults(named):
-        return named
-    newest = CheckpointStore(named / folder, config.trainer.keep_checkpoints).newest()
-    if newest is None:
-        raise CheckpointError(
-            f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(named)[0]}) nor a run with one; "
-            f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'"
+    @property
+    def resume(self) -> Path | None:
+        return self.checkpoint or self.half_way
+
+    def turns(self) -> DeviceTurns:
+        """Whose turn it is in the pools of these roles."""
+        placement = placement_of(self.config.placement, [role.name for role in self.table], self.device)
+        return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
+
+    def cluster(self) -> Cluster:
+        return start_cluster(
+            self.table,
+            self.registry,
+            placement=self.config.placement,
+            deadlines=self.config.deadlines,
+            seed=self.config.trainer.seed,
+            device=self.device,
+            run_dir=self.run_dir,
         )
-    return newest
-
-
-def check_resume(config: RunConfig, folder: str = "checkpoints") -> None:
-    """Looks for a checkpoint that is named, before the run has a folder.
-
-    Raises:
-        ConfigError: as `find_checkpoint`.
-    """
-    if config.trainer.resume not in ("auto", "never"):
-        try:
-            find_checkpoint(config, Path(), folder)
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from None
-
-
-@contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Keeps a second process from writing into the same run's folder; gone with the process, however it ends."""
-    import fcntl
-
-    with (run_dir / ".lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"trainer.run_name: another process is writing to {str(run_dir)!r}; wait for it, or choose another name"
-            ) from error
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
 
 
 def run_train(
     config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
 ) -> RunResult:
     """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     with run_lock(run_dir):
-        atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        checkpoint = find_checkpoint(config, run_dir)
-        with _prepared(
-            config,
-            lambda: build_materials(config, registry, run_dir, view),
-            lambda: start_cluster(config, registry, roles_of(config), device=device, run_dir=run_dir),
-        ) as (materials, cluster):
-            session = _rl_session(config, registry, cluster, materials, resuming=checkpoint is not None, stop=stop)
+        checkpoint = find_checkpoint(config, run_dir, notice=view.notice)
+        half_way = None
+        if checkpoint is None and config.sft.steps > 0:
+            half_way = find_checkpoint(config, run_dir, CHECKPOINTS, view.notice)
+        start = Start(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            table=roles(config, device),
+            checkpoint=checkpoint,
+            half_way=half_way,
+            view=view,
+            stop=stop,
+        )
+        with _prepared(start) as (materials, cluster):
+            session = _rl_session(start, cluster, materials)
             stage = rl_stage(config, registry, materials, session)
             with closing(stage):
-                trainer = _trainer(config, materials, stage, session.actor, stop)
+                trainer = _trainer(start, materials, stage, session)
                 if checkpoint is not None:
                     trainer.restore(checkpoint)
+                    start.accept()
                     view.notice(f"resumed from {checkpoint} at step {stage.step}")
                 trainer.fit()
-                return _result(trainer, stage, run_dir, start, stop)
+                return _result(trainer, stage, run_dir, began, stop)
 
 
-def _result(trainer: Trainer, stage: RlStage, run_dir: Path, start: float, stop: StopFlag) -> RunResult:
+def _result(trainer: Trainer, stage: RlStage, run_dir: Path, began: float, stop: StopFlag) -> RunResult:
     return RunResult(
         run_dir=run_dir,
         steps=stage.step,
         stopped=stop(),
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - began,
         checkpoint=trainer.last_checkpoint,
         first_eval=stage.first_eval or {},
         last_eval=stage.last_eval,
     )
 
 
-def _trainer(config: RunConfig, materials: Materials, stage: Stage, actor: RoleGroup, stop: StopFlag) -> Trainer:
+def _trainer(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
     return Trainer(
         stage,
-        [actor],
+        session,
         materials.output,
         tokenizer=materials.tokenizer,
-        config_text=dump_config(config),
-        keep_checkpoints=config.trainer.keep_checkpoints,
-        save_timeout_s=config.deadlines.save_s,
-        stop=stop,
+        config_text=dump_config(start.config),
+        keep_checkpoints=start.config.trainer.keep_checkpoints,
+        save_timeout_s=start.config.deadlines.save_s,
+        stop=start.stop,
     )
 
 
-def _rl_session(
-    config: RunConfig, registry: Registry, cluster: Cluster, materials: Materials, *, resuming: bool, stop: StopFlag
-) -> RlSession:
+def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
-    main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
-    warm_start = config.sft.steps > 0 and not resuming
-    first = sft_optim_spec(config) if warm_start else main
-    actor = train_role(config, registry, cluster, "actor", model_spec(config), first)
-    reference = materials.output.run_dir / "reference"
-    if warm_start:
-        _supervise(config, materials, Session(actor=actor, put=cluster.put), stop)
-        actor.run("reset_optimizer", main)
-    ref = None
-    if "ref" in roles_of(config):
-        if warm_start:
-            export_model(actor, materials.tokenizer, reference)
-        path = str(reference) if config.sft.steps > 0 else None
-        ref = train_role(config, registry, cluster, "ref", model_spec(config, path), None)
-    rollout = rollout_role(config, registry, cluster)
-    return RlSession(
-        actor=actor,
-        put=cluster.put,
-        rollout=rollout,
-        manager=sharding_manager(config, registry, actor, rollout),
-        ref=ref,
+    config, turns = start.config, start.turns()
+    make = functools.partial(start_role, registry=start.registry, cluster=cluster)
+    actor, rest = role_of(start.table, ACTOR), [role for role in start.table if role.name != ACTOR]
+    if config.sft.steps > 0 and start.checkpoint is None:
+        groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
+        session = Session(roles=groups, turns=turns, cluster=cluster)
+        _supervise(start, materials, session)
+        with turns.using(ACTOR, training=True):
+            groups[ACTOR].run("reset_optimizer", actor.optim)
+        if any(role.name == REF for role in rest):
+            export_model(session, materials.tokenizer, start.run_dir / FOLDER)
+    else:
+        groups = start_roles([actor], make, turns)
+        if start.checkpoint is None:
+            start.accept()
+    reference = reference_of(config, start.run_dir, start.checkpoint)
+    if reference is not None:
+        rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
+    groups |= start_roles(rest, make, turns)
+    session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
+    manager = sharding_manager(
+        config.sharding, start.registry, session.actor, session.rollout, timeout_s=config.deadlines.sync_s
     )
+    return replace(session, manager=manager, reference=reference)
 
 
-def _supervise(config: RunConfig, materials: Materials, session: Session, stop: StopFlag) -> SftStage:
-    """Supervised training, gone on with where a checkpoint of it is found."""
-    half_way = find_checkpoint(config, materials.output.run_dir, CHECKPOINTS)
-    stage = sft_stage(config, materials, session)
+def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> Path | None:
+    """The folder of the reference policy where it is not the model that is configured: what the warm start of this run
+    came to, or of the run that is resumed.
+
+    Raises:
+        CheckpointError: the run that is resumed had one that is not there any more.
+    """
+    if REF not in needed_roles(config) or config.ref.path is not None:
+        return None
+    if checkpoint is not None:
+        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.steps > 0)
+    return run_dir / FOLDER if config.sft.steps > 0 else None
+
+
+def _supervise(start: Start, materials: Materials, session: Session) -> SftStage:
+    """Supervised training, gone on with where a checkpoint of it was found."""
+    stage = sft_stage(start.config, materials, session)
     with closing(stage):
-        trainer = _trainer(config, materials, stage, session.actor, stop)
-        if half_way is not None:
-            trainer.restore(half_way)
-            materials.output.view.notice(f"supervised training resumed from {half_way} at step {stage.step}")
+        trainer = _trainer(start, materials, stage, session)
+        if start.half_way is not None:
+            trainer.restore(start.half_way)
+            start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
+        start.accept()
         trainer.fit()
     return stage
 
@@ -232,60 +221,66 @@ def run_sft(
     config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
 ) -> RunResult:
     """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
-    start = time.perf_counter()
+    began = time.perf_counter()
     if config.sft.steps < 1:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):
-        atomic_write_text(run_dir / "config.yaml", dump_config(config))
-        with _prepared(
-            config,
-            lambda: build_materials(config, registry, run_dir, view, rewarded=False),
-            lambda: start_cluster(config, registry, ["actor"], device=device, run_dir=run_dir),
-        ) as (materials, cluster):
-            actor = train_role(config, registry, cluster, "actor", model_spec(config), sft_optim_spec(config))
-            done = _supervise(config, materials, Session(actor=actor, put=cluster.put), stop)
-            export_model(actor, materials.tokenizer, run_dir / "model")
+        start = Start(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            table=[role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])],
+            checkpoint=None,
+            half_way=find_checkpoint(config, run_dir, CHECKPOINTS, view.notice),
+            view=view,
+            stop=stop,
+        )
+        with _prepared(start, rewarded=False) as (materials, cluster):
+            turns = start.turns()
+            groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
+            session = Session(roles=groups, turns=turns, cluster=cluster)
+            done = _supervise(start, materials, session)
+            export_model(session, materials.tokenizer, run_dir / "model")
     return RunResult(
         run_dir=run_dir,
         steps=done.step,
         stopped=stop(),
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - began,
         checkpoint=run_dir / "model",
         last_eval=done.last,
     )
 
 
-def export_model(actor: RoleGroup, tokenizer: Any, folder: Path) -> None:
-    """Writes weights, configuration and tokenizer in Hugging Face form; whole or absent."""
+def export_model(session: Session, tokenizer: Any, folder: Path) -> None:
+    """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
     draft = folder.with_name(f".{folder.name}.tmp")
-    _clear(draft)
-    draft.mkdir(parents=True)
-    actor.run("save_pretrained", str(draft))
-    tokenizer.save_pretrained(str(draft))
-    _clear(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    export_policy(session, tokenizer, draft)
+    shutil.rmtree(folder, ignore_errors=True)
     os.replace(draft, folder)
 
 
-def _clear(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
-def _prepared(
-    config: RunConfig, build: Callable[[], Materials], start: Callable[[], Cluster]
-) -> Iterator[tuple[Materials, Cluster]]:
+def _prepared(start: Start, *, rewarded: bool = True) -> Iterator[tuple[Materials, Cluster]]:
     """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
     that others use is asked for devices only when nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")
-    building = pool.submit(build)
+    building = pool.submit(
+        build_materials,
+        start.config,
+        start.registry,
+        start.run_dir,
+        start.view,
+        rewarded=rewarded,
+        resume=start.resume,
+    )
     pool.shutdown(wait=False)
     with ExitStack() as stack:
         stack.callback(_close, building)
-        if config.placement.ray_address is not None:
+        if start.config.placement.ray_address is not None:
             building.result()
-        cluster = stack.enter_context(start())
+        cluster = stack.enter_context(start.cluster())
         yield building.result(), cluster
 
 

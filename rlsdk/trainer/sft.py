@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlsdk.algorithms import SftObjective, loss_weights
-from rlsdk.data import DataRow, Prompt, PromptStream, Template
+from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
 from rlsdk.interfaces import CheckpointError, DataError
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.metrics import StepClock
@@ -22,6 +21,17 @@ CHECKPOINTS = "sft_checkpoints"
 """Folder of a run; apart from those of its RL steps, which are numbered anew."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings:
+    """How answers become tokens."""
+
+    template: str
+    max_tokens: int
+    """Of an answer, its end included."""
+    long_answers: Literal["drop", "cut"]
+    allow_special_tokens: bool
+
+
 class SftStage(Stage):
     """One step: rows of prompt and answer, one optimizer step of the actor.
 
@@ -33,17 +43,17 @@ class SftStage(Stage):
         self,
         session: Session,
         stream: PromptStream,
-        encode: Callable[[Prompt], Sequence[int]],
+        answers: Sequence[Sequence[int]],
         output: RunOutput,
         settings: StageSettings,
         *,
         rows_per_step: int,
         update_timeout_s: float | None = None,
     ) -> None:
-        """`encode` gives the tokens that are learned behind a prompt."""
+        """`answers` holds the tokens that are learned behind each prompt, by its index in the data set."""
         self.session = session
         self.stream = stream
-        self.encode = encode
+        self.answers = answers
         self.output = output
         self.settings = settings
         self.rows_per_step = rows_per_step
@@ -59,10 +69,13 @@ class SftStage(Stage):
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
         rows = self.stream.take(self.rows_per_step)
-        batch = make_sft_batch([row.prompt_ids for row in rows], [self.encode(row) for row in rows])
+        batch = make_sft_batch([row.prompt_ids for row in rows], [self.answers[row.index] for row in rows])
         batch = batch.with_tokens(loss_weight=loss_weights(batch))
-        pending = self.session.actor.group.submit("update", self.session.put(batch), SftObjective())
-        result: MiniBatchResult = pending.result(self.update_timeout_s)
+        actor = self.session.actor
+        with self.session.turns.using(actor.name, training=True):
+            result: MiniBatchResult = actor.run(
+                "update", self.session.put(batch), SftObjective(), timeout_s=self.update_timeout_s
+            )
         self.step += 1
         self.last = {
             "sft/loss": result.update.loss,
@@ -91,18 +104,34 @@ class SftStage(Stage):
             self._progress.__exit__(None, None, None)
 
 
-def answer_encoder(tokenizer: Any, template: str, max_tokens: int) -> Callable[[Prompt], list[int]]:
-    """Tokens of what is learned behind a prompt, the end-of-sequence token included, cut to `max_tokens`."""
-    filled = Template(template)
+def learned_answers(
+    prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None]
+) -> tuple[PromptDataset, list[Sequence[int]]]:
+    """The prompts that are learned from, and the tokens behind each; `long_answers` says which of them are left out.
 
-    def encode(prompt: Prompt) -> list[int]:
-        if prompt.answer is None:
-            raise DataError(
-                f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or set sft.steps "
-                "to 0"
-            )
-        text = filled.fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"][: max_tokens - 1]
-        return [*np.asarray(ids, np.int64).tolist(), tokenizer.eos_token_id]
+    Raises:
+        DataError: a row has no answer, or all answers are too long.
+    """
+    limit, choice = settings.max_tokens, settings.long_answers
+    texts = [answer_text(prompt, settings.template) for prompt in prompts]
+    sources = [prompt.source for prompt in prompts]
+    encoder = AnswerEncoder(tokenizer, limit, allow_special_tokens=settings.allow_special_tokens)
+    answers = encoder.encode(texts, sources)
+    report = answer_report(answers, sources, limit, choice)
+    if report.num_long:
+        notice(f"sft: {report.line()}")
+    kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
+    if not kept:
+        raise DataError(
+            f"sft.long_answers {choice!r}: {report.line()}; raise rollout.max_response_tokens {limit}, or choose 'cut'"
+        )
+    return prompts.subset(kept), [answers[at].token_ids for at in kept]
 
-    return encode
+
+def answer_text(prompt: Prompt, template: str) -> str:
+    """What is learned behind a prompt, as text."""
+    if prompt.answer is None:
+        raise DataError(
+            f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or set sft.steps to 0"
+        )
+    return Template(template).fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)

@@ -9,6 +9,13 @@ from typing import Any
 from rlsdk.interfaces import Batch, CheckpointError, OptimStepResult
 
 
+def is_large(step: OptimStepResult) -> bool:
+    """True for a step after which float32 weights must differ: AdamW moves each by about its learning rate, and 1e-7 is
+    more than what rounding swallows of small ones. A stretch without signal, or steps too small for the dtype, are a
+    run that learns nothing, not one that serves stale weights."""
+    return not step.skipped and step.lr >= 1e-7 and step.grad_norm >= 1e-6
+
+
 @dataclass
 class TrainerState:
     """What a checkpoint keeps besides the engine's own part and the data's position."""
@@ -17,6 +24,8 @@ class TrainerState:
     """Optimizer steps contained in the weights, those before anything moved not counted."""
     moving: bool = False
     """A gradient other than zero was seen: from now on every optimizer step changes the weights."""
+    expects_change: bool = False
+    """A step since the last sync was one that weights cannot sleep through: see `is_large`."""
     samples: int = 0
     tokens: int = 0
     reward_failures: dict[str, int] = field(default_factory=dict)
@@ -25,6 +34,7 @@ class TrainerState:
     def count_update(self, step: OptimStepResult) -> None:
         """A step whose gradients were all zero from the start (every reward alike) leaves the weights as they are,
         and must not raise the version: a sync that changes nothing at a new version is an error elsewhere."""
+        self.expects_change = self.expects_change or is_large(step)
         self.moving = self.moving or (step.grad_norm > 0 and not step.skipped)
         if self.moving and not step.skipped and step.lr > 0:
             self.policy_version += 1

@@ -37,10 +37,11 @@ from rlsdk.kit.estimate import layers_alike, pass_bytes, rows_of_pass
 from rlsdk.kit.hf import build_model
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.calibration import Work, predict
-from rlsdk.planning.memory import Role, by_phase
+from rlsdk.planning.memory import CountedRole, by_phase
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer.roles import roles
 
 GIB, MIB = 1 << 30, 1 << 20
 TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",
@@ -189,6 +190,67 @@ def test_ranks_stand_where_the_placement_puts_them(registry: Registry, model: st
         planned(registry, model, "--placement.device", "cpu")
 
 
+PPO = ["--algorithm.advantage", "gae", "--algorithm.kl_coef", "0.1"]
+
+
+def ppo(model: str, *more: str) -> list[str]:
+    """All five roles, two reward models."""
+    return [*PPO, "--reward_models", f"[{{path: {model}, name: a}}, {{path: {model}, name: b}}]", *more]
+
+
+@pytest.mark.parametrize(
+    ("preset", "devices"),
+    [("colocate_all", 1), ("colocate_actor_ref", 5), ("colocate_critic_reward", 4), ("disaggregated", 6)],
+)
+def test_every_preset_is_planned_for_five_roles(preset: str, devices: int, registry: Registry, model: str) -> None:
+    placed = ["--placement.preset", preset, "--placement.devices_per_node", str(devices)]
+    plan = planned(registry, model, *ppo(model, *placed), hardware="64GiB:1x8")
+    assert [role.name for role in plan.roles] == ["actor", "rollout", "ref", "critic", "reward.a", "reward.b"]
+    assert {role.name: role.lr for role in plan.roles if role.lr is not None} == {"actor": 1e-6, "critic": 1e-5}
+    assert [role.head for role in plan.roles] == ["lm", "lm", "lm", "value", "score", "score"]
+    assert {name for device in plan.places.devices for name in device.ranks} == {role.name for role in plan.roles}
+    assert plan.fits is True, plan.unknown
+    held = {role.name: role for role in plan.roles}
+    assert held["actor"].optimizer_bytes == 2 * (held["actor"].weights_bytes or 0)
+    assert held["critic"].optimizer_bytes == 2 * (held["critic"].weights_bytes or 0)
+    assert held["ref"].optimizer_bytes == held["reward.a"].optimizer_bytes == 0
+
+
+def test_on_one_gpu_only_who_works_is_on_it_and_on_a_cpu_everybody_stays(registry: Registry, model: str) -> None:
+    """What `DeviceTurns` does: tests/trainer/test_turns.py."""
+
+    def weights_of(hardware: str) -> dict[str, list[str]]:
+        plan = planned(registry, model, *ppo(model), hardware=hardware)
+        return {
+            phase.phase: sorted(part.role for part in phase.parts if part.what == "weights") for phase in plan.memory
+        }
+
+    assert weights_of("64GiB") == {
+        "sync": ["actor", "rollout"],
+        "rollout": ["rollout"],
+        "reward.a scores": ["reward.a"],
+        "reward.b scores": ["reward.b"],
+        "ref log_probs": ["ref"],
+        "critic values": ["critic"],
+        "log_probs": ["actor"],
+        "critic update": ["critic"],
+        "update": ["actor"],
+    }
+    everybody = ["actor", "critic", "ref", "reward.a", "reward.b", "rollout"]
+    assert set(map(tuple, weights_of("cpu").values())) == {tuple(everybody)}
+
+
+def test_memory_of_the_critics_update_counts_its_own_optimizer(registry: Registry, model: str) -> None:
+    plan = planned(registry, model, *ppo(model), hardware="64GiB")
+    critic = next(role for role in plan.roles if role.name == "critic")
+    (update,) = (phase for phase in plan.memory if phase.phase == "critic update")
+    found = {part.what: part.num_bytes for part in update.parts if part.role == "critic"}
+    assert found["optimizer"] == critic.optimizer_bytes
+    assert found["weights"] == found["gradients"] == critic.weights_bytes
+    assert (found["activations"] or 0) > 0
+    assert {part.role for part in update.parts} == {"critic", ""}
+
+
 def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_have(
     registry: Registry, model: str
 ) -> None:
@@ -256,7 +318,7 @@ def device(**ranks: int) -> PlannedDevice:
     return PlannedDevice(pool="all", index=0, node=0, ranks=ranks)
 
 
-def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_the_sharding_manager_has_them() -> None:
+def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_device_turns_have_them(model: str) -> None:
     actor = Forecast(
         layouts=(),
         memory=(
@@ -269,14 +331,16 @@ def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_the_sharding_manager
     rollout = Forecast(layouts=(), memory=(RankMemory(weights_bytes=2 * GIB, cache_bytes=20 * GIB, cache_stays=True),))
 
     def totals(shared: bool) -> dict[str, int]:
-        roles = {
-            "actor": Role.of("actor", actor, frozenset({Capability.OFFLOAD}), shared=shared),
-            "rollout": Role.of("rollout", rollout, frozenset({Capability.SLEEP}), shared=shared),
+        able = {"actor": Capability.OFFLOAD, "rollout": Capability.SLEEP}
+        forecasts = {"actor": actor, "rollout": rollout}
+        counted = {
+            role.name: CountedRole.of(role, forecasts[role.name], frozenset({able[role.name]}), shared=shared)
+            for role in roles(config_of(model), "cuda")
         }
-        phases = by_phase([device(actor=0, rollout=0)], roles, kind="cuda", block_bytes=0)
+        phases = by_phase([device(actor=0, rollout=0)], counted, kind="cuda", block_bytes=0, source="actor")
         return {p.phase: sum(part.num_bytes or 0 for part in p.parts if part.role) // GIB for p in phases}
 
-    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1011, "update": 10111}
+    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1001, "update": 10111}
     assert totals(False) == {"sync": 33, "rollout": 33, "log_probs": 1033, "update": 10133}
 
 
@@ -360,7 +424,10 @@ def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
 
 SCHEMA = {
     "hardware": ["device", "device_bytes", "devices_per_node", "name", "num_nodes"],
-    "backends": ["actor", "rollout"],
+    "roles": [
+        "backend", "devices_per_rank", "dtype", "head", "lr", "model", "name", "optimizer_bytes", "pool", "ranks",
+        "weights_bytes",
+    ],
     "places": ["index", "node", "pool", "ranks"],
     "batches": ["note", "prompts", "samples", "tokens", "what"],
     "reshard": [
@@ -391,6 +458,6 @@ def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp
     assert plan["fits"] is True
     assert plan["reshard"]["num_parameters"] > 1_000_000
     assert {phase["phase"] for phase in plan["memory"]} == {"sync", "rollout", "log_probs", "update"}
-    assert plan["schema"] == 1
+    assert plan["schema"] == 2
     assert {name: sorted(first(value)) for name, value in plan.items() if isinstance(first(value), dict)} == SCHEMA
     assert list(tmp_path.iterdir()) == []

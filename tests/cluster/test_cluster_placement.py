@@ -138,3 +138,38 @@ def test_a_refusal_shows_asked_against_available_node_by_node() -> None:
 def test_a_refusal_says_what_does_not_fit(devices: tuple[int, ...], gpus: tuple[int, ...], why: str) -> None:
     with pytest.raises(PlacementError, match=re.escape(why)):
         assign_nodes(PlacementSpec(pools=(pool("a", *devices),), roles={}), [node(str(g), gpus=g) for g in gpus])
+
+
+FIVE = ["actor", "rollout", "ref", "critic", "reward.a", "reward.b"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "devices", "given", "expected"),
+    [
+        ("colocate_all", 2, {}, {"actor+rollout+ref+critic+reward.a+reward.b": 2}),
+        (
+            "colocate_actor_ref",
+            7,
+            {"critic": 2},
+            {"actor+ref": 2, "rollout": 1, "critic": 2, "reward.a": 1, "reward.b": 1},
+        ),
+        (
+            "colocate_critic_reward",
+            5,
+            {"reward": 2},
+            {"actor": 1, "rollout": 1, "ref": 1, "critic+reward.a+reward.b": 2},
+        ),
+        (
+            "disaggregated",
+            8,
+            {"reward": 2, "reward.b": 1},
+            {"actor": 2, "rollout": 1, "ref": 1, "critic": 1, "reward.a": 2, "reward.b": 1},
+        ),
+    ],
+)
+def test_every_preset_places_five_roles_and_several_reward_models(
+    preset: str, devices: int, given: dict[str, int], expected: dict[str, int]
+) -> None:
+    placement = preset_placement(preset, FIVE, devices_per_node=devices, devices=given)
+    assert {pool.name: pool.num_devices for pool in placement.pools} == expected
+    assert {role for pool in expected for role in pool.split("+")} == set(placement.roles)

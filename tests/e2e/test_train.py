@@ -24,7 +24,7 @@ from conftest import (
 )
 
 from rlsdk.cli import main
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.trackers import read_lines, read_metrics
 
 TIMED = ("time/", "throughput/", "sft/step_s")
@@ -89,6 +89,20 @@ def test_a_run_killed_with_9_again_and_again_resumes_number_for_number(
     output = rlsdk("train", "--config", str(run / "config.yaml"), "--trust-run", cwd=tmp_path)
     assert "resumed from" in output
     assert numbers(run) == numbers(uninterrupted)
+
+
+def test_another_run_goes_on_against_the_reference_of_the_first(uninterrupted: Path, tmp_path: Path) -> None:
+    """As the command does that a finished run prints, from a folder of its own."""
+    arguments = ["--config", str(uninterrupted / "config.yaml"), "--resume", str(uninterrupted), "--steps", "7"]
+    rlsdk("train", *arguments, "--trainer.run_name", "more", cwd=tmp_path)
+    run = tmp_path / "runs" / "more"
+    (step,) = steps_of(run)
+    assert step["step"] == 7
+    assert 0 < step["policy/kl"] < 0.01
+    assert not (run / "reference").exists()
+    newest = CheckpointStore(run / "checkpoints", keep=3).newest()
+    assert newest is not None
+    assert read_state(newest)["reference"]["path"] == str(uninterrupted / "reference")
 
 
 def test_ctrl_c_finishes_the_step_saves_and_leaves_nothing_running(model: str, tmp_path: Path) -> None:

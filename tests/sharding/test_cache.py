@@ -45,8 +45,7 @@ def test_syncs_of_one_manager_plan_once() -> None:
     train = train_group(random_tensors(SHAPES), dim0_sharded(SHAPES, 2))
     manager = GenericShardingManager(train, rollout_group([[whole_target(SHAPES)]]))
     for version in range(4):
-        with manager.rollout_phase(version):
-            pass
+        manager.sync(version)
         train.run("optim_step")
     assert manager.plans.num_planned == 1
 

@@ -10,8 +10,9 @@ import torch
 from sharding_cases import random_tensors
 from sharding_processes import weight_files
 
-from rlsdk.interfaces import Box, Transport, WeightShard, WeightSyncError
+from rlsdk.interfaces import Box, WeightShard, WeightSyncError
 from rlsdk.kit.shared_memory import AttachError, SharedBlock, attach, share
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import make_transport
 from rlsdk.sharding.wire import announcement
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,9 @@ from rlsdk.interfaces import (
 from rlsdk.registry import Registry
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.session import (
-    RoleGroup,
-    model_spec,
-    optim_spec,
-    rollout_role,
-    sharding_manager,
-    start_cluster,
-    train_role,
-)
+from rlsdk.trainer.groups import RoleGroup
+from rlsdk.trainer.roles import roles as roles_of
+from rlsdk.trainer.session import sharding_manager, start_cluster, start_role
 
 BETWEEN_PROCESSES = ["auto", "shared_memory", "shared_file", "object_store", "inline", "process_group"]
 
@@ -53,10 +46,16 @@ def roles(
 ) -> Iterator[tuple[RoleGroup, RoleGroup]]:
     """An actor and a rollout engine, each in a worker of its own."""
     folder = tmp_path_factory.mktemp("run")
-    with start_cluster(config, registry, ["actor", "rollout"], device="cpu", run_dir=folder) as cluster:
-        optim = optim_spec(config.train.optim, 1)
-        actor = train_role(config, registry, cluster, "actor", model_spec(config), optim)
-        yield actor, rollout_role(config, registry, cluster)
+    table = roles_of(config, "cpu")
+    with start_cluster(
+        table, registry, placement=config.placement, trainer=config.trainer, device="cpu", run_dir=folder
+    ) as cluster:
+        actor, rollout = (start_role(role, registry, cluster) for role in table)
+        yield actor, rollout
+
+
+def manager_of(config: RunConfig, registry: Registry, roles: tuple[RoleGroup, RoleGroup]) -> ShardingManager:
+    return sharding_manager(config.sharding, registry, *roles, timeout_s=60.0)
 
 
 def with_transport(config: RunConfig, name: str) -> RunConfig:
@@ -67,10 +66,10 @@ def with_transport(config: RunConfig, name: str) -> RunConfig:
 def test_every_transport_brings_weights_to_an_engine_that_has_none(
     config: RunConfig, registry: Registry, roles: tuple[RoleGroup, RoleGroup], name: str
 ) -> None:
-    actor, rollout = roles
+    _, rollout = roles
     rollout.run("sleep", 2)
     rollout.run("wake", ("weights", "kv_cache"))
-    manager = sharding_manager(with_transport(config, name), registry, actor, rollout)
+    manager = manager_of(with_transport(config, name), registry, roles)
     assert isinstance(manager, GenericShardingManager)
     ends = manager.ends()
     plan = manager.plan(ends.source, ends.target)
@@ -85,14 +84,14 @@ def test_every_transport_brings_weights_to_an_engine_that_has_none(
 def test_a_transport_that_does_not_reach_is_refused_with_the_setting_to_change(
     config: RunConfig, registry: Registry, roles: tuple[RoleGroup, RoleGroup]
 ) -> None:
-    manager = sharding_manager(with_transport(config, "in_process"), registry, *roles)
+    manager = manager_of(with_transport(config, "in_process"), registry, roles)
     ends = manager.ends()
     with pytest.raises(LayoutError, match=r"no transport reaches .* tried: \['in_process'\]; sharding.transport: auto"):
         manager.plan(ends.source, ends.target)
 
 
 class Theirs(ShardingManager):
-    """Somebody else's: plans by itself and leaves the rest to nobody but the interface's own default."""
+    """Somebody else's: plans and moves by itself, and is asked for a sync by the interface's own default."""
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         return plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=TRANSPORTS)
@@ -110,11 +109,6 @@ class Theirs(ShardingManager):
             receipts=(receipt,),
         )
 
-    @contextmanager
-    def rollout_phase(self, version: int) -> Iterator[SyncReport]:
-        (target,) = self.rollout.run("target_layouts")
-        yield self.sync_weights(self.plan(self.train.layouts(), target), version)
-
 
 class TheirPlugin:
     @hookimpl
@@ -127,18 +121,14 @@ def test_a_manager_that_somebody_registered_for_the_pair_serves_it_and_the_gener
 ) -> None:
     registry = Registry.discover({})
     registry.register_module(TheirPlugin(), distribution="theirs", version="1")
-    manager = sharding_manager(config, registry, *roles)
+    manager = manager_of(config, registry, roles)
     assert type(manager) is Theirs
     assert manager.bucket_bytes == 1 << 20
-    with manager.rollout_phase(9) as report:
-        assert report is not None
-        served = report.receipts[0].fingerprints
+    served = manager.sync(9).receipts[0].fingerprints
     named = config.model_copy(update={"sharding": config.sharding.model_copy(update={"manager": "*+*"})})
-    generic = sharding_manager(named, registry, *roles)
+    generic = manager_of(named, registry, roles)
     assert type(generic) is GenericShardingManager
-    with generic.rollout_phase(10) as report:
-        assert report is not None
-        assert report.receipts[0].fingerprints == served
+    assert generic.sync(10).receipts[0].fingerprints == served
 
 
 def test_the_setting_knows_every_transport_and_suggests_the_nearest() -> None:

@@ -1,0 +1,254 @@
+"""The table of a run's roles: which there are, and what each is built from. Everything else iterates it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlsdk.config.base import Options
+from rlsdk.config.engines import OptimConfig
+from rlsdk.config.role_names import ACTOR, CRITIC, REF, REWARD, ROLES, ROLLOUT, base_role, reward_role
+from rlsdk.config.role_sections import ModelRoleConfig
+from rlsdk.config.schema import RunConfig
+from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
+
+HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
+"""What a backend must claim to end a model in this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """One line of the table."""
+
+    name: str
+    kind: BackendKind
+    backend: str
+    """Name of a registered backend of this kind."""
+    spec: TrainSpec | RolloutSpec
+    """What its engine is built from, less the backend's own options."""
+    options: Options = field(default_factory=dict)
+    """The backend's own options, as they were written."""
+    devices_per_rank: int = 1
+    """Devices of one node that a rank spans."""
+    pool: str = ""
+    """Name of its pool; empty until the run is placed."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Where the configuration says it: field by `backend`, `options`, `path`, `dtype`."""
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.spec.model
+
+    @property
+    def optim(self) -> OptimSpec | None:
+        """None: frozen, or a rollout engine."""
+        return self.spec.optim if isinstance(self.spec, TrainSpec) else None
+
+    @property
+    def is_trained(self) -> bool:
+        """It has an optimizer, so that a checkpoint must hold it."""
+        return self.optim is not None
+
+    @property
+    def is_rollout(self) -> bool:
+        return self.kind is BackendKind.ROLLOUT
+
+    def with_model(self, path: str) -> Role:
+        """The same with the weights of another folder."""
+        spec = replace(self.spec, model=replace(self.model, path=path, revision=None))
+        return replace(self, spec=replace(spec, init_from_config=False) if isinstance(spec, TrainSpec) else spec)
+
+    def loading_weights(self) -> Role:
+        """The same rollout role, which reads its model's weights from disk and waits for no sync."""
+        spec = self.spec
+        return replace(self, spec=replace(spec, load_weights=True) if isinstance(spec, RolloutSpec) else spec)
+
+    def with_optim(self, optim: OptimSpec) -> Role:
+        """The same with another optimizer.
+
+        Raises:
+            TypeError: it is no role of a train backend.
+        """
+        if not isinstance(self.spec, TrainSpec):
+            raise TypeError(f"role {self.name!r} is of a {self.kind} backend, which has no optimizer")
+        return replace(self, spec=replace(self.spec, optim=optim))
+
+
+def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, ...]:
+    """Names of the roles that a run needs, in the order in which devices are dealt out."""
+    if train_only:
+        return (ACTOR,)
+    wanted = {
+        ACTOR: True,
+        ROLLOUT: True,
+        REF: config.algorithm.kl_coef > 0,
+        CRITIC: config.needs_values,
+    }
+    return (
+        *(name for name in ROLES if wanted.get(name)),
+        *(reward_role(model.name) for model in config.reward_models),
+    )
+
+
+def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
+    """The table, in the order of `needed` (None: as `needed_roles`)."""
+    every = {ACTOR: actor_role(config), ROLLOUT: rollout_role(config), REF: _ref(config), CRITIC: _critic(config)}
+    every |= {role.name: role for role in _rewards(config)}
+    return tuple(every[name] for name in (needed_roles(config) if needed is None else needed))
+
+
+def role_of(table: Sequence[Role], name: str) -> Role:
+    """The line of that name."""
+    return next(role for role in table if role.name == name)
+
+
+def reward_roles(table: Sequence[Role]) -> tuple[Role, ...]:
+    """The reward models, in the order of `reward_models`."""
+    return tuple(role for role in table if base_role(role.name) == REWARD)
+
+
+def actor_role(config: RunConfig) -> Role:
+    """The policy that is trained."""
+    skipped = config.critic.warmup_steps if config.needs_values else 0
+    steps = max(config.trainer.steps - skipped, 0) * config.trainer.updates_per_step * config.trainer.epochs_per_step
+    return _train_role(config, ACTOR, "train", model_spec(config), optim_spec(config.train.optim, steps))
+
+
+def rollout_role(config: RunConfig) -> Role:
+    """What samples; its weights come by the first sync."""
+    rollout = config.rollout
+    return Role(
+        name=ROLLOUT,
+        kind=BackendKind.ROLLOUT,
+        backend=rollout.backend,
+        spec=RolloutSpec(
+            model=model_spec(config),
+            max_model_tokens=config.max_model_tokens,
+            max_running=rollout.max_running_samples,
+            tp_size=rollout.tp_size,
+            load_weights=False,
+            engine_kwargs=dict(rollout.engine_kwargs),
+        ),
+        options=rollout.options,
+        devices_per_rank=rollout.tp_size,
+        fields={
+            "backend": "rollout.backend",
+            "options": f"rollout.{rollout.backend}",
+            "path": "model.path",
+            "dtype": "model.dtype",
+        },
+    )
+
+
+def _ref(config: RunConfig) -> Role:
+    return _beside(config, config.ref, REF, "ref", Head.LM, None)
+
+
+def _critic(config: RunConfig) -> Role:
+    optim = optim_spec(config.critic.optim, config.trainer.optimizer_steps)
+    role = _beside(config, config.critic, CRITIC, "critic", Head.VALUE, optim)
+    recomputes = config.critic.activation_checkpointing
+    if recomputes is None or not isinstance(role.spec, TrainSpec):
+        return role
+    return replace(role, spec=replace(role.spec, activation_checkpointing=recomputes))
+
+
+def _rewards(config: RunConfig) -> list[Role]:
+    return [
+        _beside(config, model, reward_role(model.name), f"reward_models.{at}", Head.SCORE, None)
+        for at, model in enumerate(config.reward_models)
+    ]
+
+
+def _beside(
+    config: RunConfig, own: ModelRoleConfig, name: str, section: str, head: Head, optim: OptimSpec | None
+) -> Role:
+    """A role with a section of its own, which takes the rest from `train` and `model`."""
+    model = model_spec(config) if own.path is None else replace(model_spec(config), path=own.path, revision=None)
+    model = replace(model, head=head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
+    role = _train_role(config, name, section, model, optim)
+    assert isinstance(role.spec, TrainSpec)
+    spec = role.spec
+    if own.path is not None:
+        spec = replace(spec, init_from_config=False)
+    if own.micro_batch_tokens is not None or own.micro_batch_rows is not None:
+        spec = replace(spec, micro_batch_tokens=own.micro_batch_tokens, micro_batch_rows=own.micro_batch_rows)
+    backend = own.backend or config.train.backend
+    same = backend == config.train.backend
+    options = own.options if own.options is not None else config.train.options if same else {}
+    kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.train.engine_kwargs if same else {}
+    return replace(
+        role,
+        backend=backend,
+        spec=replace(spec, engine_kwargs=dict(kwargs)),
+        options=options,
+        fields={
+            "backend": "train.backend" if own.backend is None else f"{section}.backend",
+            "options": f"train.{backend}" if own.options is None else f"{section}.{_options_key(section, backend)}",
+            "path": "model.path" if own.path is None else f"{section}.path",
+            "dtype": "model.dtype" if own.dtype is None else f"{section}.dtype",
+        },
+    )
+
+
+def _options_key(section: str, backend: str) -> str:
+    """`critic.BACKEND.OPTION` as it is typed; the items of a list have `options` only."""
+    return "options" if "." in section else backend
+
+
+def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, optim: OptimSpec | None) -> Role:
+    train = config.train
+    return Role(
+        name=name,
+        kind=BackendKind.TRAIN,
+        backend=train.backend,
+        spec=TrainSpec(
+            model=model,
+            optim=optim,
+            micro_batch_tokens=train.micro_batch_tokens,
+            micro_batch_rows=train.micro_batch_rows,
+            activation_checkpointing=train.activation_checkpointing,
+            init_from_config=config.model.init_from_config,
+            engine_kwargs=dict(train.engine_kwargs),
+        ),
+        options=train.options,
+        fields={
+            "backend": f"{section}.backend",
+            "options": f"{section}.{train.backend}",
+            "path": "model.path",
+            "dtype": "model.dtype",
+        },
+    )
+
+
+def model_spec(config: RunConfig) -> ModelSpec:
+    """The policy."""
+    return ModelSpec(
+        path=config.model.path or "",
+        revision=config.model.revision,
+        dtype=config.model.dtype,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
+    """An optimizer whose schedule ends after `total_steps` optimizer steps."""
+    return OptimSpec(
+        lr=optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+        schedule=optim.schedule,
+        warmup_steps=optim.warmup_steps,
+        total_steps=max(total_steps, 1),
+        min_lr_ratio=optim.min_lr_ratio,
+    )
+
+
+def sft_optim_spec(config: RunConfig) -> OptimSpec:
+    """Of supervised training: the run's optimizer at its own learning rate."""
+    own = config.train.optim.model_copy(
+        update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "schedule": "constant"}
+    )
+    return optim_spec(own, config.sft.steps)

@@ -1,0 +1,35 @@
+"""Calls of a group's hosts, typed by the protocol that the hosts are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from rlsdk.interfaces import EngineGroup
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def call(group: EngineGroup, method: Callable[[Any], _Result], *, timeout_s: float) -> list[_Result]:
+    """Calls a method without arguments on every rank; results in rank order.
+
+    Args:
+        group: whose hosts are called.
+        method: of the protocol that they are of, such as `WeightSourceHost.weight_layout`.
+        timeout_s: for all of them together.
+    """
+    results: list[_Result] = group.run(method.__name__, timeout_s=timeout_s)
+    return results
+
+
+def call_each(
+    group: EngineGroup,
+    method: Callable[Concatenate[Any, _Arguments], _Result],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    timeout_s: float,
+) -> list[_Result]:
+    """As `call`, with arguments of its own for each rank."""
+    results: list[_Result] = group.run_each(method.__name__, arguments, timeout_s)
+    return results

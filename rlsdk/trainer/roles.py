@@ -1,0 +1,80 @@
+"""Roles on their way to devices: the table with a pool for each, and where pools are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlsdk.cluster import PlacementSpec, PoolSpec, preset_placement
+from rlsdk.config import PlacementConfig, Role, RunConfig, needed_roles
+from rlsdk.config import roles as declared_roles
+from rlsdk.config.role_names import ACTOR, base_role
+
+
+def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
+    """The table of a run's roles, each with the name of its pool.
+
+    Args:
+        config: the run.
+        device: `cpu` or `cuda`, where the placement leaves it open.
+        needed: names of the roles; None: those that the algorithm needs.
+
+    Raises:
+        ConfigError: the placement has fewer devices than pools.
+    """
+    table = declared_roles(config, needed=needed)
+    placement = placement_of(config.placement, [role.name for role in table], device)
+    return tuple(replace(role, pool=placement.roles[role.name]) for role in table)
+
+
+def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> PlacementSpec:
+    """Which pool each of these roles runs in.
+
+    Raises:
+        ConfigError: fewer devices than pools.
+    """
+    if chosen.preset is not None:
+        return preset_placement(
+            chosen.preset,
+            names,
+            num_nodes=chosen.num_nodes,
+            devices_per_node=chosen.devices_per_node,
+            device=device,
+            cpus_per_device=chosen.cpus_per_device,
+            devices=chosen.devices,
+        )
+    pools = tuple(
+        PoolSpec(
+            name=name,
+            devices_per_node=pool.devices_per_node,
+            device=device if pool.device == "auto" else pool.device,
+            cpus_per_device=chosen.cpus_per_device,
+        )
+        for name, pool in chosen.pools.items()
+    )
+    return PlacementSpec(pools=pools, roles={name: _pool_of(name, chosen.roles) for name in names})
+
+
+def _pool_of(name: str, given: Mapping[str, str]) -> str:
+    """A role that was given no pool runs beside the actor, whose shape it mostly has, and takes turns with it."""
+    return given.get(name) or given.get(base_role(name)) or given[ACTOR]
+
+
+def role_devices(config: RunConfig, device: str, *, train_only: bool = False) -> dict[str, int]:
+    """How many devices each role gets.
+
+    Raises:
+        ConfigError: the placement has fewer devices than pools.
+    """
+    placement = placement_of(config.placement, needed_roles(config, train_only=train_only), device)
+    sizes = {pool.name: pool.num_devices for pool in placement.pools}
+    return {role: sizes[pool] for role, pool in placement.roles.items()}
+
+
+def resolve_device(placement: PlacementConfig) -> str:
+    """`cpu` or `cuda` for a placement that leaves it open: what this machine has. Name it when the machine that starts
+    the run is not like those that carry it."""
+    if placement.device != "auto":
+        return placement.device
+    return "cuda" if Path("/dev/nvidia0").exists() else "cpu"

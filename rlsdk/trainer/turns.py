@@ -1,0 +1,281 @@
+"""Whose memory is on a device now: roles that share one take turns, in stages, so that their peaks never add up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from rlsdk.cluster import PlacementSpec
+from rlsdk.config.role_names import ACTOR
+from rlsdk.interfaces import Capability, RlsdkError, SyncReport
+from rlsdk.trainer.groups import RoleGroup
+
+WEIGHTS, CACHE = "weights", "kv_cache"
+STEPPING = ("optimizer", "gradients")
+"""What only an update needs."""
+NOTHING: frozenset[str] = frozenset()
+DROP = 2
+"""Level of sleep: the next sync brings all weights, so none are kept on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One role on the devices of a pool."""
+
+    role: str
+    serves: bool = False
+    """A rollout engine: it sleeps and wakes. The others are offloaded and come back."""
+    trained: bool = False
+    moves: bool = True
+    """It can give its memory up. What cannot is always on the device."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What it has on a device, in the order in which it comes."""
+        return (WEIGHTS, CACHE) if self.serves else (WEIGHTS, *STEPPING) if self.trained else (WEIGHTS,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One call to every rank of a role."""
+
+    role: str
+    method: str
+    argument: int | tuple[str, ...]
+    after: frozenset[str]
+    """What of the role is on the device then."""
+
+    @property
+    def stage(self) -> str:
+        """As reports name it: `offload actor optimizer`, `sleep rollout`."""
+        part = "" if isinstance(self.argument, int) else f" {self.argument[0]}"
+        return f"{self.method} {self.role}{part}"
+
+
+def moves(
+    seats: Sequence[Seat], here: Mapping[str, frozenset[str]], wanted: Mapping[str, frozenset[str]]
+) -> list[Move]:
+    """The calls that bring the roles of one pool from what is on its devices to what shall be.
+
+    What leaves goes before anything comes, so at no time is there more than before or more than after. Of one role
+    optimizer and gradients leave before the weights, and come after them; weights come before the key-value cache.
+
+    Args:
+        seats: every role of the pool.
+        here: parts on the device, by role.
+        wanted: the same, afterwards; a role that is not named has nothing there.
+    """
+    leaving, coming = [], []
+    for seat in seats:
+        if seat.moves:
+            target = wanted.get(seat.role, NOTHING)
+            away, back = (_serving if seat.serves else _training)(seat, here[seat.role], target)
+            leaving += away
+            coming += back
+    return [*leaving, *coming]
+
+
+def _serving(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
+    """An engine falls asleep as a whole, and wakes in parts."""
+    away: list[Move] = []
+    if here - target:
+        away.append(Move(role=seat.role, method="sleep", argument=DROP, after=NOTHING))
+        here = NOTHING
+    back = []
+    for part in seat.parts:
+        if part in target - here:
+            here |= {part}
+            back.append(Move(role=seat.role, method="wake", argument=(part,), after=here))
+    return away, back
+
+
+def _training(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
+    away, back = [], []
+    for parts in (STEPPING, (WEIGHTS,)):
+        if going := tuple(part for part in parts if part in here - target):
+            here -= frozenset(going)
+            away.append(Move(role=seat.role, method="offload", argument=going, after=here))
+    for parts in ((WEIGHTS,), STEPPING):
+        if arriving := tuple(part for part in parts if part in target - here):
+            here |= frozenset(arriving)
+            back.append(Move(role=seat.role, method="onload", argument=arriving, after=here))
+    return away, back
+
+
+def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset[str]:
+    """Pools whose roles take turns: several on one accelerator. On a CPU nothing is gained by moving, since all of it
+    is main memory; `forced` has roles take turns there too."""
+    return frozenset(
+        pool.name
+        for pool in placement.pools
+        if len(placement.roles_of(pool.name)) > 1 and (forced or pool.device != "cpu")
+    )
+
+
+class DeviceTurns:
+    """Knows what is on every pool's devices, and brings what is asked for. Nothing moves before somebody needs it to:
+    two uses of one role in a row cost nothing in between."""
+
+    def __init__(self, *, shared: Collection[str] = (), timeout_s: float = 600.0) -> None:
+        """Begins without roles.
+
+        Args:
+            shared: names of the pools whose roles take turns; in all others everything stays where it is.
+            timeout_s: for each stage.
+        """
+        self.shared = frozenset(shared)
+        self.timeout_s = timeout_s
+        self._groups: dict[str, RoleGroup] = {}
+        self._seats: dict[str, Seat] = {}
+        self._here: dict[str, frozenset[str]] = {}
+        self._users: dict[str, list[str]] = {}
+        self._lock = threading.RLock()
+
+    def add(self, group: RoleGroup) -> None:
+        """A role that has just been built, with all that it has on its devices."""
+        role = group.role
+        ability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
+        self._seats[role.name] = seat = Seat(
+            role=role.name, serves=role.is_rollout, trained=role.is_trained, moves=group.can(ability)
+        )
+        self._groups[role.name] = group
+        self._here[role.name] = frozenset(seat.parts)
+
+    def make_room(self, pool: str) -> None:
+        """Everything leaves that can: the next role measures what is free, or loads a model."""
+        self._bring(pool, {}, {})
+
+    def on_device(self, role: str) -> frozenset[str]:
+        """Parts of a role that are on its devices now."""
+        return self._here[role]
+
+    @contextmanager
+    def using(self, role: str, *, training: bool = False) -> Iterator[Mapping[str, float]]:
+        """Inside, the weights of a role of a train backend are on its devices; the others of its pool are off.
+
+        Args:
+            role: name of the role.
+            training: optimizer and gradients too: for updates, and to save or load a checkpoint.
+
+        Yields:
+            Seconds of each move that it took.
+
+        Raises:
+            RlsdkError: another role is using the same devices.
+        """
+        seat = self._seats[role]
+        parts = frozenset(seat.parts if training else (WEIGHTS,))
+        stages: dict[str, float] = {}
+        pool = self._pool(role)
+        with self._held(pool, role):
+            if not parts <= self._here[role]:
+                self._bring(pool, {role: parts}, stages)
+            else:  # More of the role itself may stay; others leave.
+                self._bring(pool, {role: self._here[role]}, stages)
+            yield stages
+
+    @contextmanager
+    def rollout(self, sync: Callable[[], SyncReport], *, source: str = ACTOR) -> Iterator[SyncReport]:
+        """Inside, the rollout engines serve what `sync` brought, and have the memory of their devices.
+
+        Where they share devices with the source: optimizer and gradients leave before the serving weights come, then
+        the sync, and the training weights leave before the key-value cache comes. Afterwards the engines sleep.
+
+        Args:
+            sync: moves the weights; called when both sides have theirs on their devices.
+            source: the role whose weights they are.
+
+        Yields:
+            What `sync` reported, with the seconds of every stage; that of falling asleep is added at the end.
+
+        Raises:
+            RlsdkError: another role is using the same devices.
+        """
+        serving = [role for role, seat in self._seats.items() if seat.serves]
+        pools = dict.fromkeys(self._pool(role) for role in serving)
+        stages: dict[str, float] = {}
+        with self._all_held(list(pools), " and ".join(serving)):
+            try:
+                report = self._synced(sync, source, serving, stages)
+                for pool in pools:
+                    self._bring(pool, {role: frozenset((WEIGHTS, CACHE)) for role in serving}, stages)
+                yield replace(report, seconds=sum(stages.values()), stages_s=stages) if stages else report
+            except BaseException:
+                with suppress(RlsdkError):  # What went wrong first is what is told.
+                    self._fall_asleep(serving, stages)
+                raise
+            self._fall_asleep(serving, stages)
+
+    def _fall_asleep(self, serving: Sequence[str], stages: dict[str, float]) -> None:
+        for pool in dict.fromkeys(map(self._pool, serving)):
+            self._bring(pool, {}, stages, only=serving)
+
+    def _synced(
+        self, sync: Callable[[], SyncReport], source: str, serving: Sequence[str], stages: dict[str, float]
+    ) -> SyncReport:
+        """Both sides have their weights on their devices, and nothing else of them where they share some."""
+        home = self._pool(source)
+        targets = {role: frozenset((WEIGHTS,)) for role in serving}
+        for pool in dict.fromkeys((home, *map(self._pool, serving))):
+            mine = {role: parts for role, parts in targets.items() if self._pool(role) == pool}
+            if pool == home and mine:
+                mine[source] = frozenset((WEIGHTS,))
+            elif pool == home:
+                if WEIGHTS in self._here[source]:
+                    continue
+                mine = {source: frozenset((WEIGHTS,))}
+            self._bring(pool, mine, stages)
+        report = sync()
+        if stages:
+            stages.update(report.stages_s)
+        return report
+
+    def _pool(self, role: str) -> str:
+        return self._groups[role].role.pool
+
+    def _bring(
+        self,
+        pool: str,
+        wanted: Mapping[str, frozenset[str]],
+        stages: dict[str, float],
+        *,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Makes the moves of one pool; `only`: of these roles."""
+        if pool not in self.shared:
+            return
+        with self._lock:
+            seats = [s for s in self._seats.values() if self._pool(s.role) == pool and (only is None or s.role in only)]
+            for move in moves(seats, self._here, wanted):
+                start = time.perf_counter()
+                self._groups[move.role].run(move.method, move.argument, timeout_s=self.timeout_s)
+                stages[move.stage] = stages.get(move.stage, 0.0) + time.perf_counter() - start
+                self._here[move.role] = move.after
+
+    @contextmanager
+    def _held(self, pool: str, user: str) -> Iterator[None]:
+        """The devices of a pool whose roles take turns are one role's, as often as it likes."""
+        users = self._users.setdefault(pool, [])
+        with self._lock:
+            if pool in self.shared and any(other != user for other in users):
+                raise RlsdkError(
+                    f"{user!r} cannot have the devices of pool {pool!r}: {users[-1]!r} is using them, and the roles of "
+                    "this pool take turns; end its use first, or give one of them a pool of its own (placement.roles)"
+                )
+            users.append(user)
+        try:
+            yield
+        finally:
+            with self._lock:
+                users.remove(user)
+
+    @contextmanager
+    def _all_held(self, pools: Sequence[str], user: str) -> Iterator[None]:
+        if not pools:
+            yield
+            return
+        with self._held(pools[0], user), self._all_held(pools[1:], user):
+            yield
