@@ -144,7 +144,9 @@ class Trainer:
         """
         if self.config.algorithm.old_log_probs == "always" or self.config.trainer.epochs_per_step > 1:
             return torch.arange(batch.num_rows)
-        return torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)]).sort().values
+        later = torch.cat([*mini_batches[1:], torch.empty(0, dtype=torch.int64)]).sort().values
+        # A penalty in the reward reads them of every row: the field is complete or absent.
+        return torch.arange(batch.num_rows) if self.config.algorithm.kl_in_reward and len(later) else later
 
     def forward(self, group: WorkerGroup, batch: Batch, field: str) -> Tensor:
         """Log-probs of a batch's rows under a train engine, flat."""
@@ -178,7 +180,8 @@ class Trainer:
         algorithm = self.config.algorithm
         with self.clock.measure("advantages"):
             penalty = algorithm.kl_coef if algorithm.kl_in_reward else 0.0
-            batch = token_level_rewards(batch, kl_coef=penalty, estimator=algorithm.kl_estimator)
+            policy = batch["old_log_probs" if "old_log_probs" in batch else "rollout_log_probs"]
+            batch = token_level_rewards(batch, kl_coef=penalty, estimator=algorithm.kl_estimator, log_probs=policy)
             batch = self.parts.advantage(batch, **algorithm.advantage_options)
             batch.validate(("advantages",))
             weights = [
