@@ -18,14 +18,16 @@ from rlsdk.interfaces import Batch, PolicyLossInputs
 
 
 def best_of_group(batch: Batch) -> Batch:
-    """1 for a prompt's best samples, 0 for the others; 0 for all of them where all scored alike."""
-    scores = torch.where(batch["valid"], batch["scores"], -torch.inf)
-    uids, group = torch.unique(batch["uid"], return_inverse=True)
-    best, worst = (
-        torch.zeros(len(uids)).scatter_reduce(0, group, scores, how, include_self=False)[group]
-        for how in ("amax", "amin")
-    )
-    wins = ((scores == best) & (best > worst)).float()
+    """1 for a prompt's best samples, 0 for the others; 0 for all of them where all scored alike. Samples whose reward
+    failed are no competitors: they neither win nor make the others winners."""
+    valid, (uids, group) = batch["valid"], torch.unique(batch["uid"], return_inverse=True)
+
+    def extreme(how: str, start: float) -> Tensor:
+        scores = torch.where(valid, batch["scores"], start)
+        return torch.full((len(uids),), start).scatter_reduce(0, group, scores, how)[group]
+
+    best, worst = extreme("amax", -torch.inf), extreme("amin", torch.inf)
+    wins = (valid & (batch["scores"] == best) & (best > worst)).float()
     return batch.with_tokens(advantages=wins[batch.row_of_token] * batch["response_mask"])
 
 
@@ -43,4 +45,4 @@ reinforce.zero_without_advantage = True  # type: ignore[attr-defined]
 def warn_when_short(step: int, metrics: Mapping[str, float]) -> None:
     """Says when responses have shrunk to almost nothing. What a callback raises ends the run after a save."""
     if metrics["response/tokens_mean"] < 2:
-        print(f"step {step}: responses of {metrics['rollout/response_tokens_mean']:.1f} tokens", file=sys.stderr)
+        print(f"step {step}: responses of {metrics['response/tokens_mean']:.1f} tokens", file=sys.stderr)

@@ -59,13 +59,54 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
 
 @hookimpl
 def rlsdk_register_advantages(register: RegisterComponent) -> None:
-    register("grpo", "rlsdk.algorithms.advantages:grpo", "Reward less the mean of its prompt's samples.")
-    register("rloo", "rlsdk.algorithms.advantages:rloo", "Reward less the mean of the prompt's other samples.")
+    at = "rlsdk.algorithms.advantages"
+    register("grpo", f"{at}:grpo", "Reward less the mean of its prompt's samples, over their deviation.")
+    register("dr_grpo", f"{at}:dr_grpo", "Reward less the mean of its prompt's samples.")
+    register("grpo_passk", f"{at}:grpo_passk", "A prompt's best sample: reward less the second best.")
+    register("rloo", f"{at}:rloo", "Reward less the mean of the prompt's other samples.")
+    register("opo", f"{at}:opo", "Reward less the length-weighted mean of its prompt's samples.")
+    register("gpg", f"{at}:gpg", "Reward less the prompt's mean, scaled up for prompts without signal.")
+    register("reinforce", f"{at}:reinforce", "The (discounted) return of each token.")
+    register("reinforce_plus_plus", f"{at}:reinforce_plus_plus", "Returns normalised over the step's tokens.")
+    register(
+        "reinforce_plus_plus_baseline",
+        f"{at}:reinforce_plus_plus_baseline",
+        "Reward less the prompt's mean, normalised over the step's tokens.",
+    )
+    register("remax", f"{at}:remax", "Return less the score of a greedy response; needs `baseline_scores`.")
+    register("gae", f"{at}:gae", "Generalized advantage estimation; needs a critic's `values`.")
 
 
 @hookimpl
 def rlsdk_register_losses(register: RegisterComponent) -> None:
-    register("ppo_clip", "rlsdk.algorithms.losses:ppo_clip", "Clipped policy-gradient surrogate.")
+    at = "rlsdk.algorithms.losses"
+    register("ppo_clip", f"{at}:ppo_clip", "Clipped policy-gradient surrogate; clip-higher and dual clip by option.")
+    register("gspo", f"{at}:gspo", "The clipped surrogate with one ratio per response.")
+    register("cispo", f"{at}:cispo", "Policy gradient weighed with a clipped ratio: no token loses its gradient.")
+    register("sapo", f"{at}:sapo", "A soft gate on the ratio in place of the clip.")
+    register("gpg", f"{at}:policy_gradient", "The plain policy gradient, as GPG uses it.")
+    register("reinforce", f"{at}:policy_gradient", "The plain policy gradient.")
+
+
+@hookimpl
+def rlsdk_register_aggregations(register: RegisterComponent) -> None:
+    at = "rlsdk.algorithms.weights"
+    register("token_mean", f"{at}:token_mean", "Every token weighs the same (DAPO).")
+    register("sequence_mean", f"{at}:sequence_mean", "Every row weighs the same (GRPO).")
+    register("sequence_sum", f"{at}:sequence_sum", "Token sums over a constant, mean over rows (Dr. GRPO).")
+    register("sequence_token_sum", f"{at}:sequence_token_sum", "Token sums, mean over rows.")
+    register("token_sum_norm", f"{at}:token_sum_norm", "Token sums over a constant, summed over rows.")
+    register("prompt_mean", f"{at}:prompt_mean", "Every prompt weighs the same (ScaleRL).")
+
+
+@hookimpl
+def rlsdk_register_kl_estimators(register: RegisterComponent) -> None:
+    at = "rlsdk.algorithms.kl"
+    register("k1", f"{at}:k1", "The log-ratio: for the reward, refused in a loss.")
+    register("k2", f"{at}:k2", "Half the squared log-ratio.")
+    register("k3", f"{at}:k3", "Low variance, never negative; straight beyond a ratio of e^5.")
+    register("low_var_kl", f"{at}:low_var_kl", "k3, cut at 10.")
+    register("abs", f"{at}:absolute", "Magnitude of the log-ratio.")
 
 
 @hookimpl

@@ -1,29 +1,96 @@
-"""Pure tensor functions on the packed batch: advantages, losses, KL estimators, weights, objectives, metrics.
+"""Pure tensor functions on the packed batch: rewards, advantages, losses, KL, weights, corrections, objectives,
+metrics.
 
-No engine, no process, no file. A run goes: `token_level_rewards`, an advantage estimator, `loss_weights` per
-mini-batch, and a `PolicyObjective` that the train engine differentiates.
+No engine, no process, no file. A step goes: length penalties on `scores`, `token_level_rewards`, `denominator` and what
+it asks for, an advantage estimator, `correct_rollout`, `loss_weights` per mini-batch, and an objective that the train
+engine differentiates; `update_means` for its log. docs/algorithms.md has every name with its formula.
 """
 
 from __future__ import annotations
 
-from rlsdk.algorithms.advantages import grpo, rloo
-from rlsdk.algorithms.kl import KL_ESTIMATORS
-from rlsdk.algorithms.losses import ppo_clip
-from rlsdk.algorithms.metrics import LogProbDifference, log_prob_difference
-from rlsdk.algorithms.objective import PolicyObjective, SftObjective
+from rlsdk.algorithms.advantages import (
+    dr_grpo,
+    gae,
+    gpg,
+    grpo,
+    grpo_passk,
+    opo,
+    reinforce,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
+from rlsdk.algorithms.correction import correct_rollout, reject_rows
+from rlsdk.algorithms.denominator import Denominator, denominator
+from rlsdk.algorithms.ema import update_average
+from rlsdk.algorithms.kl import KL_ESTIMATORS, kl_estimator, loss_kl_estimator
+from rlsdk.algorithms.kl_control import KlController
+from rlsdk.algorithms.lengths import length_penalty, overlong_filter, overlong_punishment, relative_length_reward
+from rlsdk.algorithms.losses import cispo, gspo, policy_gradient, ppo_clip, sapo
+from rlsdk.algorithms.metrics import LogProbDifference, log_prob_difference, update_means
+from rlsdk.algorithms.mismatch import Mismatch, mismatch
+from rlsdk.algorithms.objectives import (
+    DpoObjective,
+    PolicyObjective,
+    RewardModelObjective,
+    SftObjective,
+    ValueObjective,
+    pair_weights,
+)
+from rlsdk.algorithms.objectives.value import explained_variance
+from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal
 from rlsdk.algorithms.token_rewards import token_level_rewards
-from rlsdk.algorithms.weights import Aggregation, loss_weights
+from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy, loss_weights
 
 __all__ = [
+    "AGGREGATIONS",
     "KL_ESTIMATORS",
     "Aggregation",
+    "Denominator",
+    "DpoObjective",
+    "GroupSignal",
+    "KlController",
     "LogProbDifference",
+    "Mismatch",
     "PolicyObjective",
+    "RewardModelObjective",
     "SftObjective",
+    "ValueObjective",
+    "cispo",
+    "correct_rollout",
+    "denominator",
+    "dr_grpo",
+    "explained_variance",
+    "gae",
+    "gpg",
+    "group_signal",
     "grpo",
+    "grpo_passk",
+    "gspo",
+    "has_signal",
+    "keep_top_entropy",
+    "kl_estimator",
+    "length_penalty",
     "log_prob_difference",
+    "loss_kl_estimator",
     "loss_weights",
+    "mismatch",
+    "opo",
+    "overlong_filter",
+    "overlong_punishment",
+    "pair_weights",
+    "policy_gradient",
     "ppo_clip",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "reject_rows",
+    "relative_length_reward",
+    "remax",
     "rloo",
+    "sapo",
     "token_level_rewards",
+    "update_average",
+    "update_means",
 ]

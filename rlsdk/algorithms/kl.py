@@ -2,32 +2,51 @@
 
 Schulman, "Approximating KL divergence" (2020). With d = log policy - log reference, tokens sampled from the policy:
 
-| name | value | as a number | as a loss (differentiated) |
+| name | value | as a number (reward, metric) | as a loss (differentiated) |
 |---|---|---|---|
-| k1 | d | unbiased, high variance, may be negative | expected gradient is zero: never use it as a loss |
+| k1 | d | unbiased, high variance, may be negative | refused: its expected gradient is zero |
 | k2 | d^2 / 2 | biased, low variance | expected gradient is that of KL(policy, reference): the right one |
-| k3 | exp(-d) - 1 + d | unbiased, low variance, never negative | gradient of KL(reference, policy); GRPO's choice |
+| k3 | exp(-d) - 1 + d | unbiased where d >= -5, never negative | gradient of KL(reference, policy); GRPO's choice |
+| low_var_kl | k3, at most 10 | as k3, and bounded | as k3, but no gradient where it is cut, d < -2.6 |
 | abs | abs(d) | a distance, not a KL | bounded gradient |
 
-As a penalty inside the reward only the number counts, and k1 is the exact choice.
+Below d = -5 the exponential of k3 would reach 4.9e8 at -20 and one token would own the step; there k3 goes on as its
+tangent, so value (2353 at -20) and slope (-147) stay bounded and the slope never vanishes or changes sign.
+
+As a penalty inside the reward only the number counts, and k1 is the right choice; in a loss only the gradient counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.algorithms.named import resolve
+from rlsdk.interfaces import ConfigError, KlEstimator, nearest
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut here before they are exponentiated: exp(20) is 5e8, and float32 overflows at 88. Beyond it the
-gradient of the exponential is 0 instead of infinite."""
+"""Log-ratios are cut here before a policy ratio is made of them: exp(20) is 5e8, and float32 overflows at 88. Beyond it
+the gradient of the exponential is 0 instead of infinite."""
+K3_TANGENT_FROM = 5.0
+"""k3 is exact for d >= -5: ratios to the reference of up to 148. Below, it is the tangent at -5."""
+LOW_VAR_KL_MAX = 10.0
+"""Where `low_var_kl` is cut, as in verl."""
+REWARD_ESTIMATOR = "k1"
+"""Default of a penalty inside the reward."""
+LOSS_ESTIMATOR = "k3"
+"""Default of a penalty in the loss."""
 
 
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """`[N]`: the log-ratio itself."""
     return log_probs - ref_log_probs
+
+
+k1.not_as_loss = (  # type: ignore[attr-defined]
+    "its expected gradient is zero (the expected score function), so it would add noise and no pull"
+)
 
 
 def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
@@ -36,9 +55,16 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """`[N]`: `exp(-d) - 1 + d`, by `expm1`, so small differences keep their digits."""
-    difference = log_probs - ref_log_probs
-    return (-difference).clamp(max=MAX_LOG_RATIO).expm1() + difference
+    """`[N]`: `exp(-d) - 1 + d` for d >= -5, its tangent below; by `expm1`, so small differences keep their digits."""
+    falling = ref_log_probs - log_probs
+    curved = falling.clamp(max=K3_TANGENT_FROM)
+    # relu and not falling - curved: its gradient is exactly 0 on the curve, where that of small differences is tiny.
+    return curved.expm1() - curved + (falling - K3_TANGENT_FROM).relu() * math.expm1(K3_TANGENT_FROM)
+
+
+def low_var_kl(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """`[N]`: k3, at most `LOW_VAR_KL_MAX`; tokens beyond it have no gradient."""
+    return k3(log_probs, ref_log_probs).clamp(max=LOW_VAR_KL_MAX)
 
 
 def absolute(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
@@ -46,17 +72,39 @@ def absolute(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return (log_probs - ref_log_probs).abs()
 
 
-KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+KL_ESTIMATORS: Mapping[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "low_var_kl": low_var_kl, "abs": absolute}
+"""The built-in ones."""
 
 
-def kl_estimator(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The estimator of that name: a function of (log_probs, ref_log_probs).
+def kl_estimator(name: str | KlEstimator) -> KlEstimator:
+    """The estimator of that name: a built-in one, or `package.module:function`. A function is returned as it is.
 
     Raises:
         ConfigError: no such estimator.
     """
-    if name not in KL_ESTIMATORS:
+    if not isinstance(name, str):
+        return name
+    if name in KL_ESTIMATORS:
+        return KL_ESTIMATORS[name]
+    if ":" in name:
+        found: KlEstimator = resolve(name, "KL estimator")
+        return found
+    raise ConfigError(
+        f"KL estimator {name!r} does not exist{nearest(name, KL_ESTIMATORS)}; choose one of {sorted(KL_ESTIMATORS)}"
+    )
+
+
+def loss_kl_estimator(name: str | KlEstimator) -> KlEstimator:
+    """As `kl_estimator`, for a penalty that is differentiated.
+
+    Raises:
+        ConfigError: no such estimator, or one that must not stand in a loss (`not_as_loss`).
+    """
+    estimator = kl_estimator(name)
+    reason = getattr(estimator, "not_as_loss", "")
+    if reason:
         raise ConfigError(
-            f"KL estimator {name!r} does not exist{nearest(name, KL_ESTIMATORS)}; choose one of {sorted(KL_ESTIMATORS)}"
+            f"KL estimator {name!r} cannot stand in a loss: {reason}; choose 'k2' or 'k3', "
+            "or take the KL from the reward"
         )
-    return KL_ESTIMATORS[name]
+    return estimator

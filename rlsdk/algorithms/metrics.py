@@ -1,13 +1,39 @@
-"""Numbers about log-probs: pure functions, plain floats out."""
+"""Numbers about updates and log-probs: pure functions, plain floats out."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlsdk.algorithms.kl import k3
+
+
+def update_means(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the mini-batches of a step, from the `sums` that objectives return.
+
+    - Names that end in `_loss` are shares of the loss, normalised already: their mean over mini-batches. Together they
+      are the mean of `ForwardBackwardResult.loss`, whatever the aggregation.
+    - Names that end in `_weight` are divisors, and left out.
+    - All others: the sum over all mini-batches divided by that of `metric_weight`; left out where that is 0 (no token
+      was observed). Mini-batches without a name do not count for it.
+
+    Args:
+        sums: one mapping per optimizer step, added up over micro-batches and ranks.
+    """
+    names = sorted({name for each in sums for name in each if not name.endswith("_weight")})
+    means: dict[str, float] = {}
+    for name in names:
+        having = [each for each in sums if name in each]
+        total = math.fsum(each[name] for each in having)
+        weight = float(len(having))
+        if not name.endswith("_loss"):
+            weight = math.fsum(each.get("metric_weight", 1.0) for each in having)
+        if weight:
+            means[name] = total / weight
+    return means
 
 
 @dataclass(frozen=True, kw_only=True)

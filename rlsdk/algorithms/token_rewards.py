@@ -3,35 +3,70 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rlsdk.algorithms.advantages import valid_rows
-from rlsdk.algorithms.kl import kl_estimator
-from rlsdk.interfaces import Batch
+from rlsdk.algorithms.kl import REWARD_ESTIMATOR, kl_estimator
+from rlsdk.algorithms.reductions import valid_rows
+from rlsdk.interfaces import Batch, BatchError, KlEstimator
 
 
-def token_level_rewards(batch: Batch, kl_coef: float = 0.0, estimator: str = "k1") -> Batch:
+def token_level_rewards(
+    batch: Batch,
+    kl_coef: float = 0.0,
+    estimator: str | KlEstimator = REWARD_ESTIMATOR,
+    *,
+    log_probs: Tensor | None = None,
+) -> Batch:
     """Puts each row's score on its last response token, less `kl_coef` times the KL estimate of every response token.
 
-    Ziegler et al. 2019 (arXiv 1909.08593), equation 2, token by token. Rows that are not valid get 0 everywhere; the
-    score of a row without a response token has nowhere to stand and is left out.
+    Ziegler et al. 2019 (arXiv 1909.08593), equation 2, token by token. Where the batch has `token_scores` they are
+    added on response tokens. Rows that are not valid get 0 everywhere; the score of a row without a response token has
+    nowhere to stand and is left out.
 
     Args:
-        batch: needs `scores [B]`, `response_mask`; with `kl_coef` also `ref_log_probs` and `old_log_probs` (or
-            `rollout_log_probs`, where the former were not computed).
+        batch: needs `scores [B]`, `response_mask`; with `kl_coef` also `ref_log_probs`.
         kl_coef: in units of reward per nat; 0 needs no reference.
-        estimator: a name of `KL_ESTIMATORS`.
+        estimator: a name of `KL_ESTIMATORS`, or a function.
+        log_probs: `[N]` of the policy, needed with `kl_coef`: which ones is the caller's decision (the sampler's, or
+            recomputed), and they must be there for every response token of every valid row.
 
     Returns:
         The batch with `token_level_rewards [N]` float32, 0 off the mask.
+
+    Raises:
+        BatchError: a penalty without log-probs, or with ones that are not finite on a response token; names the row.
     """
     mask = batch["response_mask"]
     position = torch.arange(batch.num_tokens, device=mask.device)
     last = torch.full_like(batch.lengths, -1).scatter_reduce(0, batch.row_of_token, position.where(mask, -1), "amax")
     usable = valid_rows(batch) & (last >= 0)
+    counted = mask & usable[batch.row_of_token]
     rewards = batch["scores"].new_zeros(batch.num_tokens, dtype=torch.float32)
-    rewards[last[usable]] = batch["scores"][usable]
+    rewards[last[usable]] = batch["scores"][usable].float()
+    if "token_scores" in batch:
+        rewards = rewards + torch.where(counted, batch["token_scores"], 0.0)
     if kl_coef:
-        policy = batch["old_log_probs" if "old_log_probs" in batch else "rollout_log_probs"]
-        penalty = kl_coef * kl_estimator(estimator)(policy, batch["ref_log_probs"])
-        rewards = rewards - torch.where(mask & usable[batch.row_of_token], penalty, 0.0)
+        policy = _complete(log_probs, "log_probs", counted, batch)
+        reference = _complete(batch["ref_log_probs"], "ref_log_probs", counted, batch)
+        rewards = rewards - torch.where(counted, kl_coef * kl_estimator(estimator)(policy, reference), 0.0)
     return batch.with_tokens(token_level_rewards=rewards)
+
+
+def _complete(values: Tensor | None, name: str, counted: Tensor, batch: Batch) -> Tensor:
+    """`values`, where every counted token has a number."""
+    if values is None:
+        raise BatchError(
+            "a KL penalty in the reward needs the policy's log-probs: pass log_probs= (old_log_probs recomputed for "
+            "all rows, or rollout_log_probs)"
+        )
+    if values.shape != counted.shape:
+        raise BatchError(f"{name}: expected [{len(counted)}] (N tokens), got {list(values.shape)}")
+    missing = counted & ~values.isfinite()
+    if missing.any():
+        rows = torch.unique(batch.row_of_token[missing])
+        named = batch.rows["row_id"][rows[:5]].tolist()
+        raise BatchError(
+            f"{name}: {int(missing.sum())} response tokens of {len(rows)} rows (row_id {named}) have no finite "
+            "log-prob; a penalty needs them for all valid rows"
+        )
+    return values

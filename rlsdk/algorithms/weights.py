@@ -1,67 +1,153 @@
 """How the losses of tokens become one number: the `loss_weight` of every token, over a whole mini-batch.
 
 The weights travel with the rows, so a loss is `sum(loss_weight * per-token loss)` however rows are cut into
-micro-batches and ranks.
+micro-batches and ranks. An aggregation gives the shares; rows that carry no loss and tokens off the mask are cut out
+here, for all of them alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.advantages import valid_rows
-from rlsdk.interfaces import Batch, ConfigError, nearest
+from rlsdk.algorithms.reductions import Groups, trained_rows
+from rlsdk.interfaces import Batch, ConfigError, LossAggregation, nearest
 
 
 class Aggregation(StrEnum):
-    """How tokens share the loss of a mini-batch. Rows that are not valid, and rows without a response, never count."""
+    """Names of the built-in aggregations. Rows without loss, and rows without a response, never count."""
 
     TOKEN_MEAN = "token_mean"
-    """Every response token weighs the same: 1 / response tokens. DAPO (arXiv 2503.14476)."""
     SEQUENCE_MEAN = "sequence_mean"
-    """Every row weighs the same: 1 / (rows * its response tokens). GRPO (arXiv 2402.03300)."""
     SEQUENCE_SUM = "sequence_sum"
-    """Every response token weighs 1 / (rows * max_tokens), a constant: Dr. GRPO (arXiv 2503.20783)."""
+    SEQUENCE_TOKEN_SUM = "sequence_token_sum"
+    TOKEN_SUM_NORM = "token_sum_norm"
+    PROMPT_MEAN = "prompt_mean"
 
 
-def loss_weights(batch: Batch, aggregation: str = Aggregation.TOKEN_MEAN, *, max_tokens: int | None = None) -> Tensor:
+def token_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Every token weighs the same: 1 / tokens. DAPO (arXiv 2503.14476), equation 8; verl's `token-mean`."""
+    return (1 / counted.sum().double()).expand(batch.num_tokens)
+
+
+def sequence_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Every row weighs the same: 1 / (rows * its tokens). GRPO (arXiv 2402.03300), equation 3; verl's
+    `seq-mean-token-mean`."""
+    row_tokens = batch.row_sum(counted.double())
+    return (1 / (row_tokens * _rows(batch, counted)))[batch.row_of_token]
+
+
+def sequence_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Every token weighs 1 / (rows * max_tokens), a constant. Dr. GRPO (arXiv 2503.20783), as its authors' code and TRL
+    have it."""
+    constant = _constant("sequence_sum", max_tokens)
+    return (1 / (_rows(batch, counted) * constant)).expand(batch.num_tokens)
+
+
+def sequence_token_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Sum over a row's tokens, mean over rows: 1 / rows. The plain policy gradient; verl's `seq-mean-token-sum`. The
+    scale grows with the length of responses: lower the learning rate, or clip the gradient."""
+    return (1 / _rows(batch, counted)).expand(batch.num_tokens)
+
+
+def token_sum_norm(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Every token weighs 1 / max_tokens: sums over rows, too. verl's `seq-mean-token-sum-norm`, whose scale grows with
+    the number of rows; `sequence_sum` is the same divided by the rows."""
+    return counted.new_full((), 1 / _constant("token_sum_norm", max_tokens), dtype=torch.float64).expand(len(counted))
+
+
+def prompt_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Every prompt weighs the same, and within it every token: 1 / (prompts * tokens of its rows). ScaleRL (Khatri et
+    al. 2025, arXiv 2510.13786). A prompt whose rows are in two mini-batches counts in both."""
+    groups = Groups.of(batch)
+    tokens = groups.sum(batch.row_sum(counted.double()))
+    return (1 / (tokens * (tokens > 0).sum()))[groups.index][batch.row_of_token]
+
+
+AGGREGATIONS: Mapping[str, LossAggregation] = {
+    Aggregation.TOKEN_MEAN: token_mean,
+    Aggregation.SEQUENCE_MEAN: sequence_mean,
+    Aggregation.SEQUENCE_SUM: sequence_sum,
+    Aggregation.SEQUENCE_TOKEN_SUM: sequence_token_sum,
+    Aggregation.TOKEN_SUM_NORM: token_sum_norm,
+    Aggregation.PROMPT_MEAN: prompt_mean,
+}
+"""The built-in ones."""
+
+
+def loss_weights(
+    batch: Batch, aggregation: str | LossAggregation = Aggregation.TOKEN_MEAN, *, max_tokens: int | None = None
+) -> Tensor:
     """Share of each token in the loss of the mini-batch `batch`.
 
     Args:
-        batch: one whole mini-batch: what one optimizer step sees, over all ranks. Needs `response_mask`.
-        aggregation: a value of `Aggregation`.
-        max_tokens: the constant of `sequence_sum`: the most response tokens that a row may have.
+        batch: one whole mini-batch: what one optimizer step sees, over all ranks. Needs `response_mask`; rows that are
+            not `valid` or not `trained` (see `SCHEMA`; where the batch has the fields) carry no loss.
+        aggregation: a value of `Aggregation`, or a function.
+        max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the most response tokens that a row may have.
 
     Returns:
-        `[N]` float32, 0 off the mask; adds up to 1 for the two means (to 0 when nothing can be learnt from).
+        `[N]` float32, 0 off the mask; adds up to 1 for the means (to 0 when nothing can be learnt from).
 
     Raises:
-        ConfigError: an unknown aggregation, or `sequence_sum` without `max_tokens`.
+        ConfigError: an unknown aggregation, or one that needs `max_tokens` without it.
     """
-    counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
-    row_tokens = batch.row_sum(counted.double())
-    num_rows = (row_tokens > 0).sum()
-    match aggregation:
-        case Aggregation.TOKEN_MEAN:
-            per_row = 1 / row_tokens.sum().expand_as(row_tokens)
-        case Aggregation.SEQUENCE_MEAN:
-            per_row = 1 / (row_tokens * num_rows)
-        case Aggregation.SEQUENCE_SUM:
-            per_row = 1 / (num_rows * _constant(max_tokens)).expand_as(row_tokens).double()
-        case _:
-            valid = [a.value for a in Aggregation]
-            raise ConfigError(
-                f"loss aggregation {aggregation!r} does not exist{nearest(aggregation, valid)}; choose one of {valid}"
-            )
-    return torch.where(counted, per_row[batch.row_of_token], 0.0).float()
+    counted = batch["response_mask"] & trained_rows(batch)[batch.row_of_token]
+    share = _aggregation(aggregation)(batch, counted, max_tokens)
+    return torch.where(counted, share, 0.0).float()
 
 
-def _constant(max_tokens: int | None) -> int:
+def keep_top_entropy(batch: Batch, share: float) -> Batch:
+    """Lets only the most uncertain tokens of a mini-batch carry loss: `loss_weight` is 0 below the quantile.
+
+    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939): the threshold is over all tokens of the
+    mini-batch, and the others keep the weight that they had, so the loss is still divided by all tokens. The entropy is
+    that of the policy before the update, a field of the batch, so micro-batches and ranks cannot change the choice
+    (where implementations take it of each micro-batch). Tokens at the threshold are kept, all of them.
+
+    Args:
+        batch: one whole mini-batch with `loss_weight` and `entropy [N]`.
+        share: of the tokens that carry loss, in (0, 1]; the paper's is 0.2.
+
+    Returns:
+        The batch with the new `loss_weight`.
+
+    Raises:
+        ConfigError: `share` is not in (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"top-entropy share is {share!r}: expected a number above 0 and at most 1, such as 0.2")
+    weight = batch["loss_weight"]
+    counted = batch["response_mask"] & (weight != 0)
+    entropy = batch["entropy"][counted]
+    if not len(entropy):
+        return batch
+    kept = max(1, round(share * len(entropy)))
+    threshold = entropy.kthvalue(len(entropy) - kept + 1).values
+    return batch.with_tokens(loss_weight=torch.where(counted & (batch["entropy"] >= threshold), weight, 0.0))
+
+
+def _rows(batch: Batch, counted: Tensor) -> Tensor:
+    """Rows that carry loss, float64."""
+    return (batch.row_sum(counted.long()) > 0).sum().double()
+
+
+def _aggregation(name: str | LossAggregation) -> LossAggregation:
+    if not isinstance(name, str):
+        return name
+    if name not in AGGREGATIONS:
+        valid = list(map(str, AGGREGATIONS))
+        raise ConfigError(f"loss aggregation {name!r} does not exist{nearest(name, valid)}; choose one of {valid}")
+    return AGGREGATIONS[name]
+
+
+def _constant(name: str, max_tokens: int | None) -> int:
     if max_tokens is None or max_tokens < 1:
         raise ConfigError(
-            f"loss aggregation 'sequence_sum' divides by max_tokens, which is {max_tokens!r}: "
+            f"loss aggregation {name!r} divides by max_tokens, which is {max_tokens!r}: "
             "give the most response tokens that a row may have"
         )
     return max_tokens

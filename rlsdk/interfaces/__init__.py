@@ -31,13 +31,18 @@ from rlsdk.interfaces.errors import (
 from rlsdk.interfaces.extend import (
     AdvantageEstimator,
     BatchRewardFn,
+    KlEstimator,
+    LossAggregation,
     PolicyLoss,
     PolicyLossInputs,
+    Reads,
     RewardFn,
     RewardSample,
     StepCallback,
     Tracker,
     TrackerContext,
+    reads,
+    reads_of,
 )
 from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
 from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
@@ -110,8 +115,10 @@ __all__ = [
     "Head",
     "Hooks",
     "InterfaceVersionError",
+    "KlEstimator",
     "LayoutError",
     "LogProbKind",
+    "LossAggregation",
     "ModelSpec",
     "Objective",
     "ObjectiveResult",
@@ -130,6 +137,7 @@ __all__ = [
     "PromptView",
     "RankContext",
     "RankMemory",
+    "Reads",
     "RegisterBackend",
     "RegisterComponent",
     "ReshardPlan",
@@ -168,5 +176,7 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "nearest",
+    "reads",
+    "reads_of",
     "rejoin",
 ]

@@ -64,6 +64,11 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "token_level_rewards": _token("float32", "Reward of each token, KL penalty included where one is set."),
     "advantages": _token("float32", "Weight of each token in the policy gradient; 0 off the mask."),
     "returns": _token("float32", "Target of the critic."),
+    "token_scores": _token("float32", "Reward of single tokens, where a reward gives them; beside `scores`."),
+    "entropy": _token("float32", "Of the policy before this update, in nats."),
+    "rollout_weight": _token(
+        "float32", "Importance weight of the train policy against the rollout policy; no gradient."
+    ),
     "loss_weight": _token(
         "float32",
         "Share of each token in the mini-batch loss, 0 off the mask. Normalised over the whole mini-batch, so a loss "
@@ -75,6 +80,11 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "policy_version": _row("int64", "Version of the policy that sampled the row's first token."),
     "truncated": _row("bool", "True where the response hit its token limit."),
     "valid": _row("bool", "False where the reward failed: the row is counted and carries no gradient."),
+    "trained": _row("bool", "False where the row's score counts for its group, but its tokens carry no loss."),
+    "baseline_scores": _row("float32", "Score of a greedy response to the same prompt; NaN where it has none."),
+    "chosen": _row("bool", "Preference pairs: True on the better row of a `uid`."),
+    "margin": _row("float32", "Preference pairs: by how much the better row is to win; read on that row."),
+    "row_weight": _row("float32", "Share of the row's pair in the mini-batch loss; equal on both rows."),
 }
 """Every field that the core reads or writes. Other names are allowed and travel along, checked for length only."""
 

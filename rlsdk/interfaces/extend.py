@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlsdk.interfaces.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What a function asks for beyond what every function of its kind gets."""
+
+    fields: tuple[str, ...] = ()
+    """Fields of the batch. One that the batch does not have is left out: a function that cannot do without it
+    raises."""
+    outputs: tuple[str, ...] = ()
+    """Outputs of the model (`OUTPUTS`), with gradient: `entropy` for a policy loss."""
+
+
+def reads(*fields: str, outputs: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """Declares what a loss, an estimator or a KL penalty reads: the trainer sends those fields and no others.
+
+        @reads("uid", "truncated", outputs=("entropy",))
+        def my_loss(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tensor]]: ...
+
+    The declaration is the attribute `reads` of the function; an object with `__call__` may have one of its own.
+    """
+
+    def declare(function: Function) -> Function:
+        function.reads = Reads(fields=fields, outputs=tuple(outputs))  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def reads_of(function: object) -> Reads:
+    """What `function` declared; nothing where it did not."""
+    found = getattr(function, "reads", None)
+    return found if isinstance(found, Reads) else Reads()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +84,23 @@ class BatchRewardFn(Protocol):
 
 
 class AdvantageEstimator(Protocol):
-    """Adds `advantages` (and `returns` where it has them) to a whole step's batch."""
+    """Adds `advantages` (and `returns` where it has them) to a whole step's batch.
+
+    Fields that must be prepared for it (`values` of a critic, `baseline_scores` of greedy responses) are declared with
+    `@reads`.
+    """
 
     def __call__(self, batch: Batch, **options: Any) -> Batch:
-        """`batch` has `token_level_rewards`, `response_mask`, `scores`, `uid`, `valid` (and `values`, if asked)."""
+        """`batch` has `token_level_rewards`, `response_mask`, `scores`, `uid`, `valid`, and what was declared."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossInputs:
-    """What a policy loss sees of a micro-batch: all flat `[N]` float32, whole rows, first positions masked."""
+    """What a policy loss sees of a micro-batch: all flat `[N]` float32, whole rows, first positions masked.
+
+    Off the mask all of these tensors are 0, whatever the batch holds there.
+    """
 
     log_probs: Tensor
     """With gradient."""
@@ -67,17 +109,46 @@ class PolicyLossInputs:
     mask: Tensor
     """Bool, True on response tokens."""
     batch: Batch
-    """For `row_sum`, `row_of_token` and further fields."""
+    """For `row_sum`, `row_of_token`, and the fields declared with `@reads`."""
+    entropy: Tensor | None = None
+    """With gradient, in nats; given to a loss that declared `outputs=("entropy",)`."""
 
 
 class PolicyLoss(Protocol):
-    """Loss and metrics of each token, `[N]` each; the caller weighs both with `loss_weight` and adds them up.
+    """Loss and metrics of each token, `[N]` each; the caller weighs both and adds them up.
 
-    A function that says `function.zero_without_advantage = True` promises that tokens of advantage 0 have no gradient:
-    rows of such tokens only are then left out of updates.
+    Attributes that a function may have:
+        reads: see `reads`. Besides what it declares, a loss gets `log_probs`, `old_log_probs`, `advantages`.
+        zero_without_advantage: True promises that tokens of advantage 0 have no gradient: rows of such tokens only are
+            then left out of updates, and its metrics are means over the other rows.
+        whole_groups: True asks that rows of equal `uid` stay together in mini- and micro-batches.
     """
 
     def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]: ...
+
+
+class LossAggregation(Protocol):
+    """How the tokens of a mini-batch share its loss."""
+
+    def __call__(self, batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+        """The share of each token, `[N]`, of any float dtype; what stands off `counted` is ignored.
+
+        Args:
+            batch: one whole mini-batch: what one optimizer step sees, over all ranks.
+            counted: `[N]` bool: response tokens of rows that carry loss.
+            max_tokens: most response tokens that a row may have; None where nobody knows.
+        """
+        ...
+
+
+class KlEstimator(Protocol):
+    """KL(policy || reference) at each token, `[N]`, from the log-probs of the sampled tokens, `[N]` each.
+
+    An attribute `not_as_loss`, a text, says why the estimator must not be differentiated; it can then stand in the
+    reward only.
+    """
+
+    def __call__(self, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor: ...
 
 
 class Tracker(Protocol):

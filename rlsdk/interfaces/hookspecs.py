@@ -39,6 +39,14 @@ class Hooks:
         """Policy losses (`PolicyLoss`)."""
 
     @hookspec
+    def rlsdk_register_aggregations(self, register: RegisterComponent) -> Any:
+        """Loss aggregations (`LossAggregation`)."""
+
+    @hookspec
+    def rlsdk_register_kl_estimators(self, register: RegisterComponent) -> Any:
+        """Estimators of the KL to the reference (`KlEstimator`)."""
+
+    @hookspec
     def rlsdk_register_rewards(self, register: RegisterComponent) -> Any:
         """Rewards (`RewardFn` or `BatchRewardFn`)."""
 

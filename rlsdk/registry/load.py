@@ -14,6 +14,8 @@ BACKEND_HOOK = "rlsdk_register_backends"
 COMPONENT_HOOKS: Mapping[str, ComponentKind] = {
     "rlsdk_register_advantages": ComponentKind.ADVANTAGE,
     "rlsdk_register_losses": ComponentKind.LOSS,
+    "rlsdk_register_aggregations": ComponentKind.AGGREGATION,
+    "rlsdk_register_kl_estimators": ComponentKind.KL_ESTIMATOR,
     "rlsdk_register_rewards": ComponentKind.REWARD,
     "rlsdk_register_datasets": ComponentKind.DATASET,
     "rlsdk_register_trackers": ComponentKind.TRACKER,

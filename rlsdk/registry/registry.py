@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 TAKES: Mapping[ComponentKind, Sequence[str]] = {
     ComponentKind.ADVANTAGE: ("batch",),
     ComponentKind.LOSS: ("inputs",),
+    ComponentKind.AGGREGATION: ("batch", "counted", "max_tokens"),
+    ComponentKind.KL_ESTIMATOR: ("log_probs", "ref_log_probs"),
     ComponentKind.CALLBACK: ("step", "metrics"),
     ComponentKind.ROLLOUTER: ("prompt", "generate"),
 }

@@ -15,6 +15,8 @@ class ComponentKind(StrEnum):
 
     ADVANTAGE = "advantage"
     LOSS = "loss"
+    AGGREGATION = "aggregation"
+    KL_ESTIMATOR = "kl estimator"
     REWARD = "reward"
     DATASET = "dataset"
     TRACKER = "tracker"

@@ -7,14 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_cases import cuts, make_batch, steps
+from algorithm_cases import cuts, make_batch, poison, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlsdk.algorithms import KL_ESTIMATORS, PolicyObjective, SftObjective, loss_weights, ppo_clip
-from rlsdk.interfaces import Batch, BatchError, ConfigError, Objective, ObjectiveResult, PolicyLossInputs
+from rlsdk.algorithms import (
+    KL_ESTIMATORS,
+    PolicyObjective,
+    SftObjective,
+    correct_rollout,
+    loss_weights,
+    ppo_clip,
+    update_means,
+)
+from rlsdk.interfaces import Batch, BatchError, ConfigError, Objective, ObjectiveResult, PolicyLossInputs, reads
+from rlsdk.registry import ComponentKind, Registry
 
+REGISTRY = Registry.discover({})
 FULL = PolicyObjective(kl_coef=0.3, kl_estimator="k3", entropy_coef=0.1, loss_options={"clip_low": 0.1})
 
 
@@ -53,7 +63,7 @@ def test_micro_batches_add_up_to_the_mini_batch(data: st.DataObject, batch: Batc
 
 
 @settings(max_examples=50, deadline=None)
-@given(steps(), st.sampled_from(sorted(KL_ESTIMATORS)))
+@given(steps(), st.sampled_from(sorted(KL_ESTIMATORS.keys() - {"k1"})))
 def test_the_loss_is_the_weighed_sum_of_its_parts(batch: Batch, estimator: str) -> None:
     batch = weighed(batch)
     objective = replace(FULL, kl_estimator=estimator)
@@ -72,19 +82,27 @@ def test_the_loss_is_the_weighed_sum_of_its_parts(batch: Batch, estimator: str) 
     torch.testing.assert_close(result.loss.detach(), expected, rtol=1e-4, atol=1e-5)
     parts = result.sums
     torch.testing.assert_close(
-        parts["policy_loss"] + 0.3 * parts["kl"] - 0.1 * parts["entropy"], expected, rtol=1e-4, atol=1e-5
+        parts["policy_loss"] + parts["kl_loss"] + parts["entropy_loss"], expected, rtol=1e-4, atol=1e-5
     )
+    torch.testing.assert_close(parts["kl"] * 0.3, parts["kl_loss"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(parts["entropy"] * -0.1, parts["entropy_loss"], rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
-@given(steps())
-def test_what_stands_off_the_mask_changes_nothing(batch: Batch) -> None:
-    batch = weighed(batch)
+@settings(max_examples=100, deadline=None)
+@given(steps(), st.sampled_from(sorted(REGISTRY.usable(ComponentKind.LOSS))))
+def test_what_stands_off_the_mask_changes_nothing_not_even_nan(batch: Batch, name: str) -> None:
+    """For every registered loss, with everything switched on."""
+    loss = REGISTRY.function(ComponentKind.LOSS, name)
+    objective = PolicyObjective(loss=loss, kl_coef=0.3, entropy_coef=0.1)
+    batch = correct_rollout(weighed(batch))
     mask = batch["response_mask"]
-    names = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "advantages", "entropy")
-    noise = {name: torch.where(mask, batch[name], torch.randn(batch.num_tokens) * 50) for name in names}
-    clean, clean_gradient = run(FULL, batch)
-    noisy, noisy_gradient = run(FULL, batch.with_tokens(**noise))
+    noisy_batch = poison(
+        batch,
+        *("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "advantages", "entropy"),
+        *("rollout_weight", "loss_weight"),
+    )
+    clean, clean_gradient = run(objective, batch)
+    noisy, noisy_gradient = run(objective, noisy_batch)
     assert torch.equal(clean.loss, noisy.loss)
     assert torch.equal(clean_gradient, noisy_gradient)
     assert not noisy_gradient[~mask].any()
@@ -175,3 +193,149 @@ def test_sft_is_the_mean_negative_log_likelihood_of_the_answer() -> None:
     result, gradient = run(SftObjective(), batch)
     assert float(result.loss.detach()) == pytest.approx(2.5)
     assert gradient.tolist() == pytest.approx([0, -0.25, 0, -0.25, -0.25, -0.25])
+
+
+# What a loss declares, it gets
+
+
+@reads("uid", "truncated", outputs=("entropy",))
+def reader(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """A loss that reads fields and outputs beyond the usual ones."""
+    assert inputs.entropy is not None
+    cut = inputs.batch["truncated"][inputs.batch.row_of_token]
+    sign = inputs.batch["uid"].sign()[inputs.batch.row_of_token]
+    return inputs.entropy * sign * ~cut, {}
+
+
+reader.whole_groups = True  # type: ignore[attr-defined]
+
+
+def test_a_loss_gets_the_fields_and_outputs_that_it_declares() -> None:
+    """Of a batch that was cut down to `fields`, as the trainer does it; they were dropped before."""
+    objective = PolicyObjective(loss=reader)
+    assert tuple(objective.outputs) == ("log_probs", "entropy")
+    assert {"uid", "truncated"} <= set(objective.fields)
+    assert objective.whole_groups
+    batch = weighed(make_batch([1.0, 0.0, 0.0], [7, -7, 7], truncated=[False, False, True]))
+    sent = batch.with_tokens(advantages=torch.ones(9)).keep(objective.fields)
+    result = objective({"log_probs": torch.zeros(9), "entropy": torch.arange(9.0)}, sent)
+    assert float(result.loss) == pytest.approx((1 + 2 - 4 - 5) / 6)
+    assert float(result.sums["entropy"]) == pytest.approx((1 + 2 + 4 + 5 + 7 + 8) / 6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps(), st.sampled_from(sorted(REGISTRY.usable(ComponentKind.LOSS))), st.booleans())
+def test_no_objective_reads_more_than_its_fields(batch: Batch, name: str, full: bool) -> None:
+    options: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.1} if full else {}
+    objective = PolicyObjective(loss=REGISTRY.function(ComponentKind.LOSS, name), **options)
+    batch = correct_rollout(weighed(batch))
+    outputs = {name: batch[name] for name in objective.outputs}
+    cut = objective(outputs, batch.keep(objective.fields))
+    assert torch.equal(cut.loss, objective(outputs, batch).loss)
+
+
+def test_an_undeclared_loss_asks_for_the_usual_fields_only() -> None:
+    usual = {"response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight"}
+    assert set(PolicyObjective().fields) == usual
+    assert set(PolicyObjective(kl_coef=0.1).fields) == {*usual, "ref_log_probs"}
+    assert not PolicyObjective().whole_groups
+
+
+# Metrics do not depend on which rows were left out
+
+
+def skipping(batch: Batch) -> Batch:
+    """Only the rows that have an advantage somewhere."""
+    signal = batch.row_sum(torch.where(batch["response_mask"], batch["advantages"], 0.0).abs()) > 0
+    return batch.select(signal.nonzero()[:, 0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps(), st.sampled_from(["token_mean", "sequence_mean", "sequence_sum"]))
+def test_rows_left_out_change_no_metric_and_no_loss(batch: Batch, aggregation: str) -> None:
+    """The clip fraction was .314 with, and .063 without the rows that have no advantage."""
+    quiet = torch.rand(batch.num_rows) < 0.5
+    batch = batch.with_tokens(advantages=torch.where(quiet[batch.row_of_token], 0.0, batch["advantages"]))
+    batch = weighed(batch, aggregation)
+    whole, _ = run(PolicyObjective(), batch)
+    part, _ = run(PolicyObjective(), skipping(batch))
+    torch.testing.assert_close(part.loss, whole.loss, rtol=1e-4, atol=1e-5)
+    expected = update_means([floats(whole)])
+    assert update_means([floats(part)]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for name, value in whole.maxima.items():
+        assert float(part.maxima[name]) == pytest.approx(float(value))
+
+
+def floats(result: ObjectiveResult) -> dict[str, float]:
+    return {name: float(value) for name, value in result.sums.items()}
+
+
+def test_where_rows_cannot_be_left_out_metrics_are_over_all_tokens() -> None:
+    batch = weighed(make_batch([0.0, 0.0], [0, 0])).with_tokens(
+        log_probs=torch.zeros(6),
+        ref_log_probs=torch.tensor([0.0, 1.0, 1.0, 0.0, 2.0, 2.0]),
+        advantages=torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
+    )
+    found = update_means([floats(run(PolicyObjective(kl_coef=0.1, kl_estimator="abs"), batch)[0])])
+    assert found["kl"] == pytest.approx(1.5)
+    assert found["kl_loss"] == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_sum"])
+def test_the_parts_of_the_loss_are_normalised_like_the_loss(aggregation: str) -> None:
+    """Over several mini-batches of unequal size; means are not distorted by an aggregation that does not add up to
+    1."""
+    batches = [
+        weighed(make_batch([0.0] * n, [0] * n, [(1, n)] * n), aggregation).with_tokens(
+            **{name: torch.full((n * (n + 1),), value) for name, value in ALL_FIELDS.items()}
+        )
+        for n in (1, 3)
+    ]
+    results = [run(FULL, batch)[0] for batch in batches]
+    means = update_means([floats(result) for result in results])
+    mean_loss = sum(float(result.loss.detach()) for result in results) / 2
+    assert means["policy_loss"] + means["kl_loss"] + means["entropy_loss"] == pytest.approx(mean_loss)
+    assert means["entropy"] == pytest.approx(0.7)
+    assert means["ratio"] == pytest.approx(1.0)
+    assert not any(name.endswith("_weight") for name in means)
+
+
+ALL_FIELDS = {"log_probs": -1.0, "old_log_probs": -1.0, "ref_log_probs": -1.5, "advantages": 2.0, "entropy": 0.7}
+
+
+def test_update_means_by_hand() -> None:
+    sums = [
+        {"metric_weight": 1.0, "loss_weight": 1.0, "ratio": 1.0, "policy_loss": 0.5},
+        {"metric_weight": 0.25, "loss_weight": 1.0, "ratio": 0.5, "policy_loss": -0.1, "seen": 0.5},
+        {"metric_weight": 0.0, "loss_weight": 1.0, "ratio": 0.0, "policy_loss": 0.2},
+    ]
+    assert update_means(sums) == pytest.approx({"ratio": 1.2, "policy_loss": 0.2, "seen": 2.0})
+    assert update_means(sums[2:]) == {"policy_loss": 0.2}
+    assert update_means([]) == {}
+
+
+# Correction for the sampler
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps())
+def test_the_decoupled_objective_of_three_policies(batch: Batch) -> None:
+    """Gradient of `w clip-PPO`, w = proximal / behaviour without gradient; the penalty is not weighed."""
+    batch = correct_rollout(weighed(batch.with_tokens(rollout_log_probs=batch["ref_log_probs"])), upper=1.5)
+    mask, weight = batch["response_mask"], batch["loss_weight"]
+    _, gradient = run(PolicyObjective(kl_coef=0.2, kl_estimator="k2"), batch)
+    ratio = torch.where(mask, batch["log_probs"] - batch["old_log_probs"], 0.0).exp()
+    behaviour = (batch["old_log_probs"] - batch["rollout_log_probs"]).exp().clamp(max=1.5)
+    cut = torch.where(batch["advantages"] > 0, ratio > 1.2, ratio < 0.8)
+    of_loss = torch.where(cut, 0.0, -batch["advantages"] * ratio) * behaviour
+    of_kl = 0.2 * (batch["log_probs"] - batch["ref_log_probs"])
+    expected = torch.where(mask, (of_loss + of_kl) * weight, 0.0)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_pretraining_term_is_weighed_with_its_coefficient() -> None:
+    batch = weighed(make_batch([0.0], [0])).with_tokens(log_probs=torch.tensor([-9.0, -1.0, -2.0]))
+    result, gradient = run(SftObjective(coef=0.4), batch)
+    assert float(result.loss.detach()) == pytest.approx(0.6)
+    assert gradient.tolist() == pytest.approx([0, -0.2, -0.2])
+    assert update_means([floats(result)]) == pytest.approx({"nll": 1.5, "sft_loss": 0.6})

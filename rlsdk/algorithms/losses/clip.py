@@ -1,4 +1,4 @@
-"""Policy losses: one number per token, to be weighed with `loss_weight` and added up."""
+"""The clipped surrogate of PPO, token by token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.kl import MAX_LOG_RATIO, k3
+from rlsdk.algorithms.losses.ratio import check_clips, ratio_metrics, token_log_ratio
 from rlsdk.interfaces import ConfigError, PolicyLossInputs
 
 
@@ -27,39 +27,29 @@ def ppo_clip(
             2020, arXiv 1912.09729, equation 5). None: no bound.
 
     Returns:
-        loss `[N]`, and metrics `[N]`: `ratio`, `clip_fraction` (1 where a clip cut the gradient), `approx_kl` (k3 of
-        KL(old || current)).
+        loss `[N]`, and metrics `[N]`: `ratio`, `clip_fraction`, `approx_kl`.
 
     Raises:
         ConfigError: a bound outside its range.
     """
-    _check_clips(clip_low, clip_high, dual_clip)
-    log_ratio = torch.where(inputs.mask, inputs.log_probs - inputs.old_log_probs, 0.0)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    free = -inputs.advantages * ratio
-    clipped = -inputs.advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(free, clipped)
-    is_cut = clipped > free
+    check_clips(clip_low, clip_high)
+    if dual_clip is not None and not dual_clip > 1:
+        raise ConfigError(f"dual_clip is {dual_clip!r}: expected a number above 1, such as 3.0, or None")
+    log_ratio = token_log_ratio(inputs)
+    ratio = log_ratio.exp()
+    loss, is_cut = clipped_surrogate(ratio, inputs.advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = torch.where(inputs.advantages < 0, -inputs.advantages * dual_clip, torch.inf)
         is_cut = is_cut | (loss > bound)
         loss = torch.minimum(loss, bound)
-    with torch.no_grad():
-        metrics = {
-            "ratio": ratio.detach(),
-            "clip_fraction": is_cut.float(),
-            "approx_kl": k3(torch.zeros_like(log_ratio), log_ratio),
-        }
-    return loss, metrics
+    return loss, ratio_metrics(log_ratio, ratio, is_cut)
 
 
 ppo_clip.zero_without_advantage = True  # type: ignore[attr-defined]
 
 
-def _check_clips(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
-    if not 0 < clip_low <= 1:
-        raise ConfigError(f"clip_low is {clip_low!r}: expected a number above 0 and at most 1, such as 0.2")
-    if not clip_high > 0:
-        raise ConfigError(f"clip_high is {clip_high!r}: expected a number above 0, such as 0.2")
-    if dual_clip is not None and not dual_clip > 1:
-        raise ConfigError(f"dual_clip is {dual_clip!r}: expected a number above 1, such as 3.0, or None")
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """Loss `[N]`, and `[N]` bool: where the clip cut the gradient."""
+    free = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(free, clipped), clipped > free

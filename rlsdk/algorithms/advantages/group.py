@@ -1,0 +1,195 @@
+"""Outcome estimators that compare the responses to one prompt: one number per row, spread over its response.
+
+All of them: rows that are not valid belong to no group and get 0; a row that is alone in its group, and the rows of a
+group of equal rewards, get exactly 0. (Some implementations give a row that is alone its plain reward.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.reductions import Groups, outcome_rewards, response_lengths, valid_rows, with_advantages
+from rlsdk.interfaces import Batch, ConfigError, nearest, reads
+
+SCALES = ("group", "batch")
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    """Rewards and the statistics of each row's group over its valid rows: all `[B]`, float64 unless said."""
+
+    reward: Tensor
+    valid: Tensor
+    """Bool."""
+    groups: Groups
+    size: Tensor
+    """Valid rows in the group."""
+    centred: Tensor
+    """Reward less the group's mean; exactly 0 where all rewards of a group are equal, and on rows not valid."""
+
+    @property
+    def comparable(self) -> Tensor:
+        """Bool: valid rows with another valid row beside them."""
+        return self.valid & (self.size > 1)
+
+    def group_sum(self, values: Tensor) -> Tensor:
+        """`[B]`: sum over each row's group."""
+        return self.groups.sum(values)[self.groups.index]
+
+
+def _outcomes(batch: Batch) -> _Outcomes:
+    """Equal float32 rewards add up without rounding in float64, so `centred` is exactly 0 for a group of them."""
+    reward, valid, groups = outcome_rewards(batch), valid_rows(batch), Groups.of(batch)
+    size = groups.sum(valid.double())[groups.index]
+    mean = groups.sum(reward)[groups.index] / size.clamp(min=1)
+    centred = torch.where(valid, reward - mean, 0.0)
+    return _Outcomes(reward=reward, valid=valid, groups=groups, size=size, centred=centred)
+
+
+def _group_deviation(outcomes: _Outcomes) -> Tensor:
+    """`[B]`: sample standard deviation (divisor n - 1) of each row's group."""
+    return (outcomes.group_sum(outcomes.centred.square()) / (outcomes.size - 1).clamp(min=1)).sqrt()
+
+
+def _batch_deviation(outcomes: _Outcomes) -> Tensor:
+    """Scalar: sample standard deviation of all valid rewards."""
+    rewards = outcomes.reward[outcomes.valid]
+    return rewards.std() if len(rewards) > 1 else rewards.new_zeros(())
+
+
+@reads("uid", "valid")
+def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps: float = 1e-6) -> Batch:
+    """Group-relative advantages: `(r - mean(group)) / (std + eps)`.
+
+    DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), outcome supervision, section 4.1.2. The paper leaves the kind of
+    standard deviation open; this is the sample one (divisor n - 1), as `torch.std` and the public implementations have
+    it.
+
+    Args:
+        batch: a whole step, groups unbroken.
+        normalize_std: False leaves out the division: see `dr_grpo`.
+        scale: whose standard deviation divides: `group`, or `batch`: that of all valid rewards of the step (Lite PPO,
+            Liu et al. 2025, arXiv 2508.08221), which does not blow up groups that are nearly of one mind.
+        eps: added to the standard deviation, in units of reward.
+
+    Returns:
+        The batch with `advantages`.
+
+    Raises:
+        ConfigError: an unknown `scale`.
+    """
+    if scale not in SCALES:
+        raise ConfigError(f"scale is {scale!r}{nearest(scale, SCALES)}; choose one of {list(SCALES)}")
+    outcomes = _outcomes(batch)
+    advantages = outcomes.centred
+    if normalize_std:
+        deviation = _group_deviation(outcomes) if scale == "group" else _batch_deviation(outcomes)
+        advantages = advantages / (deviation + eps)
+    return with_advantages(batch, torch.where(outcomes.comparable, advantages, 0.0))
+
+
+@reads("uid", "valid")
+def dr_grpo(batch: Batch) -> Batch:
+    """`r - mean(group)`, without the division that favours easy and hard prompts.
+
+    Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.1; goes with the loss aggregation `sequence_sum`.
+
+    Args:
+        batch: a whole step, groups unbroken.
+
+    Returns:
+        The batch with `advantages`.
+    """
+    return grpo(batch, normalize_std=False)
+
+
+@reads("uid", "valid")
+def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -> Batch:
+    """Trains the best of k: a group's best row gets `r_max - r_second`, every other row 0.
+
+    Tang et al. 2025 (arXiv 2503.19595): for the objective "largest reward of k samples", the leave-one-out baseline of
+    a row is the largest reward of the others, so only a single best row has an advantage. A best that is shared gets 0.
+
+    Args:
+        batch: a whole step, groups unbroken.
+        normalize_std: divides by the group's sample standard deviation plus `eps`, as GRPO does; not in the paper.
+        eps: in units of reward.
+
+    Returns:
+        The batch with `advantages`.
+    """
+    outcomes = _outcomes(batch)
+    groups, rewards = outcomes.groups, torch.where(outcomes.valid, outcomes.reward, -torch.inf)
+    is_best = outcomes.valid & (rewards == groups.largest(rewards)[groups.index])
+    is_single = outcomes.comparable & is_best & (outcomes.group_sum(is_best.double()) == 1)
+    second = groups.largest(torch.where(is_best, -torch.inf, rewards))[groups.index]
+    advantages = torch.where(is_single, outcomes.reward - second, 0.0)
+    if normalize_std:
+        advantages = advantages / (_group_deviation(outcomes) + eps)
+    return with_advantages(batch, advantages)
+
+
+@reads("uid", "valid")
+def rloo(batch: Batch) -> Batch:
+    """Leave-one-out advantages: reward less the mean reward of the group's other valid rows.
+
+    Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, in the equal form `n / (n - 1) * (r - mean(group))`.
+
+    Args:
+        batch: a whole step, groups unbroken.
+
+    Returns:
+        The batch with `advantages`.
+    """
+    outcomes = _outcomes(batch)
+    advantages = outcomes.centred * outcomes.size / (outcomes.size - 1).clamp(min=1)
+    return with_advantages(batch, torch.where(outcomes.comparable, advantages, 0.0))
+
+
+@reads("uid", "valid")
+def opo(batch: Batch) -> Batch:
+    """Reward less the length-weighted mean reward of the group: `r - sum(l r) / sum(l)`, l = response tokens.
+
+    On-policy optimization (Hao et al. 2025, arXiv 2505.23585): the baseline of least variance where the
+    squared norm of a response's score function grows with its length. Meant for exactly on-policy updates.
+
+    Args:
+        batch: a whole step, groups unbroken.
+
+    Returns:
+        The batch with `advantages`. Centred at the reward of a group of equal rewards exactly.
+    """
+    outcomes = _outcomes(batch)
+    length = torch.where(outcomes.valid, response_lengths(batch).double(), 0.0)
+    # Of rewards that are centred already, so that equal rewards give exactly 0; the baseline moves along.
+    shift = outcomes.group_sum(length * outcomes.centred) / outcomes.group_sum(length).clamp(min=1)
+    return with_advantages(batch, torch.where(outcomes.comparable, outcomes.centred - shift, 0.0))
+
+
+@reads("uid", "valid")
+def gpg(batch: Batch, *, f_norm: float = 1.0) -> Batch:
+    """`alpha * (r - mean(group)) / f_norm`, with `alpha = rows / rows in groups whose rewards differ`.
+
+    Group policy gradient (Chu et al. 2025, arXiv 2504.02546): alpha makes up for the rows that have
+    no gradient because their group scored alike. Rows are counted where they are valid and comparable. (verl counts
+    rewards other than 0 instead, which agrees with the paper only by chance.) Goes with the loss `gpg`.
+
+    Args:
+        batch: a whole step, groups unbroken.
+        f_norm: the constant that replaces the standard deviation; above 0.
+
+    Returns:
+        The batch with `advantages`.
+
+    Raises:
+        ConfigError: `f_norm` is not above 0.
+    """
+    if not f_norm > 0:
+        raise ConfigError(f"f_norm is {f_norm!r}: expected a number above 0, such as 1.0")
+    outcomes = _outcomes(batch)
+    differs = outcomes.comparable & (outcomes.group_sum(outcomes.centred.abs()) > 0)
+    alpha = outcomes.comparable.sum() / differs.sum().clamp(min=1)
+    return with_advantages(batch, torch.where(differs, alpha * outcomes.centred / f_norm, 0.0))

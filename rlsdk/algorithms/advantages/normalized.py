@@ -1,0 +1,53 @@
+"""REINFORCE++: advantages normalised over the tokens of the whole step instead of within a prompt's group."""
+
+from __future__ import annotations
+
+import torch
+
+from rlsdk.algorithms.advantages.group import dr_grpo
+from rlsdk.algorithms.advantages.temporal import reinforce
+from rlsdk.algorithms.reductions import Groups, standardize, valid_rows
+from rlsdk.interfaces import Batch, reads
+
+
+@reads("valid")
+def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
+    """Discounted returns with mean 0 and variance 1 over the step's response tokens.
+
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262); made for a KL penalty of k1 inside the reward.
+    Needs no group. (verl's version starts a return anew at every hole of the mask, this one does not.)
+
+    Args:
+        batch: a whole step.
+        gamma: discount per response token, in [0, 1].
+
+    Returns:
+        The batch with `advantages` and `returns` (before normalisation).
+
+    Raises:
+        ConfigError: `gamma` outside [0, 1].
+    """
+    with_returns = reinforce(batch, gamma=gamma)
+    counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
+    return with_returns.with_tokens(advantages=standardize(with_returns["returns"], counted))
+
+
+@reads("uid", "valid")
+def reinforce_plus_plus_baseline(batch: Batch) -> Batch:
+    """`r - mean(group)` on every response token, with mean 0 and variance 1 over the step's response tokens.
+
+    REINFORCE++-baseline (Hu et al. 2025, arXiv 2501.03262): as GRPO, with the deviation of the step
+    instead of the group's. Rows that are alone in their group get 0 and are not counted; a group of equal rewards gets
+    the same small number throughout, which is not 0 (the mean over tokens is, not that over rows).
+
+    Args:
+        batch: a whole step, groups unbroken.
+
+    Returns:
+        The batch with `advantages`.
+    """
+    groups, valid = Groups.of(batch), valid_rows(batch)
+    comparable = valid & (groups.sum(valid.long())[groups.index] > 1)
+    counted = batch["response_mask"] & comparable[batch.row_of_token]
+    centred = dr_grpo(batch)["advantages"]
+    return batch.with_tokens(advantages=torch.where(counted, standardize(centred, counted), 0.0))

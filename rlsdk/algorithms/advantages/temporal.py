@@ -1,0 +1,132 @@
+"""Estimators in time: rewards that come after a token count for it. They step from response token to response token;
+a tool's tokens between two of them neither discount nor stop a return.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.reductions import standardize, valid_rows
+from rlsdk.interfaces import Batch, ConfigError, reads
+
+
+def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
+    """`[N]` float64: `sum_k discount^k * values` over this and the later response tokens of the row; 0 off the mask and
+    on rows that are not valid.
+
+    Doubling: after pass j each token holds the discounted sum of 2^j tokens, so there are log2(longest row) passes over
+    flat tensors and no loop over tokens.
+
+    Args:
+        batch: whole rows, with `response_mask`.
+        values: `[N]`; off the mask anything.
+        discount: per response token, in [0, 1].
+    """
+    counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
+    tokens = counted.nonzero()[:, 0]
+    row, total = batch.row_of_token[tokens], values[tokens].double()
+    longest = int(batch.lengths.max()) if batch.num_rows else 0
+    step = 1
+    while step < min(longest, len(tokens)):
+        later = torch.where(row[:-step] == row[step:], total[step:] * discount**step, 0.0)
+        total = torch.cat([total[:-step] + later, total[-step:]])
+        step *= 2
+    return total.new_zeros(batch.num_tokens).index_put((tokens,), total)
+
+
+def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
+    """`[N]`: value at the row's next counted token; 0 at its last one."""
+    tokens = counted.nonzero()[:, 0]
+    row = batch.row_of_token[tokens]
+    following = torch.zeros_like(values[tokens])
+    following[:-1] = torch.where(row[:-1] == row[1:], values[tokens][1:], 0.0)
+    return torch.zeros_like(values).index_put((tokens,), following)
+
+
+@reads("valid")
+def reinforce(batch: Batch, *, gamma: float = 1.0) -> Batch:
+    """The return itself: `A_t = sum_k gamma^k r_(t+k)`, without a baseline.
+
+    REINFORCE (Williams 1992).
+
+    Args:
+        batch: a whole step.
+        gamma: discount per response token, in [0, 1].
+
+    Returns:
+        The batch with `advantages` and `returns`, equal.
+
+    Raises:
+        ConfigError: `gamma` outside [0, 1].
+    """
+    _check_share("gamma", gamma)
+    returns = returns_to_go(batch, batch["token_level_rewards"], gamma).float()
+    return batch.with_tokens(advantages=returns, returns=returns)
+
+
+@reads("valid", "baseline_scores")
+def remax(batch: Batch) -> Batch:
+    """Return to go less the score of a greedy response to the same prompt.
+
+    ReMax (Li et al. 2023, arXiv 2310.10505), algorithm 1. As in verl the baseline is the greedy response's score
+    without KL penalty.
+
+    Args:
+        batch: a whole step, with `baseline_scores [B]` float32: the greedy response's score, NaN where that has none
+            (its reward failed). Such rows get 0.
+
+    Returns:
+        The batch with `advantages` and `returns` (before the baseline).
+    """
+    returns = returns_to_go(batch, batch["token_level_rewards"], 1.0)
+    baseline = batch["baseline_scores"].double()
+    usable = valid_rows(batch) & baseline.isfinite()
+    counted = batch["response_mask"] & usable[batch.row_of_token]
+    advantages = torch.where(counted, returns - baseline[batch.row_of_token], 0.0)
+    return batch.with_tokens(advantages=advantages.float(), returns=returns.float())
+
+
+@reads("valid", "values")
+def gae(
+    batch: Batch, *, gamma: float = 1.0, lam: float = 1.0, critic_lam: float | None = None, normalize: bool = True
+) -> Batch:
+    """Generalized advantage estimation: `A_t = sum_k (gamma lam)^k d_(t+k)`, `d_t = r_t + gamma V_(t+1) - V_t`.
+
+    Schulman et al. 2015 (arXiv 1506.02438), equation 16. The value after the last response token is 0, also where the
+    response was cut at its token limit. Holes of the mask are skipped: V_(t+1) is the value at the next response token.
+
+    Args:
+        batch: a whole step, with `values [N]`: of the critic, before this update.
+        gamma: discount per response token, in [0, 1].
+        lam: in [0, 1]; 1 is the return less the value, 0 the one-step error.
+        critic_lam: the lambda of `returns`, where it is to differ from that of the policy (VC-PPO, Yuan et al. 2025,
+            arXiv 2503.01491: 1.0 with long responses). None: `lam`.
+        normalize: gives `advantages` mean 0 and variance 1 over the step's response tokens, after `returns` are taken.
+
+    Returns:
+        The batch with `advantages` and `returns` (advantage plus value: the critic's target).
+
+    Raises:
+        ConfigError: a number outside [0, 1].
+    """
+    _check_share("gamma", gamma)
+    _check_share("lam", lam)
+    counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
+    values = torch.where(counted, batch["values"], 0.0).double()
+    rewards = torch.where(counted, batch["token_level_rewards"], 0.0).double()
+    errors = rewards + gamma * _next_value(batch, values, counted) - values
+    advantages = returns_to_go(batch, errors, gamma * lam)
+    critic = advantages
+    if critic_lam is not None and critic_lam != lam:
+        _check_share("critic_lam", critic_lam)
+        critic = returns_to_go(batch, errors, gamma * critic_lam)
+    returns = torch.where(counted, critic + values, 0.0)
+    if normalize:
+        advantages = standardize(advantages, counted)
+    return batch.with_tokens(advantages=advantages.float(), returns=returns.float())
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value!r}: expected a number in [0, 1], such as 1.0")

@@ -1,0 +1,30 @@
+"""The plain policy gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.losses.ratio import ratio_metrics, token_log_ratio
+from rlsdk.interfaces import PolicyLossInputs
+
+
+def policy_gradient(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """`-A log p`: no ratio, no clip. The loss of REINFORCE (Williams 1992) and of GPG (Chu et al. 2025, arXiv
+    2504.02546). Right for one update on samples of the very same weights; later updates drift unbounded.
+
+    Args:
+        inputs: of one micro-batch. `old_log_probs` enter the metrics only.
+
+    Returns:
+        loss `[N]`, and metrics `[N]`: `ratio`, `clip_fraction` (0), `approx_kl`.
+    """
+    with torch.no_grad():
+        log_ratio = token_log_ratio(inputs)
+        metrics = ratio_metrics(log_ratio, log_ratio.exp(), torch.zeros_like(inputs.mask))
+    return -inputs.advantages * inputs.log_probs, metrics
+
+
+policy_gradient.zero_without_advantage = True  # type: ignore[attr-defined]

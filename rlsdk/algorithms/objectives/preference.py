@@ -1,0 +1,201 @@
+"""Objectives on pairs of responses, a better and a worse one: reward-model training and direct preference optimization.
+
+A pair is two rows of equal `uid`, one with `chosen` True. `pair_weights` gives each pair its share of the mini-batch;
+then rows may be cut into micro-batches and ranks wherever no pair is cut: `whole_groups` says so, and a pair that comes
+in half is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlsdk.algorithms.reductions import Groups, response_lengths, valid_rows
+from rlsdk.interfaces import Batch, BatchError, ConfigError, ObjectiveResult, nearest
+
+DPO_LOSSES = ("sigmoid", "ipo", "hinge")
+
+
+def pair_weights(batch: Batch) -> Batch:
+    """Adds `row_weight [B]` float32: 1 / pairs of the mini-batch on both rows of every pair, 0 on rows of a pair of
+    which one row is not valid.
+
+    Args:
+        batch: one whole mini-batch, with `uid` and `chosen`.
+
+    Raises:
+        BatchError: a `uid` is not one chosen and one other row; names it.
+    """
+    _check_pairs(batch, torch.ones_like(batch["chosen"]))
+    groups = Groups.of(batch)
+    whole = groups.sum(valid_rows(batch).long()) == 2
+    return batch.with_rows(row_weight=(whole / whole.sum().clamp(min=1)).float()[groups.index])
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of a micro-batch that carry loss."""
+
+    batch: Batch
+    groups: Groups
+    weight: Tensor
+    """`[pairs]`"""
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Pairs:
+        counted = batch["row_weight"] > 0
+        _check_pairs(batch, counted)
+        groups = Groups.of(batch)
+        # Each row carries its pair's share: half of both rows is the pair's.
+        return cls(batch, groups, groups.sum(torch.where(counted, batch["row_weight"], 0.0)) / 2)
+
+    def of_chosen(self, per_row: Tensor) -> Tensor:
+        """`[pairs]`: the chosen row's number."""
+        return self.groups.sum(torch.where(self.batch["chosen"], per_row, 0.0))
+
+    def of_rejected(self, per_row: Tensor) -> Tensor:
+        """`[pairs]`: the other row's number."""
+        return self.groups.sum(torch.where(self.batch["chosen"], 0.0, per_row))
+
+    def weighed(self, per_pair: Tensor) -> Tensor:
+        """Scalar: sum of a number per pair times the pair's share."""
+        return (torch.where(self.weight > 0, per_pair, 0.0) * self.weight).sum()
+
+
+def _check_pairs(batch: Batch, counted: Tensor) -> None:
+    groups, chosen = Groups.of(batch), batch["chosen"]
+    better, worse = groups.sum((counted & chosen).long()), groups.sum((counted & ~chosen).long())
+    wrong = ((better != worse) | (better > 1)).nonzero()[:, 0]
+    if len(wrong):
+        at = int(wrong[0])
+        uid = int(batch["uid"][groups.index == at][0])
+        raise BatchError(
+            f"uid {uid}: expected one chosen and one rejected row, got {int(better[at])} and {int(worse[at])}; "
+            "this objective needs whole pairs in every mini-batch and micro-batch (whole_groups)"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelObjective:
+    """`-log sigmoid(s_chosen - s_rejected - margin)`, mean over pairs: the Bradley-Terry model.
+
+    Ouyang et al. 2022 (arXiv 2203.02155), equation 1; with the margin of Llama 2 (Touvron et al. 2023, arXiv
+    2307.09288, equation 2), read from the chosen row's `margin` where the batch has it. The scores are those of a model
+    with a score head, read at each row's last token.
+
+    The engine must keep the two rows of a `uid` in one micro-batch.
+
+    Metrics, means over `metric_weight`: `accuracy` (the chosen row scores higher), `score_margin`, `score` (of both
+    rows); and `preference_loss`.
+    """
+
+    center_coef: float = 0.0
+    """Weight of `(s_chosen + s_rejected)^2`, which keeps the scores around 0 (Eisenstein et al. 2023, arXiv
+    2312.09244)."""
+    whole_groups: bool = True
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("scores",)
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return ("uid", "chosen", "row_weight", "margin")
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        pairs = _Pairs.of(batch)
+        scores = torch.where(batch["row_weight"] > 0, outputs["scores"], 0.0)
+        chosen, rejected = pairs.of_chosen(scores), pairs.of_rejected(scores)
+        difference = chosen - rejected
+        margin = pairs.of_chosen(batch["margin"]) if "margin" in batch else torch.zeros_like(difference)
+        loss = pairs.weighed(-F.logsigmoid(difference - margin))
+        if self.center_coef:
+            loss = loss + self.center_coef * pairs.weighed((chosen + rejected).square())
+        with torch.no_grad():
+            sums = {
+                "loss_weight": pairs.weight.sum(),
+                "metric_weight": pairs.weight.sum(),
+                "preference_loss": loss.detach(),
+                "accuracy": pairs.weighed((difference > 0).float()),
+                "score_margin": pairs.weighed(difference),
+                "score": pairs.weighed((chosen + rejected) / 2),
+            }
+        return ObjectiveResult(loss=loss, sums=sums)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoObjective:
+    """Direct preference optimization, mean over pairs. With `h = (log p/ref)_chosen - (log p/ref)_rejected`, log-probs
+    summed over the response:
+
+    - `sigmoid`: `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`: DPO (Rafailov et al. 2023, arXiv 2305.18290,
+      equation 7); e = `label_smoothing`: conservative DPO (Mitchell 2023).
+    - `ipo`: `(h - 1 / (2 beta))^2`: IPO (Azar et al. 2023, arXiv 2310.12036, equation 17, tau = beta), with log-probs
+      averaged over the response's tokens, as TRL has it after asking the authors.
+    - `hinge`: `max(0, 1 - beta h)`: SLiC (Zhao et al. 2023, arXiv 2305.10425).
+
+    The engine must keep the two rows of a `uid` in one micro-batch.
+
+    Metrics, means over `metric_weight`: `accuracy` (h > 0), `reward_margin` (beta h), `chosen_reward`,
+    `rejected_reward` (beta log p/ref); and `preference_loss`.
+
+    Raises:
+        ConfigError: an unknown loss, a beta not above 0, a label smoothing outside [0, 0.5), or one without `sigmoid`.
+    """
+
+    loss: str = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    """Share of the pairs whose labels are taken to be wrong, in [0, 0.5)."""
+    whole_groups: bool = True
+
+    def __post_init__(self) -> None:
+        if self.loss not in DPO_LOSSES:
+            raise ConfigError(f"DPO loss {self.loss!r}{nearest(self.loss, DPO_LOSSES)}; choose one of {DPO_LOSSES}")
+        if not self.beta > 0:
+            raise ConfigError(f"DPO beta is {self.beta!r}: expected a number above 0, such as 0.1")
+        if not 0 <= self.label_smoothing < 0.5 or (self.label_smoothing and self.loss != "sigmoid"):
+            raise ConfigError(
+                f"DPO label_smoothing is {self.label_smoothing!r} with loss {self.loss!r}: "
+                "expected a number in [0, 0.5), above 0 with 'sigmoid' only"
+            )
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("log_probs",)
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return ("response_mask", "ref_log_probs", "uid", "chosen", "row_weight")
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        pairs, mask = _Pairs.of(batch), batch["response_mask"] & (batch["row_weight"] > 0)[batch.row_of_token]
+        ratio = batch.row_sum(torch.where(mask, outputs["log_probs"] - batch["ref_log_probs"], 0.0))
+        if self.loss == "ipo":
+            ratio = ratio / response_lengths(batch).clamp(min=1)
+        chosen, rejected = pairs.of_chosen(ratio), pairs.of_rejected(ratio)
+        loss = pairs.weighed(self._per_pair(chosen - rejected))
+        with torch.no_grad():
+            sums = {
+                "loss_weight": pairs.weight.sum(),
+                "metric_weight": pairs.weight.sum(),
+                "preference_loss": loss.detach(),
+                "accuracy": pairs.weighed((chosen > rejected).float()),
+                "reward_margin": pairs.weighed(self.beta * (chosen - rejected)),
+                "chosen_reward": pairs.weighed(self.beta * chosen),
+                "rejected_reward": pairs.weighed(self.beta * rejected),
+            }
+        return ObjectiveResult(loss=loss, sums=sums)
+
+    def _per_pair(self, difference: Tensor) -> Tensor:
+        match self.loss:
+            case "ipo":
+                return (difference - 1 / (2 * self.beta)).square()
+            case "hinge":
+                return (1 - self.beta * difference).relu()
+        right, wrong = F.logsigmoid(self.beta * difference), F.logsigmoid(-self.beta * difference)
+        return -(1 - self.label_smoothing) * right - self.label_smoothing * wrong

@@ -1,0 +1,42 @@
+"""Supervised training on given tokens: fine-tuning, and the pretraining term of an RL update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Batch, ObjectiveResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftObjective:
+    """`coef` times the negative log-likelihood of the tokens under `response_mask`, weighed with `loss_weight`.
+
+    As the pretraining term of PPO-ptx (Ouyang et al. 2022, arXiv 2203.02155, equation 2) it is a second objective on a
+    second batch: `forward_backward` on both, then one `optim_step`, and the gradients add up.
+
+    Metrics: `nll` (mean over `metric_weight`), `sft_loss`.
+    """
+
+    coef: float = 1.0
+    """Weight of the whole term."""
+    whole_groups: bool = False
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("log_probs",)
+
+    @property
+    def fields(self) -> Sequence[str]:
+        return ("response_mask", "loss_weight")
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        mask = batch["response_mask"]
+        weight = torch.where(mask, batch["loss_weight"], 0.0)
+        nll = -(torch.where(mask, outputs["log_probs"], 0.0) * weight).sum()
+        loss = self.coef * nll
+        sums = {"loss_weight": weight.sum(), "metric_weight": weight.sum(), "nll": nll.detach()}
+        return ObjectiveResult(loss=loss, sums={**sums, "sft_loss": loss.detach()})
