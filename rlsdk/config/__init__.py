@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.config.check import check_backend, check_run, role_requirements
+from rlsdk.config.check import check_backend, check_run, comparable_log_probs, role_requirements
 from rlsdk.config.engines import (
     ModelConfig,
     OptimConfig,
@@ -19,9 +19,11 @@ from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfi
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
 from rlsdk.config.schema import (
     AlgorithmConfig,
+    CorrectionConfig,
     DataConfig,
     DeadlinesConfig,
     EvalConfig,
+    LengthConfig,
     RewardConfig,
     RewardLimitsConfig,
     RunConfig,
@@ -32,10 +34,12 @@ from rlsdk.config.schema import (
 
 __all__ = [
     "AlgorithmConfig",
+    "CorrectionConfig",
     "CriticConfig",
     "DataConfig",
     "DeadlinesConfig",
     "EvalConfig",
+    "LengthConfig",
     "ModelConfig",
     "OptimConfig",
     "PlacementConfig",
@@ -57,6 +61,7 @@ __all__ = [
     "build_options",
     "check_backend",
     "check_run",
+    "comparable_log_probs",
     "config_error",
     "dump_config",
     "load_config",

@@ -249,12 +249,22 @@ def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
     return ""
 
 
+def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
+    """Whether rollout log-probs of this kind are those of the contract, under these settings."""
+    return not _differs(kind, rollout)
+
+
 def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     algorithm = config.algorithm
     yield from _function(
         registry, ComponentKind.ADVANTAGE, "algorithm.advantage", algorithm.advantage, algorithm.advantage_options
     )
     yield from _function(registry, ComponentKind.LOSS, "algorithm.loss", algorithm.loss, algorithm.loss_options)
+    aggregation = algorithm.loss_aggregation
+    yield from _function(registry, ComponentKind.AGGREGATION, "algorithm.loss_aggregation", aggregation, {})
+    yield from _function(registry, ComponentKind.KL_ESTIMATOR, "algorithm.kl_estimator", algorithm.kl_estimator, {})
+    reward_kl = algorithm.kl_reward_estimator
+    yield from _function(registry, ComponentKind.KL_ESTIMATOR, "algorithm.kl_reward_estimator", reward_kl, {})
     for index, reward in enumerate(config.rewards):
         if ":" not in reward.name:
             yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)

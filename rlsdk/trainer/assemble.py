@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig
+from rlsdk.config import RunConfig, comparable_log_probs
 from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import SamplingParams, SyncReport
 from rlsdk.registry import ComponentKind, Registry
@@ -138,7 +138,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
     stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards)
-    state = TrainerState()
+    state = TrainerState(kl_coef=config.algorithm.kl_coef)
     exact = session.actor.role.model.dtype == "float32"
 
     def sync() -> SyncReport:
@@ -162,7 +162,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     )
     return RlStage(
         source,
-        PolicyLearner(session, _policy_options(config, registry), view),
+        PolicyLearner(session, _policy_options(config, registry, session), state, view),
         phase,
         evaluation_of(config, materials, stream),
         materials.output,
@@ -213,12 +213,18 @@ def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftS
     )
 
 
-def _policy_options(config: RunConfig, registry: Registry) -> PolicyOptions:
-    trainer = config.trainer
+def _policy_options(config: RunConfig, registry: Registry, session: Session) -> PolicyOptions:
+    trainer, algorithm = config.trainer, config.algorithm
+    weights = [model.weight for model in config.reward_models]
     return PolicyOptions(
-        algorithm=config.algorithm,
-        advantage=registry.function(ComponentKind.ADVANTAGE, config.algorithm.advantage),
-        objective=build_objective(config.algorithm, registry),
+        algorithm=algorithm,
+        advantage=registry.function(ComponentKind.ADVANTAGE, algorithm.advantage),
+        objective=build_objective(algorithm, registry),
+        aggregation=registry.function(ComponentKind.AGGREGATION, algorithm.loss_aggregation),
+        kl_in_reward=registry.function(ComponentKind.KL_ESTIMATOR, algorithm.kl_reward_estimator),
+        reward_weights=dict(zip(session.reward_models, weights, strict=True)),
+        critic_warmup_steps=config.critic.warmup_steps,
+        comparable=comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout),
         updates_per_step=trainer.updates_per_step,
         epochs_per_step=trainer.epochs_per_step,
         seed=trainer.seed,

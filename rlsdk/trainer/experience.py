@@ -18,11 +18,20 @@ def make_sft_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[
     return batch.with_tokens(response_mask=batch.position_ids >= torch.repeat_interleave(starts, batch.lengths))
 
 
-def cut_mini_batches(num_rows: int, num_parts: int, *, seed: Sequence[int | str]) -> list[Tensor]:
-    """Row indices of each mini-batch: a random cut into parts whose sizes differ by one at most. Every row once."""
+def cut_mini_batches(
+    num_rows: int, num_parts: int, *, seed: Sequence[int | str], groups: Tensor | None = None
+) -> list[Tensor]:
+    """Row indices of each mini-batch: a random cut into parts whose sizes differ by one at most. Every row once.
+
+    With `groups` `[num_rows]` rows of one group stay together, and parts differ by one group at most.
+    """
     generator = torch.Generator().manual_seed(request_seed(*seed))
-    order = torch.randperm(num_rows, generator=generator)
-    return [part.sort().values for part in order.tensor_split(num_parts)]
+    if groups is None:
+        order = torch.randperm(num_rows, generator=generator)
+        return [part.sort().values for part in order.tensor_split(num_parts)]
+    _, of_row = torch.unique(groups, return_inverse=True)
+    order = torch.randperm(int(of_row.max()) + 1 if num_rows else 0, generator=generator)
+    return [torch.isin(of_row, part).nonzero()[:, 0] for part in order.tensor_split(num_parts)]
 
 
 def with_signal(batch: Batch, rows: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rlsdk.algorithms import explained_variance, group_signal, update_means
 from rlsdk.interfaces import Batch
 
 if TYPE_CHECKING:
@@ -59,50 +61,57 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
         "response/tokens_mean": _mean(lengths),
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
         "response/truncated_share": _mean(batch["truncated"].float()),
-        "reward/groups_with_signal": _groups_with_signal(batch),
+        "reward/groups_with_signal": group_signal(batch).share,
         "policy/entropy": _mean(-batch["rollout_log_probs"][mask]),
     }
 
 
-def update_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """Mean over mini-batches of what is weighed by token, largest of what is not, and the optimizer's figures.
+def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
+    """Means over the step's updates, largest of what is not weighed by token, and the optimizer's figures. Empty where
+    the policy was not updated.
 
     The difference between the engines is that of the first mini-batch, before any weight has moved.
     """
+    if not results:
+        return {}
     metrics = {"policy/loss": _average([r.update.loss for r in results])}
-    first = _means(results[0])
+    first = update_means([results[0].update.sums])
     if "rollout_difference" in first:
         metrics["parity/log_prob_diff_mean"] = first["rollout_difference"]
         metrics["parity/log_prob_diff_max"] = results[0].update.maxima["rollout_difference"]
-    for name in first.keys() - {"rollout_difference", "rollout_kl", "loss_weight"}:
-        metrics[f"policy/{name}"] = _average([_means(r)[name] for r in results])
+    means = update_means([r.update.sums for r in results])
+    for name in means.keys() - {"rollout_difference", "rollout_kl"}:
+        metrics[f"policy/{name}"] = means[name]
     return {
         **metrics,
         "policy/log_ratio_max": max(r.update.maxima.get("log_ratio", 0.0) for r in results),
-        "policy/grad_norm": _average([r.step.grad_norm for r in results]),
-        "policy/lr": results[-1].step.lr,
-        "policy/skipped_updates": float(sum(r.step.skipped for r in results)),
-        "policy/micro_batches": float(sum(r.update.num_micro_batches for r in results)),
+        **_optimizer_metrics("policy", results),
     }
 
 
-def _means(result: MiniBatchResult) -> dict[str, float]:
-    """Weighed sums over their weight: 1 in a mean aggregation, less where rows carry no gradient."""
-    weight = result.update.sums.get("loss_weight", 1.0) or 1.0
-    return {name: value / weight for name, value in result.update.sums.items()}
+def critic_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
+    """The same of the critic, with the share of the returns' variance that it explains. Empty without one."""
+    if not results:
+        return {}
+    means = update_means([r.update.sums for r in results])
+    explained = explained_variance(means)
+    return {
+        "critic/loss": _average([r.update.loss for r in results]),
+        "critic/value_mean": means["value"],
+        "critic/return_mean": means["return"],
+        "critic/clip_fraction": means["value_clip_fraction"],
+        **({"critic/explained_variance": explained} if math.isfinite(explained) else {}),
+        **_optimizer_metrics("critic", results),
+    }
 
 
-def _groups_with_signal(batch: Batch) -> float:
-    """Share of prompts whose samples did not all score alike: the others teach nothing to a group estimator. Samples
-    without a score do not count; a prompt that has none with one is left out."""
-    uid, scores = batch["uid"][batch["valid"]], batch["scores"][batch["valid"]]
-    if not len(uid):
-        return 0.0
-    _, group = torch.unique(uid, return_inverse=True)
-    count = int(group.max()) + 1
-    low = torch.full((count,), float("inf")).scatter_reduce(0, group, scores, "amin")
-    high = torch.full((count,), float("-inf")).scatter_reduce(0, group, scores, "amax")
-    return float((high > low).float().mean())
+def _optimizer_metrics(area: str, results: Sequence[MiniBatchResult]) -> dict[str, float]:
+    return {
+        f"{area}/grad_norm": _average([r.step.grad_norm for r in results]),
+        f"{area}/lr": results[-1].step.lr,
+        f"{area}/skipped_updates": float(sum(r.step.skipped for r in results)),
+        f"{area}/micro_batches": float(sum(r.update.num_micro_batches for r in results)),
+    }
 
 
 def _mean(values: torch.Tensor) -> float:

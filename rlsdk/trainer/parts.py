@@ -78,13 +78,18 @@ def build_rollouter(name: str, registry: Registry) -> Rollouter:
     return rollouter
 
 
+def component_path(name: str, kind: ComponentKind, registry: Registry) -> Any:
+    """What a worker resolves: `pkg.mod:fn` of a registered name, or the function that was registered itself."""
+    return name if ":" in name else registry.target(kind, name)
+
+
 def build_objective(algorithm: AlgorithmConfig, registry: Registry) -> PolicyObjective:
     """What the actor's updates differentiate."""
     return PolicyObjective(
         loss=_loss_target(algorithm, registry),
         loss_options=dict(algorithm.loss_options),
         kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
-        kl_estimator=algorithm.kl_estimator,
+        kl_estimator=component_path(algorithm.kl_estimator, ComponentKind.KL_ESTIMATOR, registry),
         entropy_coef=algorithm.entropy_coef,
     )
 

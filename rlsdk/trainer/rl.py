@@ -11,10 +11,9 @@ from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
-from rlsdk.trainer.hosts import MiniBatchResult
-from rlsdk.trainer.metrics import StepClock, batch_metrics, update_metrics
+from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
 from rlsdk.trainer.phases import RolloutPhase
-from rlsdk.trainer.policy import PolicyLearner
+from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.samples import shown_samples
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
@@ -72,14 +71,14 @@ class RlStage(Stage):
         self.state.count_failures(summary.failures)
         check_failures(summary, self.options.max_failure_share, self.output.view)
         batch = make_batch(groups, temperature=self.options.temperature)
-        batch, results = self.learner.learn(batch, self.step, clock)
-        for result in results:
+        learned = self.learner.learn(batch, self.step, clock)
+        for result in learned.actor:
             self.state.count_update(result.step)
         self.state.count_batch(batch)
         self.source.updated()
         self.step += 1
-        metrics = self._metrics(groups, batch, summary, results, clock)
-        self._report(metrics, groups, batch)
+        metrics = self._metrics(groups, learned, summary, clock)
+        self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
         return metrics
 
@@ -129,9 +128,8 @@ class RlStage(Stage):
     def _metrics(
         self,
         groups: Sequence[Group],
-        batch: Batch,
+        learned: Learned,
         summary: GradeSummary,
-        results: Sequence[MiniBatchResult],
         clock: StepClock,
     ) -> dict[str, float]:
         report: SyncReport | None = self.phase.last_report
@@ -139,15 +137,17 @@ class RlStage(Stage):
             "sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes),
         }  # fmt: skip
         metrics = {
-            **batch_metrics(batch, summary),
+            **batch_metrics(learned.batch, summary),
             **rollout_info(groups),
-            **update_metrics(results),
+            **learned.metrics,
+            **actor_metrics(learned.actor),
+            **critic_metrics(learned.critic),
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
             **clock.metrics(),
         }
-        metrics["throughput/tokens_per_s"] = batch.num_tokens / metrics["time/step_s"]
+        metrics["throughput/tokens_per_s"] = learned.batch.num_tokens / metrics["time/step_s"]
         return metrics
 
     def _report(self, metrics: Mapping[str, float], groups: Sequence[Group], batch: Batch) -> None:
