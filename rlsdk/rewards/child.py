@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import gc
 import io
+import json
 import math
 import os
 import resource
@@ -19,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.definitions import FailureKind
@@ -32,13 +33,17 @@ MAX_VALUE = 1e30
 """A larger reward is nonsense, and its sums would leave float32."""
 _MESSAGE_CHARS = 400
 
+Outcome: TypeAlias = tuple[Tag, float | Mapping[str, Any]]
+"""A value, or a failure's kind and message."""
+
 
 def main(requests: int, records: int, lifeline: int) -> None:
     """Serves until the controller closes its end. The three are file descriptors of pipes."""
     die_with_parent(lifeline)
-    setup = read_message(requests)
-    if setup is None:
+    first = read_message(requests)
+    if first is None:
         return
+    setup, _ = first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     clean_up = _cleaner(setup["log_path"])
     clean_up()
@@ -47,14 +52,22 @@ def main(requests: int, records: int, lifeline: int) -> None:
     except ConfigError as error:
         write_all(records, encode_record(Tag.REFUSED, {"message": str(error)}))
         return
-    limit_memory(setup["memory_mb"])
+    limit_memory(setup["limits"]["memory_mb"])
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections during grading need not look at it
     batched = [bool(getattr(function, "batched", False)) for function, _ in functions]
     write_all(records, encode_record(Tag.READY, {"batched": batched}))
     calls = [_with_options(function, options) for function, options in functions]
+    os.register_at_fork(after_in_child=lambda: _close(requests, records))
+    process = os.getpid()
     while (message := read_message(requests)) is not None:
-        _grade(message, calls, batched, records, clean_up)
+        _grade(_Task(*message), calls, batched, _Channel(records, process), clean_up)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def die_with_parent(lifeline: int) -> None:
@@ -86,8 +99,8 @@ def limit_memory(memory_mb: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def to_record(value: object) -> bytes:
-    """What a reward function gave, as a record: a value, or why it is none."""
+def to_outcome(value: object) -> Outcome:
+    """What a reward function gave: a value, or why it is none."""
     if value is None:
         return _failed(FailureKind.NONE, "the function gave None; does it end without `return`?")
     if isinstance(value, str) or not hasattr(value, "__float__"):
@@ -102,7 +115,7 @@ def to_record(value: object) -> bytes:
         return _failed(FailureKind.TYPE, f"a {type(value).__name__} that is no number: {error}")
     if not math.isfinite(number) or abs(number) > MAX_VALUE:
         return _failed(FailureKind.NAN, f"the function gave {number}")
-    return encode_value(number)
+    return Tag.VALUE, number
 
 
 def _load(rewards: Sequence[Mapping[str, Any]]) -> list[tuple[Callable[..., Any], Mapping[str, Any]]]:
@@ -121,68 +134,89 @@ def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> C
     return (lambda sample: function(sample, **options)) if options else function
 
 
+class _Channel:
+    """The way back to the controller, for this process only: what forks and comes back here ends at once."""
+
+    def __init__(self, records: int, process: int) -> None:
+        self._records = records
+        self._process = process
+
+    def write(self, data: bytes) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)
+        write_all(self._records, data)
+
+
+class _Task:
+    """One message: its items, and the samples as fresh objects for every call."""
+
+    def __init__(self, header: Mapping[str, Any], contexts: Sequence[bytes]) -> None:
+        self.nonce = bytes.fromhex(header["nonce"])
+        self.together: bool = header["together"]
+        self.items: list[tuple[int, int]] = header["items"]
+        self._samples = header["samples"]
+        self._contexts = contexts
+
+    def sample(self, at: int) -> RewardSample:
+        """A sample with a row of its own: a function that changes it changes nobody else's."""
+        context, response, truncated = self._samples[at]
+        prompt, answer, row = json.loads(self._contexts[context])
+        return RewardSample(prompt=prompt, answer=answer, row=row, response=response, truncated=truncated)
+
+
 def _grade(
-    message: Mapping[str, Any],
+    task: _Task,
     calls: Sequence[Callable[[Any], Any]],
     batched: Sequence[bool],
-    records: int,
+    channel: _Channel,
     clean_up: Callable[[], None],
 ) -> None:
     """Grades the items of one message in order. After a MemoryError the process ends: who knows what it still holds."""
-    samples = _decode_samples(message)
-    if message["together"]:
-        reward = message["items"][0][0]
-        together = _call_together(calls[reward], [samples[at] for _, at in message["items"]])
+    if task.together:
+        together = _call_together(calls[task.items[0][0]], task)
         clean_up()
-        write_all(records, together or encode_record(Tag.SINGLY))
+        channel.write(together or encode_record(Tag.SINGLY, nonce=task.nonce))
         if together:
             return
-    for reward, at in message["items"]:
-        record, intact = _call_one(calls[reward], samples[at], batched[reward])
+    for index, (reward, at) in enumerate(task.items):
+        (tag, content), intact = _call_one(calls[reward], task.sample(at), batched[reward])
         clean_up()
-        write_all(records, record)
+        channel.write(_record(tag, content, task.nonce, index))
         if not intact:
             os._exit(0)
-    write_all(records, encode_record(Tag.DONE))
+    channel.write(encode_record(Tag.DONE, nonce=task.nonce))
 
 
-def _decode_samples(message: Mapping[str, Any]) -> list[RewardSample]:
-    contexts = message["contexts"]
-    return [
-        RewardSample(
-            prompt=contexts[context][0],
-            answer=contexts[context][1],
-            row=contexts[context][2],
-            response=response,
-            truncated=truncated,
-        )
-        for context, response, truncated in message["samples"]
-    ]
-
-
-def _call_one(call: Callable[[Any], Any], sample: RewardSample, batched: bool) -> tuple[bytes, bool]:
-    """The record of one item, and whether the process may go on."""
+def _call_one(call: Callable[[Any], Any], sample: RewardSample, batched: bool) -> tuple[Outcome, bool]:
+    """What came of one item, and whether the process may go on."""
     try:
-        return to_record(call([sample])[0] if batched else call(sample)), True
+        return to_outcome(call([sample])[0] if batched else call(sample)), True
     except MemoryError as error:
         return _failed(FailureKind.MEMORY, _describe(error)), False
     except BaseException as error:  # sys.exit() and the like cost the sample, not the process
         return _failed(FailureKind.EXCEPTION, _describe(error)), True
 
 
-def _call_together(call: Callable[[Any], Any], samples: Sequence[RewardSample]) -> bytes | None:
+def _call_together(call: Callable[[Any], Any], task: _Task) -> bytes | None:
     """The records of all samples and the final one; None when the call failed as a whole."""
     try:
-        values = list(call(samples))
-        if len(values) != len(samples):
+        values = list(call([task.sample(at) for _, at in task.items]))
+        if len(values) != len(task.items):
             return None
-        return b"".join([*map(to_record, values), encode_record(Tag.DONE)])
+        records = [_record(*to_outcome(value), task.nonce, index) for index, value in enumerate(values)]
+        return b"".join([*records, encode_record(Tag.DONE, nonce=task.nonce)])
     except BaseException:  # tried again one by one, where the culprit shows
         return None
 
 
-def _failed(kind: FailureKind, message: str) -> bytes:
-    return encode_record(Tag.FAILED, {"kind": kind.value, "message": message[:_MESSAGE_CHARS]})
+def _record(tag: Tag, content: float | Mapping[str, Any], nonce: bytes, item: int) -> bytes:
+    if isinstance(content, float):
+        return encode_value(content, nonce=nonce, item=item)
+    return encode_record(tag, content, nonce=nonce, item=item)
+
+
+def _failed(kind: FailureKind, message: str) -> Outcome:
+    return Tag.FAILED, {"kind": kind.value, "message": message[:_MESSAGE_CHARS]}
 
 
 def _describe(error: BaseException) -> str:

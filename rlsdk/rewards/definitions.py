@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import ConfigError
+
+EXAMPLES_PER_KIND = 3
+"""Of each kind of failure and reward, that a result shows."""
 
 
 class FailureKind(StrEnum):
@@ -65,9 +68,16 @@ class RewardLimits:
     """Grading processes lost one after the other without a single sample graded in between; what is not graded then
     counts as crashed."""
 
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that grading processes get besides the ordinary ones (`grading_environment`)."""
+
+    def for_process(self) -> dict[str, Any]:
+        """What a grading process must know."""
+        return {"memory_mb": self.memory_mb}
+
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"reward limit {name} is {value!r}; expected a number above 0")
 
 
@@ -99,9 +109,48 @@ class RewardResult:
     examples: tuple[FailureExample, ...] = ()
     """The first few of each kind and reward."""
 
+    notices: tuple[str, ...] = ()
+    """What went wrong and was put right, for the run's log: samples that were graded again."""
+
+    @classmethod
+    def concat(cls, results: Sequence[RewardResult]) -> RewardResult:
+        """The results of the same rewards for consecutive samples, as one.
+
+        Raises:
+            ValueError: no result, or results of other rewards.
+        """
+        if not results or any(list(result.by_reward) != list(results[0].by_reward) for result in results):
+            raise ValueError("expected at least one result, all of the same rewards")
+        names = list(results[0].by_reward)
+        starts = np.cumsum([0, *(len(result.scores) for result in results)]).tolist()
+        examples = [
+            replace(example, sample=start + example.sample)
+            for start, result in zip(starts, results, strict=False)
+            for example in result.examples
+        ]
+        return cls(
+            scores=np.concatenate([result.scores for result in results]),
+            valid=np.concatenate([result.valid for result in results]),
+            by_reward={name: np.concatenate([result.by_reward[name] for result in results]) for name in names},
+            graded={name: np.concatenate([result.graded[name] for result in results]) for name in names},
+            failures=sum((result.failures for result in results), Counter[str]()),
+            examples=_first_of_each_kind(examples),
+            notices=tuple(notice for result in results for notice in result.notices),
+        )
+
     def means(self) -> dict[str, float]:
         """Mean of each reward over the samples that it graded; 0 where it graded none."""
         return {
             name: float(values[self.graded[name]].mean()) if self.graded[name].any() else 0.0
             for name, values in self.by_reward.items()
         }
+
+
+def _first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExample, ...]:
+    shown = Counter[tuple[str, str]]()
+    kept = []
+    for example in examples:
+        shown[example.kind, example.reward] += 1
+        if shown[example.kind, example.reward] <= EXAMPLES_PER_KIND:
+            kept.append(example)
+    return tuple(kept)

@@ -1,59 +1,47 @@
-"""The controller's end of one grading process: start it, send it items, read its records, kill it."""
+"""The controller's end of one grading process: start it, send it tasks, read its records, kill it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.interfaces import DataError, RewardSample
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
-from rlsdk.rewards.protocol import Record, Tag, encode_message, take_records
+from rlsdk.rewards.environment import grading_environment
+from rlsdk.rewards.protocol import NO_NONCE, ForeignRecordError, Record, Tag, encode_message, take_records
+from rlsdk.rewards.submission import Task
 
 _PIPE_BYTES = 1 << 20
-
-
-@dataclass
-class Task:
-    """Items that one process grades, in order."""
-
-    items: Sequence[tuple[int, int]]
-    """(index of the reward, index of the sample)."""
-    together: bool = False
-    """One call of a batched function for all of them."""
-    graded: int = 0
-    """Items whose record has come."""
-
-    @property
-    def rest(self) -> Sequence[tuple[int, int]]:
-        return self.items[self.graded :]
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
+"""Ways to end that say nothing about the function: the system's memory killer, an operator, a closing terminal."""
 
 
 class GradingProcess:
     """One child process in a session of its own. Never blocks for longer than it is told to."""
 
     def __init__(self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None) -> None:
-        """Starts it and returns at once; `batched` is set when it is ready."""
+        """Starts it and returns at once; `ready` is set when it has loaded the functions."""
         self.limits = limits
-        self.batched: list[bool] | None = None
+        self.ready: dict[str, Any] | None = None
+        """What it says of itself: which functions are `batched`, what confines it (`confined`, `missing`)."""
         self.task: Task | None = None
+        self.began = 0.0
+        """Since when it is at its next item (monotonic seconds)."""
         self.retired = False
         """It takes no more items: its memory is not to be trusted."""
         self.deadline = time.monotonic() + limits.start_timeout_s
         self._buffer = bytearray()
-        self._popen, self._requests, self._records, self._lifeline = _spawn()
+        self._popen, self._requests, self._records, self._lifeline = _spawn(limits)
         setup = {
             "rewards": [{"target": reward.target, "options": dict(reward.options)} for reward in rewards],
-            "memory_mb": limits.memory_mb,
+            "limits": limits.for_process(),
             "log_path": None if log_path is None else str(log_path),
         }
         with contextlib.suppress(OSError):  # it died at once: whoever reads from it will see
@@ -62,26 +50,31 @@ class GradingProcess:
     @property
     def idle(self) -> bool:
         """It is ready for a task."""
-        return self.batched is not None and self.task is None
+        return self.ready is not None and self.task is None
+
+    @property
+    def pid(self) -> int:
+        """Its number; that of its process group, too."""
+        return self._popen.pid
 
     def fileno(self) -> int:
         """Readable when there are records, or when the process is gone."""
         return self._records
 
-    def send(self, task: Task, samples: Sequence[RewardSample]) -> None:
-        """Hands a task over.
-
-        Raises:
-            OSError: the process is gone, or takes nothing.
-            DataError: a row holds more than JSON types.
-        """
-        data = _encode_task(task, samples)
+    def send(self, task: Task) -> None:
+        """Hands a task over. Raises `OSError` when the process is gone, or takes nothing."""
         self.task = task
+        self.began = time.monotonic()
         self.deadline = self._next_deadline()
-        self._write(data)
+        self._write(task.encode())
 
     def read(self) -> Iterator[Record]:
-        """Records that have come, each counted for the task. Raises `EOFError` when no more will come."""
+        """Records that have come, each counted for the task.
+
+        Raises:
+            EOFError: no more will come.
+            ForeignRecordError: something else wrote to the channel.
+        """
         try:
             data = os.read(self._records, _PIPE_BYTES)
         except BlockingIOError:
@@ -90,14 +83,24 @@ class GradingProcess:
             raise EOFError
         self._buffer += data
         for record in take_records(self._buffer):
+            self._check(record)
             self._count(record)
             yield record
 
-    def kill(self) -> str:
-        """Ends it with everything that it started, and says how it ended. What it wrote can still be read."""
+    def kill(self) -> int:
+        """Ends it with everything that it started; its exit code, negative for a signal. What it wrote can still be
+        read."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody of its group is left
             os.killpg(self._popen.pid, signal.SIGKILL)
-        return _ended(self._popen.wait())
+        return self._popen.wait()
+
+    def end(self) -> int | None:
+        """Ends what is left of it; its exit code, or None when it had closed its channel and lived on."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)  # its end of the pipe closes a moment before the process is gone
+        code = self._popen.poll()
+        self.kill()
+        return code
 
     def close(self) -> None:
         """Kills it and frees what this end holds. Safe to call twice."""
@@ -111,11 +114,33 @@ class GradingProcess:
         """It has ended by itself."""
         return self._popen.poll() is not None
 
+    def is_stopped(self) -> bool:
+        """A signal has stopped it: it will say nothing until somebody continues it."""
+        if self._popen.poll() is not None or not hasattr(os, "waitid"):
+            return False
+        with contextlib.suppress(ChildProcessError):
+            state = os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            return state is not None
+        return False
+
+    def _check(self, record: Record) -> None:
+        """Records speak of the task that the process is at, and of its next item."""
+        task = self.task
+        if record.tag in (Tag.READY, Tag.REFUSED):
+            in_step = self.ready is None and record.nonce == NO_NONCE and record.body is not None
+        else:
+            in_step = task is not None and record.nonce == task.nonce
+        if in_step and task is not None and record.tag in (Tag.VALUE, Tag.FAILED):
+            in_step = record.item == task.graded < len(task.items)
+        if not in_step:
+            raise ForeignRecordError("a record that belongs to no item in progress")
+
     def _count(self, record: Record) -> None:
         if record.tag is Tag.READY and record.body is not None:
-            self.batched = list(record.body["batched"])
+            self.ready = dict(record.body)
         elif record.tag in (Tag.VALUE, Tag.FAILED) and self.task is not None:
             self.task.graded += 1
+            self.task.attempts = 1
             self.retired = record.body is not None and record.body["kind"] == FailureKind.MEMORY
             self.deadline = self._next_deadline()
         elif record.tag is Tag.SINGLY and self.task is not None:
@@ -139,7 +164,24 @@ class GradingProcess:
                     raise TimeoutError("the grading process takes no input") from None
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], int, int, int]:
+def came_from_outside(code: int | None) -> bool:
+    """Whether a process that ended so may have been ended by somebody else."""
+    return code in _FROM_OUTSIDE
+
+
+def describe_end(code: int | None) -> str:
+    """`exit code 3`, `signal SIGSEGV`."""
+    if code is None:
+        return "it closed its channel"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int]:
     """Starts the interpreter with this one's module path; pipes: requests to it, records from it, its lifeline."""
     pipes = [os.pipe() for _ in range(3)]
     (request_in, request_out), (record_in, record_out), (life_in, life_out) = pipes
@@ -156,7 +198,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], int, int, int]:
             stderr=subprocess.DEVNULL,
             pass_fds=(request_in, record_out, life_in),
             start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ},
+            env=grading_environment(os.environ, limits.environment),
         )
     finally:
         for fd in (request_in, record_out, life_in):
@@ -174,44 +216,3 @@ def _widen(fd: int) -> None:
 
         with contextlib.suppress(OSError):  # the system's own size serves as well
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def _encode_task(task: Task, samples: Sequence[RewardSample]) -> bytes:
-    """The samples of the task, with prompt, answer and row of each prompt sent once however many samples it has."""
-    local: dict[int, int] = {}
-    contexts: dict[tuple[int, str], int] = {}
-    rows: list[tuple[str, str | None, Mapping[str, Any]]] = []
-    encoded = []
-    for _, at in task.items:
-        if at in local:
-            continue
-        local[at] = len(local)
-        sample = samples[at]
-        context = contexts.setdefault((id(sample.row), sample.prompt), len(contexts))
-        if context == len(rows):
-            rows.append((sample.prompt, sample.answer, sample.row))
-        encoded.append((context, sample.response, sample.truncated))
-    items = [(reward, local[at]) for reward, at in task.items]
-    try:
-        return encode_message({"contexts": rows, "samples": encoded, "items": items, "together": task.together})
-    except (TypeError, ValueError) as error:
-        raise DataError(f"a sample cannot be sent for grading: {error}{_first_bad_row(rows)}") from error
-
-
-def _first_bad_row(rows: Sequence[tuple[str, str | None, Mapping[str, Any]]]) -> str:
-    for _, _, row in rows:
-        for name, value in row.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError):
-                return f"; field {name!r} of its row is a {type(value).__name__}, expected JSON types"
-    return ""
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

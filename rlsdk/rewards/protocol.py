@@ -1,8 +1,9 @@
 """What the controller and a grading process say to each other, over two pipes. JSON and doubles, no pickle.
 
-To the process: messages, a 4-byte length and JSON. Back from it: records, a tag, a 4-byte length and a payload. A
-record is written as soon as an item is graded, so when the process dies or hangs, the first item without a record is
-the one that did it.
+To the process: messages, a 4-byte length and lines of JSON. Back from it: records, each with a tag, the nonce of its
+task, the position of its item, a 4-byte length and a payload. A record is written as soon as an item is graded, so when
+the process dies or hangs, the first item without a record is the one that did it. What does not carry the nonce of the
+task that the process is at was written by something else, and ends the process.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+NONCE_BYTES = 8
+NO_NONCE = bytes(NONCE_BYTES)
+"""Of records before the first task."""
+MAX_RECORD_BYTES = 1 << 20
+
 _LENGTH = struct.Struct("<I")
-_HEADER = struct.Struct("<BI")
+_HEADER = struct.Struct(f"<B{NONCE_BYTES}sII")
 _DOUBLE = struct.Struct("<d")
 
 
@@ -24,17 +30,21 @@ class Tag(IntEnum):
     """What a record says."""
 
     READY = 1
-    """JSON: which functions are batched. The process takes messages from now on."""
+    """JSON: which functions are batched, and what confines the process. It takes messages from now on."""
     REFUSED = 2
     """JSON: a reward function cannot be loaded. The process ends."""
     VALUE = 3
-    """A double: the next item's reward."""
+    """A double: the item's reward."""
     FAILED = 4
-    """JSON: the next item has no reward, and why."""
+    """JSON: the item has no reward, and why."""
     SINGLY = 5
     """Empty: the batched call failed; its items follow one by one."""
     DONE = 6
     """Empty: the whole message is graded."""
+
+
+class ForeignRecordError(ValueError):
+    """Something but the grading process wrote to its channel, or it is out of step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +52,53 @@ class Record:
     """One record, decoded."""
 
     tag: Tag
+    nonce: bytes = NO_NONCE
+    item: int = 0
+    """Position of the item in its task."""
     value: float = 0.0
     body: Mapping[str, Any] | None = None
 
 
-def encode_message(body: Mapping[str, Any]) -> bytes:
-    """Raises `TypeError` or `ValueError` for what JSON does not know."""
-    data = json.dumps(body).encode()
+def encode_message(body: Mapping[str, Any], lines: Sequence[bytes] = ()) -> bytes:
+    """A header, and lines that are JSON already. Raises `TypeError` or `ValueError` for what JSON does not know."""
+    data = b"\n".join([json.dumps(body).encode(), *lines])
     return _LENGTH.pack(len(data)) + data
 
 
-def read_message(fd: int) -> dict[str, Any] | None:
-    """Blocks for the next message; None when the other end is closed."""
+def read_message(fd: int) -> tuple[dict[str, Any], list[bytes]] | None:
+    """Blocks for the next message, a header and lines; None when the other end is closed."""
     head = _read_exactly(fd, _LENGTH.size)
     data = _read_exactly(fd, _LENGTH.unpack(head)[0]) if head else None
-    body: dict[str, Any] | None = json.loads(data) if data else None
-    return body
+    if not data:
+        return None
+    header, *lines = data.split(b"\n")
+    return json.loads(header), lines
 
 
-def encode_record(tag: Tag, body: Mapping[str, Any] | None = None) -> bytes:
+def encode_record(tag: Tag, body: Mapping[str, Any] | None = None, *, nonce: bytes = NO_NONCE, item: int = 0) -> bytes:
     data = b"" if body is None else json.dumps(body).encode()
-    return _HEADER.pack(tag, len(data)) + data
+    return _HEADER.pack(tag, nonce, item, len(data)) + data
 
 
-def encode_value(value: float) -> bytes:
-    return _HEADER.pack(Tag.VALUE, _DOUBLE.size) + _DOUBLE.pack(value)
+def encode_value(value: float, *, nonce: bytes = NO_NONCE, item: int = 0) -> bytes:
+    return _HEADER.pack(Tag.VALUE, nonce, item, _DOUBLE.size) + _DOUBLE.pack(value)
 
 
 def take_records(buffer: bytearray) -> Iterator[Record]:
-    """Yields the whole records at the front of `buffer` and removes them when it is exhausted."""
+    """Yields the whole records at the front of `buffer` and removes them when it is exhausted.
+
+    Raises:
+        ForeignRecordError: the next bytes are no record.
+    """
     at = 0
     while len(buffer) - at >= _HEADER.size:
-        tag, length = _HEADER.unpack_from(buffer, at)
+        tag, nonce, item, length = _HEADER.unpack_from(buffer, at)
         end = at + _HEADER.size + length
+        if not Tag.READY <= tag <= Tag.DONE or length > MAX_RECORD_BYTES:
+            raise ForeignRecordError("bytes that are no record")
         if end > len(buffer):
             break
-        if tag == Tag.VALUE:
-            yield Record(Tag.VALUE, _DOUBLE.unpack_from(buffer, at + _HEADER.size)[0])
-        else:
-            yield Record(Tag(tag), 0.0, json.loads(buffer[at + _HEADER.size : end]) if length else None)
+        yield _decode(Tag(tag), nonce, item, bytes(buffer[at + _HEADER.size : end]))
         at = end
     del buffer[:at]
 
@@ -90,6 +108,15 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def _decode(tag: Tag, nonce: bytes, item: int, data: bytes) -> Record:
+    try:
+        if tag is Tag.VALUE:
+            return Record(tag, nonce, item, _DOUBLE.unpack(data)[0])
+        return Record(tag, nonce, item, 0.0, json.loads(data) if data else None)
+    except (struct.error, ValueError) as error:
+        raise ForeignRecordError("a record that cannot be read") from error
 
 
 def _read_exactly(fd: int, size: int) -> bytes | None:

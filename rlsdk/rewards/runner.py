@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.definitions import RewardDef, RewardLimits, RewardResult
-from rlsdk.rewards.grading import Grading, cut_tasks, wait_for
-from rlsdk.rewards.process import GradingProcess
-from rlsdk.rewards.protocol import Tag
+from rlsdk.rewards.dispatch import Dispatcher
+from rlsdk.rewards.submission import Submission
 
 
 class RewardRunner:
@@ -51,15 +50,18 @@ class RewardRunner:
         self.limits = limits or RewardLimits()
         self.log_path = log_path
         self.num_workers = num_workers
-        self._processes: list[GradingProcess] = []
-        self._batched: Sequence[bool] | None = None
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close_all, self._processes)
+        self._holder: list[Dispatcher] = []
+        self._finalizer = weakref.finalize(self, _close_all, self._holder)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the grading processes that run."""
+        return [pid for dispatcher in self._holder for pid in dispatcher.pids]
 
     def start(self) -> None:
         """Starts the processes that are not there yet, and returns at once."""
-        while len(self._processes) < self.num_workers:
-            self._processes.append(self._start_one())
+        self._dispatcher()
 
     def wait_ready(self) -> None:
         """Blocks until the reward functions are loaded.
@@ -67,31 +69,43 @@ class RewardRunner:
         Raises:
             ConfigError: one cannot be loaded, or the process ended or hung meanwhile.
         """
-        with self._lock:
-            self._wait_ready()
+        self._dispatcher().ready.result()
+
+    def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
+        """Has all samples graded with all rewards, and returns at once. May be called from any thread, many times.
+
+        All submissions share the grading processes, in turns. A sample's values do not depend on what else was
+        submitted, and with it or apart; a batched reward gets what was submitted together. A submission ends within
+        `limits.batch_timeout_s` after its first task was handed out, and what a reward function does raises nothing.
+
+        Raises:
+            DataError: a row holds more than JSON types.
+
+        The future raises `ConfigError` where a function cannot be loaded (see `wait_ready`), and is cancelled by
+        `close`. Cancelling it frees the processes that are at it.
+        """
+        submission = Submission(self.rewards, samples)
+        self._dispatcher().submit(submission)
+        return submission.future
 
     def score(self, samples: Sequence[RewardSample]) -> RewardResult:
-        """Grades all samples with all rewards. Never raises for what a reward function does, and never hangs: it ends
-        within `limits.batch_timeout_s`, start-up not counted.
+        """`submit`, and waits for the result.
 
         Raises:
             ConfigError: at the first call: see `wait_ready`.
             DataError: a row holds more than JSON types.
         """
-        with self._lock:
-            batched = self._wait_ready()
-            grading = Grading(self._processes, self._start_one, self.rewards, self.limits, samples)
-            try:
-                grading.run(cut_tasks(len(samples), batched, self.num_workers))
-            except BaseException:  # Ctrl-C, or a row that cannot be sent: no process may keep half a batch
-                _close_all(self._processes)
-                raise
-            return grading.result()
+        future = self.submit(samples)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: nobody waits for the rest of it
+            future.cancel()
+            raise
 
     def close(self) -> None:
-        """Ends the processes. Safe to call twice; `score` starts them again."""
+        """Ends the processes, and cancels what is not graded. Safe to call twice; `submit` starts them again."""
         with self._lock:
-            _close_all(self._processes)
+            _close_all(self._holder)
 
     def __enter__(self) -> RewardRunner:
         self.start()
@@ -102,36 +116,16 @@ class RewardRunner:
     ) -> None:
         self.close()
 
-    def _start_one(self) -> GradingProcess:
-        return GradingProcess(self.rewards, self.limits, self.log_path)
-
-    def _wait_ready(self) -> Sequence[bool]:
-        """Starts what is not running, and returns which rewards are batched: known from the first process on."""
-        self.start()
-        if self._batched is None:
-            self._batched = self._await_first(self._processes[0])
-        return self._batched
-
-    def _await_first(self, process: GradingProcess) -> Sequence[bool]:
-        refusal: str | None = None
-        while process.batched is None and refusal is None:
-            wait_for([process], process.deadline)
-            try:
-                refusal = next((r.body["message"] for r in process.read() if r.tag is Tag.REFUSED and r.body), None)
-            except EOFError:
-                refusal = f"the grading process ended while it loaded {self._targets()}: {process.kill()}"
-            if time.monotonic() > process.deadline:
-                refusal = f"{self._targets()} took more than {self.limits.start_timeout_s} s to load"
-        if process.batched is None:
-            _close_all(self._processes)
-            raise ConfigError(refusal)
-        return process.batched
-
-    def _targets(self) -> str:
-        return ", ".join(repr(reward.target) for reward in self.rewards)
+    def _dispatcher(self) -> Dispatcher:
+        with self._lock:
+            if self._holder and self._holder[0].is_closed:
+                _close_all(self._holder)
+            if not self._holder:
+                self._holder.append(Dispatcher(self.rewards, self.limits, self.log_path, self.num_workers))
+            return self._holder[0]
 
 
-def _close_all(processes: list[GradingProcess]) -> None:
-    for process in processes:
-        process.close()
-    processes.clear()
+def _close_all(dispatchers: list[Dispatcher]) -> None:
+    for dispatcher in dispatchers:
+        dispatcher.close()
+    dispatchers.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -10,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards import prepared_by
+from rlsdk.rewards.protocol import encode_value
 
 READY: list[int] = []
 
@@ -72,6 +75,44 @@ def misbehave(sample: RewardSample) -> Any:
     }
     side_effects.get(sample.response, int)()
     return 0.5
+
+
+def changes_the_row(sample: RewardSample) -> float:
+    """The number of earlier calls that left their mark in the row."""
+    row = cast("dict[str, Any]", sample.row)
+    row["deep"].append(1)
+    row["seen"] = row.get("seen", 0) + 1
+    return float(len(row["deep"]) + row["seen"])
+
+
+def forks(sample: RewardSample) -> float:
+    """Comes back twice, in two processes, when told to; each time with its own value."""
+    if sample.response == "fork" and os.fork() == 0:
+        return 99.0
+    return float(len(sample.response))
+
+
+def dies_once(sample: RewardSample) -> float:
+    """Is killed or stopped the first time that it sees the prompt's file missing, as from outside."""
+    note = Path(sample.prompt)
+    if sample.response in ("SIGKILL", "SIGTERM", "SIGSTOP") and not note.exists():
+        note.write_text("once")
+        os.kill(os.getpid(), signal.Signals[sample.response])
+    return float(len(sample.response))
+
+
+def writes_everywhere(sample: RewardSample) -> float:
+    """Puts a forged record, and rubbish, into every pipe that it finds."""
+    if sample.response == "forge":
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(fd, encode_value(77.0, item=1) + encode_value(77.0))
+    return float(len(sample.response))
+
+
+def slow(sample: RewardSample) -> float:
+    time.sleep(0.05)
+    return float(len(sample.response))
 
 
 def loop() -> None:

@@ -144,7 +144,7 @@ def test_right_answers_score_as_in_the_library(task: str) -> None:
     from reasoning_gym.factory import get_score_answer_fn
 
     own = get_score_answer_fn(task)
-    for index in range(3):
+    for index in range(3 if task in SCORERS else 1):
         row = item(task, index)
         answer = row["answer"]
         if answer is None:

@@ -1,0 +1,328 @@
+"""The one thread that owns all grading processes: hands out tasks, books records, replaces processes that are lost."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.process import GradingProcess, came_from_outside, describe_end
+from rlsdk.rewards.protocol import ForeignRecordError, Record, Tag
+from rlsdk.rewards.submission import MAX_ATTEMPTS, Submission, Task
+
+_POLL_S = 0.1
+"""Longest wait without a look at the processes: one may die while a child of its own holds the pipe open."""
+
+
+class Dispatcher:
+    """Grades submissions, a task of each in turn, in a thread of its own. All methods may be called from any thread."""
+
+    def __init__(
+        self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None, num_workers: int
+    ) -> None:
+        """Starts the thread and the processes, and returns at once."""
+        self.ready: Future[dict[str, Any]] = Future()
+        """What the first process says of itself once the functions are loaded; `ConfigError` when they cannot be."""
+        self._rewards, self._limits, self._log_path, self._num_workers = rewards, limits, log_path, num_workers
+        self._lock = threading.Lock()
+        self._inbox: list[Submission] = []
+        self._closing = False
+        self._active: deque[Submission] = deque()
+        self._processes: list[GradingProcess] = []
+        self._seconds_per_item = 0.001
+        """A running mean, of all rewards."""
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        self._top_up()
+        self._thread = threading.Thread(target=self._run, name="rlsdk-rewards", daemon=True)
+        self._thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the grading processes."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def is_closed(self) -> bool:
+        """It takes no more submissions."""
+        return self._closing
+
+    def submit(self, submission: Submission) -> None:
+        """Grades it; its future has the result. A future that is cancelled frees its processes."""
+        submission.future.add_done_callback(self._on_done)
+        with self._lock:
+            if self._closing:
+                submission.future.cancel()
+            else:
+                self._inbox.append(submission)
+        self._wake()
+
+    def close(self) -> None:
+        """Cancels what is not graded, and ends the processes. Safe to call twice."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _on_done(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock, suppress(OSError):  # it is awake already, or has ended
+            os.write(self._wake_out, b".")
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while not self._closing:
+                self._take_inbox()
+                self._hand_out()
+                for key, _ in self._selector.select(self._wait_s()):
+                    self._listen(key.data) if key.data is not None else self._drain()
+                self._look_after_processes()
+                self._look_after_submissions()
+        except BaseException as unexpected:  # callers wait: they must hear of it
+            error = unexpected
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody waits for ever: every future is cancelled, or gets the error."""
+        with self._lock:
+            self._closing = True
+            left = [*self._active, *self._inbox]
+        for process in self._processes:
+            process.close()
+        futures: list[Future[Any]] = [self.ready, *(submission.future for submission in left)]
+        for future in futures:
+            with suppress(InvalidStateError):
+                future.cancel() if error is None else future.set_exception(error)
+        self._selector.close()
+        with self._lock:
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+            self._wake_in = self._wake_out = -1
+
+    def _take_inbox(self) -> None:
+        with self._lock:
+            new, self._inbox = self._inbox, []
+        if new:
+            self._active.extend(new)
+            self._top_up()
+        if self.ready.done() and not self.ready.cancelled():
+            batched = self.ready.result()["batched"]
+            for submission in [s for s in self._active if not s.is_queued]:
+                submission.enqueue(batched)
+                if not submission.left:
+                    self._finish(submission)
+
+    def _hand_out(self) -> None:
+        """A task of each submission in turn, so that a small one does not wait for a large one before it."""
+        for process in list(self._processes):
+            if not process.idle:
+                continue
+            task = self._next_task()
+            if task is None:
+                return
+            if process.is_gone():  # between two tasks: nobody's fault
+                task.submission.queue.appendleft(task)
+                self._replace(process, blame=False)
+                continue
+            now = time.monotonic()
+            task.submission.deadline = min(task.submission.deadline, now + self._limits.batch_timeout_s)
+            try:
+                process.send(task)
+            except OSError:  # it died before it read anything: no item did that
+                self._replace(process, blame=True)
+
+    def _next_task(self) -> Task | None:
+        for _ in range(len(self._active)):
+            submission = self._active[0]
+            self._active.rotate(-1)
+            if submission.queue and not submission.future.cancelled():
+                return submission.next_task(self._num_workers, max(self._seconds_per_item, 1e-6))
+        return None
+
+    def _wait_s(self) -> float | None:
+        """How long nothing need be looked at; None: until somebody calls, or a process says something."""
+        if not self._active and self.ready.done():
+            return None
+        return _POLL_S
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake_in, 1 << 16)
+
+    def _listen(self, process: GradingProcess) -> None:
+        if process not in self._processes:  # replaced a moment ago
+            return
+        task = process.task
+        before = 0 if task is None else task.graded
+        try:
+            for record in process.read():
+                self._take(process, task, record)
+        except EOFError:
+            self._lose(process, FailureKind.CRASH)
+        except ForeignRecordError as error:
+            process.kill()
+            self._lose(process, FailureKind.CRASH, f"the grading process was ended: {error}")
+        if task is not None and task.graded > before:
+            now = time.monotonic()
+            spent = (now - process.began) / (task.graded - before)
+            self._seconds_per_item += 0.3 * (spent - self._seconds_per_item)
+            process.began = now
+
+    def _take(self, process: GradingProcess, task: Task | None, record: Record) -> None:
+        if record.tag is Tag.READY and not self.ready.done():
+            self.ready.set_result(process.ready or {})
+        elif record.tag is Tag.REFUSED and record.body is not None:
+            self._refuse(str(record.body["message"]))
+        elif task is not None and record.tag in (Tag.VALUE, Tag.FAILED):
+            submission = task.submission
+            submission.book(task.items[record.item], record)
+            if not submission.left:
+                self._finish(submission)
+
+    def _finish(self, submission: Submission) -> None:
+        with suppress(ValueError):
+            self._active.remove(submission)
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            submission.future.set_result(submission.result())
+
+    def _look_after_processes(self) -> None:
+        now = time.monotonic()
+        for process in list(self._processes):
+            if process.task is not None and process.task.submission.future.cancelled():
+                self._drop(process)
+            elif process.idle:
+                continue
+            elif process.is_gone():
+                self._lose(process, FailureKind.CRASH)
+            elif process.is_stopped():
+                self._lose(process, FailureKind.CRASH, "the process was stopped by a signal", outside=True)
+            elif now > process.deadline:
+                self._lose(process, FailureKind.TIMEOUT)
+
+    def _look_after_submissions(self) -> None:
+        now = time.monotonic()
+        for submission in list(self._active):
+            if submission.future.cancelled():
+                self._active.remove(submission)
+            elif now > submission.deadline:
+                limit = self._limits.batch_timeout_s
+                self._give_up(submission, FailureKind.TIMEOUT, f"the batch took more than {limit} s")
+            elif submission.losses_in_a_row > self._limits.max_losses_in_a_row:
+                lost = submission.losses_in_a_row
+                self._give_up(submission, FailureKind.CRASH, f"not graded: {lost} grading processes in a row were lost")
+
+    def _lose(self, process: GradingProcess, kind: FailureKind, how: str = "", *, outside: bool = False) -> None:
+        """Ends a process, books the item that it was at or grades it again, and replaces the process."""
+        code = process.kill() if kind is FailureKind.TIMEOUT or how else process.end()
+        self._read_rest(process)
+        if process.ready is None and not self.ready.done():
+            slow = f"{self._targets()} took more than {self._limits.start_timeout_s} s to load"
+            ended = f"the grading process ended while it loaded {self._targets()}: {describe_end(code)}"
+            return self._refuse(slow if kind is FailureKind.TIMEOUT else ended)
+        task, again = process.task, False
+        if task is not None and task.rest and not process.retired:
+            outside = outside or (kind is FailureKind.CRASH and not how and came_from_outside(code))
+            again = outside and task.attempts < MAX_ATTEMPTS
+            self._settle(task, kind, how or f"the process died: {describe_end(code)}", again=again)
+        self._replace(process, blame=not again and (task is not None or process.ready is None))
+        return None
+
+    def _read_rest(self, process: GradingProcess) -> None:
+        """What it wrote before it ended: an item that was graded is not lost."""
+        task = process.task
+        with suppress(EOFError, ForeignRecordError):
+            for record in process.read():
+                self._take(process, task, record)
+
+    def _settle(self, task: Task, kind: FailureKind, ended: str, *, again: bool) -> None:
+        """What becomes of the item that a lost process was at."""
+        submission = task.submission
+        reward, sample = task.rest[0]
+        if again:
+            task.attempts += 1
+            whom = "a batch" if task.together else f"sample {sample}"
+            name = self._rewards[reward].name
+            submission.notices.append(f"{whom} is graded again with {name!r} (attempt {task.attempts}): {ended}")
+        elif task.together:
+            task.together = False
+        else:
+            limit = f"took more than {self._limits.timeout_s} s"
+            task.graded += 1
+            task.attempts = 1
+            submission.fail((reward, sample), kind, limit if kind is FailureKind.TIMEOUT else ended)
+            if not submission.left:
+                self._finish(submission)
+
+    def _replace(self, process: GradingProcess, *, blame: bool) -> None:
+        """Starts another process in its place, at once; what the old one had left to do goes first.
+
+        Args:
+            blame: the loss counts against those whose work it was at, or who wait for it to start.
+        """
+        task = process.task
+        if blame:
+            for submission in [task.submission] if task is not None else list(self._active):
+                submission.losses_in_a_row += 1
+        if task is not None and task.rest:
+            task.submission.queue.appendleft(
+                Task(task.submission, task.rest, together=task.together, attempts=task.attempts)
+            )
+        self._drop(process)
+
+    def _drop(self, process: GradingProcess) -> None:
+        """Ends a process, whatever it is at."""
+        self._selector.unregister(process.fileno())
+        process.close()
+        self._processes.remove(process)
+        if self._active or process.ready is not None:  # one that cannot start is not tried again for nobody
+            self._top_up()
+
+    def _give_up(self, submission: Submission, kind: FailureKind, message: str) -> None:
+        """Books everything that is not graded yet, and replaces the processes that are at it."""
+        busy = [process for process in self._processes if process.task and process.task.submission is submission]
+        tasks = [process.task for process in busy if process.task] + list(submission.queue)
+        for process in busy:
+            self._drop(process)
+        for item in [item for task in tasks for item in task.rest]:
+            submission.fail(item, kind, message)
+        submission.queue.clear()
+        self._finish(submission)
+
+    def _refuse(self, message: str) -> None:
+        """The functions cannot be loaded: everybody who waits hears why, and the dispatcher ends."""
+        error = ConfigError(message)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        with self._lock:
+            self._closing = True
+            left, self._inbox = [*self._active, *self._inbox], []
+        self._active.clear()
+        for submission in left:
+            with suppress(InvalidStateError):
+                submission.future.set_exception(error)
+
+    def _top_up(self) -> None:
+        while len(self._processes) < self._num_workers:
+            process = GradingProcess(self._rewards, self._limits, self._log_path)
+            self._processes.append(process)
+            self._selector.register(process.fileno(), selectors.EVENT_READ, process)
+
+    def _targets(self) -> str:
+        return ", ".join(repr(reward.target) for reward in self._rewards)
