@@ -32,7 +32,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     with (
         tempfile.TemporaryDirectory() as logs,
         open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
-        closing(open_stream(config, registry, group.group, tokenizer, None)) as stream,
+        closing(open_stream(config, registry, group.group, tokenizer)) as stream,
     ):
         groups = sample_all(stream, shown, draw, seed=(config.trainer.seed, "generate"))
     for prompt, made in zip(shown, groups, strict=True):
@@ -54,7 +54,9 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
         tempfile.TemporaryDirectory() as logs,
         closing(build_materials(config, registry, Path(logs), view, held_out=True)) as materials,
         open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
-        closing(open_stream(config, registry, group.group, materials.tokenizer, materials.rewards)) as stream,
+        closing(
+            open_stream(config, registry, group.group, materials.tokenizer, materials.rewards, view.notice)
+        ) as stream,
     ):
         evaluation = evaluation_of(config, materials, stream)
         if evaluation is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.config.check import check_backend, check_run, comparable_log_probs, role_requirements
+from rlsdk.config.check import check_backend, check_run, comparable_log_probs
 from rlsdk.config.engines import (
     ModelConfig,
     OptimConfig,
@@ -15,6 +15,7 @@ from rlsdk.config.engines import (
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.requirements import role_requirements
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
 from rlsdk.config.schema import (

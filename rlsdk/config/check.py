@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.config.base import Options
-from rlsdk.config.engines import PlacementConfig, PoolConfig, RolloutConfig
+from rlsdk.config.engines import RolloutConfig
 from rlsdk.config.explain import shown, unknown_key
 from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
-from rlsdk.config.role_names import ACTOR, ROLLOUT, base_role
-from rlsdk.config.roles import HEAD_CAPABILITY, Role, needed_roles, roles
+from rlsdk.config.requirements import device_of, devices_of, role_requirements
+from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.roles import Role, needed_roles, roles
 from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
+from rlsdk.interfaces import BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -53,7 +54,7 @@ def check_run(
     for role in table:
         own = role.model.path == (config.model.path or "")
         fields = policy if own else (models or {}).get(role.name, {})
-        count = _devices_of(config.placement, role.name) if devices is None else devices.get(role.name)
+        count = devices_of(config.placement, role.name) if devices is None else devices.get(role.name)
         found += _role_problems(config, role, registry, fields, device, count)
     if not train_only:
         found += [
@@ -113,69 +114,6 @@ def check_backend(needed: Requirements, name: str, registry: Registry, *, field:
     ]
 
 
-def role_requirements(
-    config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
-) -> Requirements:
-    """What a role needs of its backend, and which field asks for it."""
-    capabilities = dict(_capabilities(config, role))
-    devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
-    because = {
-        "device": "placement.device",
-        "dtype": role.fields["dtype"],
-        "model_type": role.fields["path"],
-        "num_ranks": "rollout.tp_size" if role.is_rollout else devices,
-    }
-    return Requirements(
-        kind=role.kind,
-        device=_device_of(config.placement, role.name, device),
-        dtype=role.model.dtype,
-        model_type=model_type,
-        num_ranks=role.devices_per_rank if role.is_rollout else num_devices,
-        takes_weights=role.is_rollout,
-        capabilities=frozenset(capabilities),
-        because=because | {capability.value: field for capability, field in capabilities.items()},
-    )
-
-
-def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
-    """What a role asks of its backend beyond the required methods, and the field that asks."""
-    rollout = config.rollout
-    if role.is_rollout:
-        if rollout.min_p > 0:
-            yield Capability.MIN_P, "rollout.min_p"
-        if rollout.stop_strings:
-            yield Capability.STOP_STRINGS, "rollout.stop_strings"
-        if rollout.tp_size > 1:
-            yield Capability.TENSOR_PARALLEL, "rollout.tp_size"
-    elif role.model.head in HEAD_CAPABILITY:
-        yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
-    elif role.is_trained and config.algorithm.entropy_coef:
-        yield Capability.ENTROPY, "algorithm.entropy_coef"
-
-
-def _devices_of(placement: PlacementConfig, role: str) -> int | None:
-    """Devices of a role, as far as the configuration says it without dealing any out."""
-    if placement.preset is None:
-        pool = _pool_of(placement, role)
-        return None if pool is None else sum(pool.devices_per_node)
-    return placement.num_nodes * placement.devices_per_node if placement.preset == "colocate_all" else None
-
-
-def _pool_of(placement: PlacementConfig, role: str) -> PoolConfig | None:
-    """The pool of a role among those that are spelled out; one that was given none runs beside the actor."""
-    given = placement.roles
-    name = given.get(role) or given.get(base_role(role)) or given.get(ACTOR)
-    return placement.pools.get(name) if name is not None else None
-
-
-def _device_of(placement: PlacementConfig, role: str, device: str | None) -> str | None:
-    """What a role runs on: its pool's own device, the placement's, or what `auto` came out as."""
-    pool = _pool_of(placement, role)
-    if pool is not None and pool.device != "auto":
-        return pool.device
-    return device if placement.device == "auto" else placement.device
-
-
 def _missing_data(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
         yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
@@ -199,7 +137,7 @@ def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
             "'in_process': expected another, because placement gives actor and rollout processes of their own; "
             "auto takes the quickest that reaches",
         )
-    kinds = {_device_of(placement, role, device) for role in (ACTOR, ROLLOUT)}
+    kinds = {device_of(placement, role, device) for role in (ACTOR, ROLLOUT)}
     if chosen == "cuda_ipc" and "cpu" in kinds:
         yield Problem(
             "sharding.transport",

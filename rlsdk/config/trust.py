@@ -83,7 +83,7 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             or (isinstance(value, str) and _IN_FILE.search(value))
             or (name in FUNCTION_FIELDS and ":" in str(value))
             # An engine takes class names, hooks and files there; a Ray cluster sends code to whoever joins it.
-            or (len(place) > 2 and place[1] == "engine_kwargs")
+            or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
         ):
             yield place, value

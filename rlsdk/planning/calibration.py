@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rlsdk.config import RunConfig, load_config
+from rlsdk.config import RunConfig, load_config, roles
+from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 from rlsdk.trainer.trackers import read_metrics
@@ -27,8 +28,9 @@ class Work:
     """That one target takes."""
     samples: int
     forward_passes: float
-    """Over all of a step's tokens: old log-probs, and those of a reference."""
+    """Over all of a step's tokens: old log-probs, and one for each model beside the actor."""
     epochs: int
+    """Times that a step's tokens are trained on, by all trained models together."""
     longest: int
     """Tokens of a row, prompt and response, at most."""
     longest_response: int
@@ -114,7 +116,7 @@ def forward_passes(config: RunConfig) -> float:
         old = 1.0
     else:
         old = (trainer.updates_per_step - 1) / trainer.updates_per_step
-    return old + (config.algorithm.kl_coef > 0)
+    return old + sum(1 for role in roles(config) if not role.is_rollout and role.name != ACTOR)
 
 
 def predict(work: Work, calibration: Calibration, measured: Work) -> Prediction:

@@ -263,7 +263,7 @@ def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary
         sync_bytes=reshard.num_bytes // max(reshard.targets, 1),
         samples=config.trainer.samples_per_step,
         forward_passes=forward_passes(config),
-        epochs=config.trainer.epochs_per_step,
+        epochs=config.trainer.epochs_per_step * sum(role.is_trained for role in roles.table.values()),
         longest=config.max_model_tokens,
         longest_response=config.rollout.max_response_tokens,
         backends=(config.train.backend, config.rollout.backend, device),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,14 @@ def build_materials(
 
 
 def open_stream(
-    config: RunConfig, registry: Registry, group: CallsRanks, tokenizer: Any, rewards: RewardRunner | None
+    config: RunConfig,
+    registry: Registry,
+    group: CallsRanks,
+    tokenizer: Any,
+    rewards: RewardRunner | None = None,
+    notice: Callable[[str], None] = print,
 ) -> RolloutStream:
-    """The stream over all replicas of a rollout group."""
+    """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
     rollout = config.rollout
     return RolloutStream(
         replicas_of(group, backend=rollout.backend, max_running=rollout.max_running_samples),
@@ -116,7 +121,7 @@ def open_stream(
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
         ),
-        grader=None if rewards is None else RewardGrader(rewards),
+        grader=None if rewards is None else RewardGrader(rewards, notice),
     )
 
 
@@ -137,7 +142,7 @@ def evaluation_of(config: RunConfig, materials: Materials, stream: RolloutStream
 def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
-    stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards)
+    stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice)
     state = TrainerState(kl_coef=config.algorithm.kl_coef)
     exact = session.actor.role.model.dtype == "float32"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,26 +67,24 @@ def start_rewards(
 class RewardGrader:
     """Satisfies `rlsdk.rollouts.Grader`."""
 
-    def __init__(self, runner: RewardRunner) -> None:
+    def __init__(self, runner: RewardRunner, notice: Callable[[str], None]) -> None:
+        """`notice` receives what went wrong and was put right: samples that were graded again."""
         self._runner = runner
-        if hasattr(runner, "submit"):
-            self._submit = runner.submit
-        else:
-            from concurrent.futures import ThreadPoolExecutor
-
-            pool = ThreadPoolExecutor(1)
-            self._submit = lambda samples: pool.submit(runner.score, samples)
+        self._notice = notice
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[Sequence[Grade]]:
         grades: Future[Sequence[Grade]] = Future()
 
         def done(found: Future[RewardResult]) -> None:
             try:
-                grades.set_result(grades_of(found.result()))
+                result = found.result()
+                for text in result.notices:
+                    self._notice(f"rewards: {text}")
+                grades.set_result(grades_of(result))
             except BaseException as error:
                 grades.set_exception(error)
 
-        self._submit(samples).add_done_callback(done)
+        self._runner.submit(samples).add_done_callback(done)
         return grades
 
 

@@ -50,6 +50,17 @@ def test_every_field_that_runs_code_is_refused_and_named(run: Path, registry: Re
     assert f"{run}/config.yaml:3" in text
 
 
+def test_arguments_of_every_roles_engine_run_code(run: Path, registry: Registry) -> None:
+    (run / "config.yaml").write_text(
+        "critic: {engine_kwargs: {hook: evil}}\nref: {engine_kwargs: {hook: evil}}\n"
+        "reward_models: [{path: m, engine_kwargs: {hook: evil}}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config([run / "config.yaml"], [], registry)
+    for path in ("critic.engine_kwargs.hook", "ref.engine_kwargs.hook", "reward_models.0.engine_kwargs.hook"):
+        assert f"\n  {path}: " in str(caught.value)
+
+
 def test_asked_for_on_the_command_line_it_counts(run: Path, registry: Registry) -> None:
     config = load_config([run / "config.yaml"], ["--trust-run", "--steps", "3"], registry)
     assert config.model.trust_remote_code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,9 @@ from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train,
     done=st.integers(0, 6),
     random=st.randoms(use_true_random=False),
 )
-def test_every_group_is_trained_once_in_order_and_none_starts_before_the_law_admits_it(groups, steps, staleness, done, random) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+def test_every_group_is_trained_once_in_order_and_none_starts_before_the_law_admits_it(
+    groups: int, steps: int, staleness: int, done: int, random: Random
+) -> None:
     schedule = Schedule(
         groups_per_step=groups, last_step=steps, done=done, next_group=done * groups, max_staleness=staleness
     )

@@ -25,7 +25,8 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.turns import CACHE, WEIGHTS, DeviceTurns, Move, Seat, moves, shared_pools
+from rlsdk.trainer.moves import CACHE, WEIGHTS, Move, Seat, moves
+from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 EVERYTHING = frozenset(("weights", "optimizer", "gradients", "kv_cache"))
 REPORT = SyncReport(version=1, num_tensors=1, num_bytes=1, moved_bytes=1, changed_tensors=1, seconds=0.5,

@@ -1,0 +1,75 @@
+"""What a role needs of its backend, and which field of the configuration asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlsdk.config.engines import PlacementConfig, PoolConfig
+from rlsdk.config.role_names import ACTOR, base_role
+from rlsdk.config.roles import HEAD_CAPABILITY, Role
+from rlsdk.config.schema import RunConfig
+from rlsdk.interfaces import Capability
+from rlsdk.registry import Requirements
+
+
+def role_requirements(
+    config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
+) -> Requirements:
+    """What a role needs of its backend, and which field asks for it."""
+    capabilities = dict(_capabilities(config, role))
+    devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
+    because = {
+        "device": "placement.device",
+        "dtype": role.fields["dtype"],
+        "model_type": role.fields["path"],
+        "num_ranks": "rollout.tp_size" if role.is_rollout else devices,
+    }
+    return Requirements(
+        kind=role.kind,
+        device=device_of(config.placement, role.name, device),
+        dtype=role.model.dtype,
+        model_type=model_type,
+        num_ranks=role.devices_per_rank if role.is_rollout else num_devices,
+        takes_weights=role.is_rollout,
+        capabilities=frozenset(capabilities),
+        because=because | {capability.value: field for capability, field in capabilities.items()},
+    )
+
+
+def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
+    """What a role asks of its backend beyond the required methods, and the field that asks."""
+    rollout = config.rollout
+    if role.is_rollout:
+        if rollout.min_p > 0:
+            yield Capability.MIN_P, "rollout.min_p"
+        if rollout.stop_strings:
+            yield Capability.STOP_STRINGS, "rollout.stop_strings"
+        if rollout.tp_size > 1:
+            yield Capability.TENSOR_PARALLEL, "rollout.tp_size"
+    elif role.model.head in HEAD_CAPABILITY:
+        yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
+    elif role.is_trained and config.algorithm.entropy_coef:
+        yield Capability.ENTROPY, "algorithm.entropy_coef"
+
+
+def devices_of(placement: PlacementConfig, role: str) -> int | None:
+    """Devices of a role, as far as the configuration says it without dealing any out."""
+    if placement.preset is None:
+        pool = _pool_of(placement, role)
+        return None if pool is None else sum(pool.devices_per_node)
+    return placement.num_nodes * placement.devices_per_node if placement.preset == "colocate_all" else None
+
+
+def _pool_of(placement: PlacementConfig, role: str) -> PoolConfig | None:
+    """The pool of a role among those that are spelled out; one that was given none runs beside the actor."""
+    given = placement.roles
+    name = given.get(role) or given.get(base_role(role)) or given.get(ACTOR)
+    return placement.pools.get(name) if name is not None else None
+
+
+def device_of(placement: PlacementConfig, role: str, device: str | None) -> str | None:
+    """What a role runs on: its pool's own device, the placement's, or what `auto` came out as."""
+    pool = _pool_of(placement, role)
+    if pool is not None and pool.device != "auto":
+        return pool.device
+    return device if placement.device == "auto" else placement.device
