@@ -176,10 +176,10 @@ class AlgorithmConfig(Section):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence (nats) from the reference policy; 0: no reference model is loaded."""
     kl_estimator: str = "k3"
-    """Registered estimator of the KL at one token in the loss, from d = log_probs - ref: k2 d^2/2, k3 exp(-d) - 1 + d.
-    One whose gradient is not that of a KL (k1) is refused."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the loss, from d = log_probs - ref: k2 d^2/2,
+    k3 exp(-d) - 1 + d. One whose gradient is not that of a KL (k1) is refused."""
     kl_reward_estimator: str = "k1"
-    """Registered estimator of the KL at one token in the reward: k1 d, and those above."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the reward: k1 d, and those above."""
     kl_in_reward: bool = False
     """True: the KL is taken from the tokens' rewards; false: added to the loss."""
     kl_target: PositiveFloat | None = None
