@@ -17,7 +17,8 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     """Prints responses to the given prompts, or to the first evaluation prompts of the data."""
     from rlsdk.cli.console import ConsoleView
     from rlsdk.trainer.inference import generate_texts, open_rollout
-    from rlsdk.trainer.parts import load_prompts, load_run_tokenizer, sampling_params
+    from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
+    from rlsdk.trainer.run_data import load_prompts
     from rlsdk.trainer.session import resolve_device
 
     config, registry = _config(path, args, sections=("model", "data", "rollout", "placement"))
@@ -25,7 +26,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     shown: list[tuple[str, str | None, Sequence[int]]]
     if prompts:
         shown = [(text, None, tokenizer(text)["input_ids"]) for text in prompts]
-    elif config.data.train is not None:
+    elif config.data.train is not None or config.data.mixture:
         train, held = load_prompts(config, registry, tokenizer, ConsoleView())
         shown = [(p.text, p.answer, p.prompt_ids) for p in (held or train)[:num_prompts]]
     else:

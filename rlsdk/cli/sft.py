@@ -16,8 +16,8 @@ def run(args: Sequence[str]) -> None:
     registry = Registry.discover()
     config = load_config([], list(args), registry)
 
-    from rlsdk.trainer.parts import check_sources
     from rlsdk.trainer.run import StopFlag, run_sft
+    from rlsdk.trainer.run_data import check_sources
     from rlsdk.trainer.run_folder import check_resume, make_run_dir
     from rlsdk.trainer.session import resolve_device, role_devices
     from rlsdk.trainer.sft import CHECKPOINTS
