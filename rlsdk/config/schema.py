@@ -180,6 +180,9 @@ class TrainerConfig(Section):
 
     steps: NonNegativeInt = 200
     """Trainer steps; each is one rollout, then updates."""
+    epochs: PositiveFloat | None = None
+    """In place of `steps`: passes over the training prompts, rounded up to whole steps; of a mixture, draws of as many
+    prompts as all its sources have. null: `steps` counts."""
     prompts_per_step: PositiveInt = 64
     """Prompts in one step."""
     samples_per_prompt: PositiveInt = 8
@@ -319,6 +322,8 @@ class RunConfig(Section):
 
     def _schedule_problems(self) -> Iterator[Problem]:
         optim, total = self.train.optim, self.trainer.optimizer_steps
+        if self.trainer.epochs is not None:
+            return  # Steps follow from the data: asked again once it was read.
         if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
             yield Problem(
                 "train.optim.warmup_steps",

@@ -29,7 +29,7 @@ from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
 from rlsdk.trainer.checkpoint import step_of
-from rlsdk.trainer.run_data import load_prompts
+from rlsdk.trainer.run_data import load_prompts, with_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,7 @@ class RunParts:
     """Made once per run; nothing in it owns a device."""
 
     config: RunConfig
+    """With `trainer.steps` where the run was given `trainer.epochs`."""
     run_dir: Path
     tokenizer: Any
     train_prompts: PromptDataset
@@ -190,6 +191,7 @@ def build_parts(
     rewards = start_rewards(config, registry, run_dir) if rewarded else None
     tokenizer = load_run_tokenizer(config)
     train, evaluation = load_prompts(config, registry, tokenizer, view)
+    config = with_steps(config, len(train))
     algorithm = config.algorithm
     return RunParts(
         config=config,

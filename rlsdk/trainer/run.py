@@ -87,12 +87,14 @@ def run_train(
             def accept() -> None:
                 accept_config(run_dir, config, checkpoint=resume, notice=view.notice)
 
-            start_rl = functools.partial(_rl_session, config, registry, cluster, parts, view, stop=stop, accept=accept)
-            session = start_rl(resuming=checkpoint is not None, half_way=half_way)
+            start_rl = functools.partial(_rl_session, parts.config, registry, cluster, parts, view, stop=stop)
+            session = start_rl(resuming=checkpoint is not None, half_way=half_way, accept=accept)
             trainer = Trainer(session, parts, view, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
+            if checkpoint is not None or config.sft.steps == 0:
                 accept()
+            if checkpoint is not None:
                 view.notice(f"resumed from {checkpoint} at step {trainer.state.step}")
             trainer.fit()
             return _result(trainer, run_dir, start, stop)
@@ -124,7 +126,7 @@ def _rl_session(
 ) -> RlSession:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start.
 
-    `accept` is called before anything of a run that does not resume RL is written."""
+    `accept` is called before a warm start writes anything."""
     main = optim_spec(config.train.optim, config.trainer.optimizer_steps)
     warm_start = config.sft.steps > 0 and not resuming
     first = sft_optim_spec(config) if warm_start else main
@@ -134,8 +136,6 @@ def _rl_session(
         session = Session(config=config, cluster=cluster, actor=actor)
         train_supervised(session, parts, view, resume=half_way, stop=stop, accept=accept)
         actor.run("reset_optimizer", main)
-    elif not resuming:
-        accept()
     ref = None
     if "ref" in roles_of(config):
         if warm_start:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig
+from rlsdk.config import RunConfig, config_error
 from rlsdk.data import (
     DataRow,
     PromptDataset,
@@ -95,6 +97,27 @@ def load_prompts(
     evaluation = PromptDataset(held, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="eval")
     view.notice(f"eval data: {evaluation.report.line()}")
     return train, evaluation
+
+
+def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:
+    """The configuration with `trainer.steps` in place of `trainer.epochs`.
+
+    Args:
+        config: of the run; without `trainer.epochs` it is returned as it is.
+        num_prompts: training prompts that were kept.
+
+    Raises:
+        ConfigError: the schedule does not fit the number of steps.
+    """
+    epochs = config.trainer.epochs
+    if epochs is None:
+        return config
+    steps = math.ceil(Fraction(repr(epochs)) * num_prompts / config.trainer.prompts_per_step)
+    trainer = config.trainer.model_copy(update={"steps": steps, "epochs": None})
+    resolved = config.model_copy(update={"trainer": trainer})
+    if problems := list(resolved.problems()):
+        raise config_error(problems)
+    return resolved
 
 
 def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:

@@ -14,7 +14,7 @@ from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.run_data import check_sources, load_prompts
+from rlsdk.trainer.run_data import check_sources, load_prompts, with_steps
 
 
 class Notices(RunView):
@@ -106,3 +106,23 @@ def test_a_source_that_evaluation_uses_up_is_named(tmp_path: Path, registry: Reg
 def test_settings_that_a_mixture_does_not_go_with_are_refused(arguments: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         config_of("--data.mixture", '[{"source": "a.jsonl"}]', *arguments)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("1", 4), ("2", 7), ("0.1", 1), ("0.3", 1), ("10", 34)])
+def test_epochs_are_whole_steps_over_the_prompts_that_were_kept(epochs: str, steps: int) -> None:
+    config = config_of("--trainer.epochs", epochs, "--trainer.prompts_per_step", "6")
+    assert with_steps(config, 20).trainer.steps == steps
+    assert with_steps(config, 20).trainer.optimizer_steps == steps
+
+
+def test_a_schedule_that_the_epochs_are_too_short_for_is_refused_once_they_are_known() -> None:
+    more = ["--train.optim.schedule", "cosine", "--train.optim.warmup_steps", "300"]
+    config = config_of("--trainer.epochs", "1", "--trainer.prompts_per_step", "1", *more)
+    assert with_steps(config, 301).trainer.steps == 301
+    with pytest.raises(ConfigError, match=r"train\.optim\.warmup_steps: 300: expected fewer"):
+        with_steps(config, 300)
+
+
+def test_without_epochs_steps_count() -> None:
+    config = config_of("--trainer.steps", "5")
+    assert with_steps(config, 1000) is config
