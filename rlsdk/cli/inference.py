@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -77,6 +78,6 @@ def _config(path: Path, args: Sequence[str], sections: Collection[str] | None = 
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
-    source = find_model(path)
+    source = find_model(path, lambda text: print(text, file=sys.stderr))
     flags = [*args, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
     return load_config([source.config] if source.config else [], flags, registry, sections=sections), registry

@@ -58,7 +58,7 @@ class FilterReport:
     longest_kept: int
     """Tokens."""
     longest: int
-    """Tokens, of all rows."""
+    """Tokens, of all rows; at least so many, where a text was too long by its characters alone."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Reason -> the first few rows that were left out or counted for it, as `file:line`."""
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, SamplingParams
+from rlsdk.interfaces import CheckpointError, ConfigError, SamplingParams
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
 from rlsdk.trainer.hosts import Samples
 from rlsdk.trainer.parts import decode
 from rlsdk.trainer.rollout import sample
+from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.session import RoleGroup, rollout_role, start_cluster
 
 if TYPE_CHECKING:
@@ -30,13 +31,21 @@ class ModelSource:
     """The configuration it was trained with, when it comes from a run."""
 
 
-def find_model(path: Path) -> ModelSource:
+def find_model(path: Path, notice: Notice = silent) -> ModelSource:
     """Takes a run, a checkpoint or a model folder.
 
+    Args:
+        path: of one of these.
+        notice: receives a line for each damaged checkpoint of a run that is skipped.
+
     Raises:
-        ConfigError: it is none of these; says what was looked for.
+        ConfigError: it is none of these, or damaged; says what was looked for.
     """
-    checkpoint = path if not faults(path) else CheckpointStore(path / "checkpoints", 1).newest()
+    try:
+        store = CheckpointStore(path / "checkpoints", 1)
+        checkpoint = path if not faults(path) else store.newest_intact(notice, "model")
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
     if checkpoint is not None:
         if not (checkpoint / "model" / "config.json").is_file():
             raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
