@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -78,13 +79,13 @@ def _prompts(
     """Those that were typed, rendered like rows of the data: system prompt, prompt template, chat template."""
     from rlsdk.cli.console import ConsoleView
     from rlsdk.data import DataRow, PromptDataset
-    from rlsdk.trainer.prompts import load_prompts, prompt_format
+    from rlsdk.trainer.run_data import load_prompts, prompt_format
 
     if texts:
         field = config.data.prompt_field
         rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
         return PromptDataset(rows, tokenizer, prompt_format(config), name="prompts")
-    if config.data.train is None:
+    if config.data.train is None and not config.data.mixture:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     train, held = load_prompts(config, registry, tokenizer, ConsoleView(), held_out=True)
     return (held or train)[:num_prompts]
@@ -101,6 +102,6 @@ def _config(path: Path, args: Sequence[str], sections: Collection[str] | None = 
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
-    source = find_model(path)
+    source = find_model(path, lambda text: print(text, file=sys.stderr))
     flags = [*args, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
     return load_config([source.config] if source.config else [], flags, registry, sections=sections), registry

@@ -125,8 +125,9 @@ def run_train(
             stop=stop,
         )
         with _prepared(start) as (materials, cluster):
+            start = replace(start, config=materials.config, table=roles(materials.config, device))
             session = _rl_session(start, cluster, materials)
-            stage = rl_stage(config, registry, materials, session)
+            stage = rl_stage(start.config, registry, materials, session)
             with closing(stage):
                 trainer = _trainer(start, materials, stage, session)
                 if checkpoint is not None:
