@@ -5,6 +5,7 @@ of rlsdk, so it starts in a few milliseconds and the program finds nothing of th
 """
 
 import ctypes
+import importlib.util
 import json
 import os
 import resource
@@ -43,12 +44,34 @@ def main() -> None:
 
 
 def confine(folder: str) -> None:
-    """Leaves this process without network, without other processes, with nothing but empty folders in memory to write
-    to, and without capabilities. The process goes on as the first of its own process namespace; whatever it starts ends
-    with it."""
+    """Leaves this process without network, with nothing but empty folders to write to, and without capabilities.
+
+    By namespaces, where the process goes on as the first of its own: no other process is to be seen, and whatever it
+    starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
+    more, for `folder` alone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
-    _check(libc.unshare(_NEW_NAMESPACES), "unshare")
+    unshared = libc.unshare(_NEW_NAMESPACES) == 0
+    try:
+        _check(0 if unshared else -1, "unshare")
+        hide_files(libc, folder, uid, gid)
+    except OSError as error:
+        apply_rules(folder, error)
+    os.chdir(folder)
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # new capabilities cleared it
+    child = os.fork() if unshared else 0
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+
+
+def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
+    """In new namespaces: every file read-only, empty folders in place of those that others use."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{_INNER_ID} {uid} 1"), ("gid_map", f"{_INNER_ID} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as stream:
             stream.write(text)
@@ -61,16 +84,26 @@ def confine(folder: str) -> None:
     for path in [*hidden(), folder]:
         os.makedirs(path, exist_ok=True)
         _check(libc.mount(b"none", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options), f"mount tmpfs {path}")
-    os.chdir(folder)
-    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # new capabilities cleared it
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+
+
+def apply_rules(folder: str, why: OSError) -> None:
+    """seccomp and Landlock, as for grading processes (`confine.py`, loaded by its path).
+
+    Raises OSError where they do not take away network and files either.
+    """
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine.py")
+    if not os.path.exists(path):
+        raise why
+    specification = importlib.util.spec_from_file_location("rlsdk_confine", path)
+    assert specification is not None
+    assert specification.loader is not None
+    rules = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = rules
+    specification.loader.exec_module(rules)
+    limits = {"allow_network": False, "allow_writes": False}
+    found = rules.confine_grading(rules.confine_start(limits), limits, folder, [])
+    if not all(any(what in held for held in found.held) for what in ("no network", "no file writes")):
+        raise OSError(why.errno, f"{why}; missing: {', '.join(found.missing)}")
 
 
 def hidden() -> list[str]:

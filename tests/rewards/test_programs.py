@@ -144,13 +144,8 @@ def listener() -> Iterator[tuple[int, Path]]:
         path.unlink()
 
 
-def test_code_has_no_network_no_files_to_change_and_no_secrets(
-    tmp_path: Path, listener: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("here")
-    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
-    port, path = listener
+def probing(victim: Path, port: int, path: Path) -> str:
+    """A program that tries what code must not be able to do; `f()` names what succeeded."""
     attempts = {
         "network": f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)",
         "socket file": f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})",
@@ -158,8 +153,8 @@ def test_code_has_no_network_no_files_to_change_and_no_secrets(
         "delete": f"import os; os.unlink({str(victim)!r})",
         "write beside rlsdk": f"open({sandbox.__file__!r}, 'a')",
         "kill": f"import os; os.kill({os.getpid()}, 0)",
+        "kill the grader": "import os; os.kill(os.getppid() or 1, 0); assert os.getppid() > 1",
         "environment": "import os; os.environ['SECRET_TOKEN']",
-        "processes": "open('/proc/self/environ')",
         "packages": "import numpy",
         "mount": "import ctypes; l = ctypes.CDLL(None); assert l.mount(b'none', b'/', None, 4128, None) == 0",
         "remount": "import ctypes; l = ctypes.CDLL(None); assert l.unshare(0x10020000) == 0; "
@@ -170,12 +165,27 @@ def test_code_has_no_network_no_files_to_change_and_no_secrets(
         f"try:\n    attempt_{at}()\n    done.append({name!r})\nexcept BaseException as error:\n    pass"
         for at, name in enumerate(attempts)
     )
-    program = "\n".join([*lines, "done = []", calls, "open('own.txt', 'w').write('x')", "def f(): return done"])
-    response = block(program)
-    row = {"tests": ["assert f() == []"]}
+    own = "open('own.txt', 'w').write('x')"
+    return "\n".join([*lines, "done = []", calls, own, "def f(): return done"])
+
+
+def test_code_has_no_network_no_files_to_change_and_no_secrets(
+    tmp_path: Path, listener: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("here")
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    program = probing(victim, *listener)
     outcome = sandbox.run_tests(program, "", [("value", "f()")], "", sandbox.Limits(seconds=20, memory_mb=512))
     assert [record["value"] for record in outcome.results] == [{"list": []}]
-    assert code(sample(response, None, row=row)) == 1.0
+    assert grade("def f(): open('/proc/self/environ')", ["f()"]) == 0.0
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code")]
+    runner = RewardRunner(rewards, RewardLimits())
+    try:
+        result = runner.score([sample(block(program), None, row={"tests": ["assert f() == []"]})])
+    finally:
+        runner.close()
+    assert (result.scores.tolist(), result.examples) == ([1.0], ())
     assert victim.read_text() == "here"
 
 
