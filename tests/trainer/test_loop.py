@@ -155,7 +155,7 @@ def test_five_roles_train_with_a_critic_a_reference_and_a_reward_model(
         "--critic.optim.warmup_steps", "0", "--reward_models", f"[{{path: {model}, name: good, weight: 0.1}}]",
     )  # fmt: skip
     view = run(config, registry, tmp_path / "ppo", forced=True)
-    first, second, third = view.steps
+    first, _, third = view.steps
     assert "policy/loss" not in first  # the critic warms up
     assert first["policy/version"] == 0
     assert third["policy/version"] == 4
