@@ -10,6 +10,7 @@ from typing import Any
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.printable import json_line, printable
 from rlsdk.registry import Registry
 
 
@@ -40,7 +41,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     for (text, expected, _), responses in zip(shown, answers, strict=True):
         for response in responses:
             line: dict[str, Any] = {"prompt": text, "response": response}
-            print(json.dumps(line if expected is None else {**line, "answer": expected}, ensure_ascii=False))
+            print(json_line(line if expected is None else {**line, "answer": expected}))
 
 
 def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
@@ -60,7 +61,7 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
         finally:
             parts.close()
     for name, value in metrics.items():
-        print(f"{name:<28}{value:.4f}")
+        print(f"{printable(name):<28}{value:.4f}")
     if output is not None:
         output.write_text(json.dumps(metrics, indent=1))
 
