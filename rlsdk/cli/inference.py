@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.printable import json_line, printable
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     for prompt, made in zip(shown, groups, strict=True):
         for sample in made.samples:
             line: dict[str, Any] = {"prompt": prompt.text, "response": sample.text}
-            print(json.dumps(line if prompt.answer is None else {**line, "answer": prompt.answer}, ensure_ascii=False))
+            print(json_line(line if prompt.answer is None else {**line, "answer": prompt.answer}))
 
 
 def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
@@ -68,7 +69,7 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
     for text in evaluation.notices:
         view.notice(text)
     for name, value in metrics.items():
-        print(f"{name:<28}{value:.4f}")
+        print(f"{printable(name):<28}{value:.4f}")
     if output is not None:
         output.write_text(json.dumps(metrics, indent=1))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
+from rlsdk.cli.terminal import SafeConsole
 from rlsdk.config import RunConfig, check_run, config_error, load_config, roles
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError
@@ -141,11 +142,9 @@ def names_a_task(args: Sequence[str]) -> bool:
 
 def tell(result: RunResult, config: RunConfig) -> None:
     """The last lines: what was reached, where everything is, what to type next."""
-    from rich.console import Console
-
     from rlsdk.trainer.report import write_report
 
-    say = Console(highlight=False, soft_wrap=True)
+    say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()
     for name in ("sampled", "greedy"):
         key = f"eval/accuracy_{name}"
