@@ -55,6 +55,7 @@ class CountedRole:
     seat: Seat
     memory: tuple[RankMemory, ...] | None
     """Per rank; None: its backend cannot say."""
+    pool: str = ""
     passes: str = "log_probs"
     """What its passes without gradient give."""
 
@@ -81,6 +82,7 @@ class CountedRole:
                 moves=shared and able in capabilities,
             ),
             memory=None if forecast is None else forecast.memory,
+            pool=role.pool,
             passes=PASSES[role.model.head],
         )
 
@@ -107,8 +109,11 @@ def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     serving = frozenset(name for name, role in roles.items() if role.seat.serves)
     weights = frozenset((WEIGHTS,))
     synced = {source, *serving}
+    arriving = dict.fromkeys(synced, weights)
+    if all(roles[name].pool != roles[source].pool for name in serving):
+        arriving[source] = frozenset(roles[source].seat.parts)  # Nothing comes that it would have to leave for.
     found = [
-        Phase(name="sync", works=frozenset(synced), wanted=dict.fromkeys(synced, weights)),
+        Phase(name="sync", works=frozenset(synced), wanted=arriving),
         Phase(name="rollout", works=serving, wanted=dict.fromkeys(serving, frozenset((WEIGHTS, CACHE)))),
     ]
     training = [role for name, role in roles.items() if name not in serving]

@@ -240,6 +240,13 @@ def test_on_one_gpu_only_who_works_is_on_it_and_on_a_cpu_everybody_stays(registr
     assert set(map(tuple, weights_of("cpu").values())) == {tuple(everybody)}
 
 
+def test_a_sync_to_another_pool_leaves_the_optimizer_where_it_is(registry: Registry, model: str) -> None:
+    placed = ["--placement.preset", "colocate_actor_ref", "--placement.devices_per_node", "2"]
+    plan = planned(registry, model, *PPO[2:], *placed, hardware="64GiB:1x2")
+    (sync,) = (phase for phase in plan.memory if (phase.place, phase.phase) == ("pool actor+ref", "sync"))
+    assert {part.what for part in sync.parts if part.role == "actor"} == {"weights", "optimizer"}
+
+
 def test_memory_of_the_critics_update_counts_its_own_optimizer(registry: Registry, model: str) -> None:
     plan = planned(registry, model, *ppo(model), hardware="64GiB")
     critic = next(role for role in plan.roles if role.name == "critic")

@@ -216,6 +216,19 @@ def test_what_shares_no_device_never_moves() -> None:
     assert calls == []
 
 
+def test_a_sync_to_another_pool_moves_nothing_of_a_source_that_is_there() -> None:
+    turns, _, calls = turns_of([role("actor", trained=True), role("ref"), role("rollout", "own")])
+    with turns.using("actor", training=True):
+        pass
+    calls.clear()
+    with turns.rollout(lambda: REPORT) as report:
+        assert report is REPORT
+    assert calls == []
+    with turns.using("ref"), turns.rollout(lambda: REPORT, source="ref"):
+        pass
+    assert calls == ["offload actor optimizer gradients", "offload actor weights", "onload ref weights"]
+
+
 def test_a_failed_sync_puts_the_engine_to_sleep_and_the_next_use_finds_its_memory() -> None:
     turns, groups, calls = turns_of([role("actor", trained=True), role("rollout")])
 
