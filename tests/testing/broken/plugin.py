@@ -74,13 +74,33 @@ ROLLOUT = {
         },
     ),
     "stale-cache": Defect("StaleCache", {"update.no_stale_cache": "largest difference after"}),
-    "half-an-update": Defect("HalfAnUpdate", {"update.failed": "served something that is neither"}),
+    "never-recovers": Defect("NeverRecovers", {"update.failed": "largest difference after a whole update"}),
+    "touched-then-refused": Defect("TouchedThenRefused", {"update.busy": "a refusal that took the weights"}),
     "updated-while-busy": Defect("UpdatedWhileBusy", {"update.busy": "of neither"}),
     "cache-kept-over-pause": Defect("CacheKeptOverPause", {"partial_rollout": "of neither"}),
     "pause-aborts": Defect("PauseAborts", {"pause": "samples that a pause changed", "partial_rollout": "no tokens"}),
-    "serves-before-weights": Defect("ServesBeforeWeights", {"update.first": "samples of no weights"}),
-    "sleeps-awake": Defect("SleepsAwake", {"sleep": "samples of a sleeping engine"}),
-    "sleep-forgets": Defect("SleepForgets", {"sleep.update": "samples of dropped weights"}),
+    "wakes-empty": Defect(
+        "WakesEmpty", {"sleep": "largest difference after it", "event_loop": "largest difference of log-probs"}
+    ),
+    "old-weights-awake": Defect("OldWeightsAwake", {"sleep.update": "largest difference after it"}),
+    "group-numbered": Defect("GroupNumbered", {"first_sample": "differ from the group's", "continue.seed": "changed"}),
+    "given-again": Defect(
+        "GivenAgain",
+        {"continue": "another length than 9", "continue.seed": "changed", "continue.stop_strings": "not found"},
+    ),
+    "given-uncounted": Defect(
+        "GivenUncounted", {"continue": "another length than 9", "continue.seed": "an interruption changed"}
+    ),
+    "seed-restarts": Defect(
+        "SeedRestarts", {"continue.seed": "an interruption changed", "continue.stop_strings": "not found"}
+    ),
+    "first-and-last-version": Defect("FirstAndLastVersion", {"versions.runs": "of other weights"}),
+    "runs-beyond-tokens": Defect(
+        "RunsBeyondTokens", {"versions": "do not add up", "versions.runs": "not of the weights that they name"}
+    ),
+    "counts-samples": Defect("CountsSamples", {"num_decoded": "some had come and not all"}),
+    "one-call-at-a-time": Defect("OneCallAtATime", {"calls_join": "before a long one that had begun"}),
+    "loop-of-its-own": Defect("LoopOfItsOwn", {"event_loop": "asyncio.run"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("LeavesProcess", {"close": "left behind"}),
 }
@@ -134,7 +154,7 @@ TRAIN = {
         "OffloadAbsent", {"registration.capabilities": "offload is claimed", "offload": "does not support"}
     ),
     "gradients-lost": Defect("GradientsLost", {"offload": "largest difference of weights"}),
-    "trains-the-frozen": Defect("TrainsTheFrozen", {"frozen": "optim_step"}),
+    "frozen-in-half": Defect("FrozenInHalf", {"frozen": "largest difference"}),
     "any-size": Defect("AnySize", {"refusals": "2 ranks"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 15 steps added"}),
     "leaves-memory": Defect("LeavesMemory", {"close": "shared memory"}),
