@@ -276,17 +276,20 @@ class StaleCache(Rewritten):
 
 
 class NeverRecovers(TransformersRolloutEngine):
-    """After an update that failed, the next whole one leaves the last layer's bias as it was."""
+    """Once an update has failed, those after it leave one bias as it was."""
 
     failed = False
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        if self.decoder.jobs:
+            return super().update_weights(shards, version)
         old = self.parameters[OneTensorNeverUpdated.STUCK].clone()
-        was_failed = self.failed
-        self.failed = True
-        receipt = super().update_weights(shards, version)
-        self.failed = False
-        if was_failed:
+        try:
+            receipt = super().update_weights(shards, version)
+        except Exception:
+            self.failed = True
+            raise
+        if self.failed:
             self.parameters[OneTensorNeverUpdated.STUCK].copy_(old)
         return receipt
 
@@ -419,8 +422,12 @@ class RunsBeyondTokens(Rewritten):
 class CountsSamples(TransformersRolloutEngine):
     """Tokens are counted when all samples are finished."""
 
+    counted = 0
+
     def num_decoded(self) -> int:
-        return 0 if self.decoder.jobs else self.num_tokens
+        if not self.decoder.jobs:
+            self.counted = self.num_tokens
+        return self.counted
 
 
 class OneCallAtATime(Rewritten):
