@@ -129,7 +129,7 @@ ROLLOUT = {
     "runs-beyond-tokens": Defect(
         "RunsBeyondTokens", {"versions": "do not add up", "versions.runs": "not of the weights that they name"}
     ),
-    "counts-samples": Defect("CountsSamples", {"num_decoded": "some had come and not all"}),
+    "counts-calls": Defect("CountsCalls", {"num_decoded": "some had come and not all"}),
     "one-call-at-a-time": Defect("OneCallAtATime", {"calls_join": "before a long one that had begun"}),
     "loop-of-its-own": Defect("LoopOfItsOwn", {"event_loop": "asyncio.run"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 12 calls added"}),

@@ -276,21 +276,24 @@ class StaleCache(Rewritten):
 
 
 class NeverRecovers(TransformersRolloutEngine):
-    """Once an update has failed, those after it leave one bias as it was."""
+    """Once an update has failed, those after it leave one bias as it was in the beginning."""
 
     failed = False
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.first = self.parameters[OneTensorNeverUpdated.STUCK].clone()
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         if self.decoder.jobs:
             return super().update_weights(shards, version)
-        old = self.parameters[OneTensorNeverUpdated.STUCK].clone()
         try:
             receipt = super().update_weights(shards, version)
         except Exception:
             self.failed = True
             raise
         if self.failed:
-            self.parameters[OneTensorNeverUpdated.STUCK].copy_(old)
+            self.parameters[OneTensorNeverUpdated.STUCK].copy_(self.first)
         return receipt
 
 
@@ -419,14 +422,17 @@ class RunsBeyondTokens(Rewritten):
         return replace(output, versions=(replace(first, num_tokens=first.num_tokens + 1), *others))
 
 
-class CountsSamples(TransformersRolloutEngine):
-    """Tokens are counted when all samples are finished."""
+class CountsCalls(TransformersRolloutEngine):
+    """Tokens are counted when their call has ended."""
 
     counted = 0
 
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        async for output in super().generate(requests):
+            yield output
+        self.counted = self.num_tokens
+
     def num_decoded(self) -> int:
-        if not self.decoder.jobs:
-            self.counted = self.num_tokens
         return self.counted
 
 
