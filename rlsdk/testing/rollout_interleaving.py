@@ -48,8 +48,8 @@ class InterleavingRequirements:
 
         async def one_after_another() -> list[GenerationOutput]:
             outputs = await collect(engine, [request])
-            engine.layout()
             if lab.spec.takes_weights:
+                engine.layout()
                 engine.update_weights(whole_shards(lab.base), 0)
             if Capability.SLEEP in lab.spec.capabilities:
                 engine.sleep(1)

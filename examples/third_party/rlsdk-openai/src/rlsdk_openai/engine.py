@@ -106,7 +106,8 @@ class OpenAiRolloutEngine(RolloutEngine):
             body["top_k"] = sampling.top_k
         if sampling.seed is not None:
             # A server seeds a request as a whole: parts of a group that are requested alone must not be alike.
-            body["seed"] = mixed_seed(sampling.seed, request.first_sample, len(request.response_ids)) % 2**31
+            place = request.first_sample, len(request.response_ids)
+            body["seed"] = (mixed_seed(sampling.seed, *place) if any(place) else sampling.seed) % 2**31
         choices = self.client.complete(body)["choices"]
         if len(choices) != request.n:
             raise WorkerError(
