@@ -14,6 +14,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 plugins_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(plugins_app, name="plugins", help="What is installed, and why something cannot be used.")
 
+algorithms_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(algorithms_app, name="algorithms", help="Recipes for `--algorithm NAME`, and the parts they expand into.")
+
 FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that take the fields of a run's configuration as flags, and hand them on as typed."""
 ONLY_FIELDS = {**FIELDS, "help_option_names": []}
@@ -226,6 +229,20 @@ def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.
     from rlsdk.cli.install import remove
 
     remove(name)
+
+
+@algorithms_app.command("list", help="Names of all recipes, each with one line.")
+def list_algorithms() -> None:
+    from rlsdk.cli.algorithms import list_recipes
+
+    list_recipes()
+
+
+@algorithms_app.command("show", help="What a recipe sets, and where each part is registered.")
+def show_algorithm(name: Annotated[str, typer.Argument(help="Of `rlsdk algorithms list`.")]) -> None:
+    from rlsdk.cli.algorithms import show_recipe
+
+    show_recipe(name)
 
 
 def _with_trust(arguments: Sequence[str], trust_run: bool) -> list[str]:

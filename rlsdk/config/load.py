@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from rlsdk.config.explain import explain
 from rlsdk.config.fields import annotation_at, keys_at, members
 from rlsdk.config.options import build_options
-from rlsdk.config.overrides import Override, split_arguments
+from rlsdk.config.overrides import RECIPE, Override, split_arguments
 from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.recipes import recipe_file
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import Place, Tree
 from rlsdk.config.trust import check_trust, is_of_run, take_trust_flag
@@ -55,9 +56,7 @@ def load_config(
     """
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
-    tree = Tree()
-    for file in (*files, *more):
-        tree.merge_file(Path(file))
+    tree = _merged([Path(file) for file in files], [Path(file) for file in more], flags)
     registry = Registry.discover() if registry is None else registry
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
@@ -69,6 +68,29 @@ def load_config(
     if not trusted:
         _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
     return config
+
+
+def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override]) -> Tree:
+    """The files, later over earlier, on the recipe of the algorithm where there is one.
+
+    A recipe that is typed lies over `files` and under `more`, the files that were typed with it; one that a file names
+    lies under all of them: so every part of it can be overridden.
+
+    Raises:
+        ConfigError: a file cannot be read, or there is no recipe of this name.
+    """
+    tree = Tree()
+    for file in (*files, *more):
+        tree.merge_file(file)
+    typed = [flag.text for flag in flags if flag.path == RECIPE]
+    name = typed[-1] if typed else tree.section(RECIPE[0]).get(RECIPE[1])
+    if name is None or name == "null":
+        return tree
+    recipe = recipe_file(str(name))
+    whole = Tree()
+    for file in (*files, recipe, *more) if typed else (recipe, *files, *more):
+        whole.merge_file(file)
+    return whole
 
 
 def dump_config(config: RunConfig) -> str:

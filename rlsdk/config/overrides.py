@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from rlsdk.config.problem import Problem, config_error
 
 FILE_FLAG = "config"
+RECIPE = ("algorithm", "recipe")
+"""Where `--algorithm NAME` goes."""
 ALIASES: Mapping[str, str] = {
     "model": "model.path",
     "data": "data.train",
     "reward": "rewards",
     "train-backend": "train.backend",
     "rollout-backend": "rollout.backend",
+    "algorithm": "algorithm.recipe",
     "steps": "trainer.steps",
     "seed": "trainer.seed",
     "resume": "trainer.resume",

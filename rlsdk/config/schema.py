@@ -178,9 +178,23 @@ class LengthConfig(Section):
     """Weight of a reward for being shorter than the other responses to the prompt."""
 
 
+class DynamicSamplingConfig(Section):
+    """Groups whose samples all scored alike teach nothing to a group estimator: other prompts take their place."""
+
+    enabled: bool = False
+    """Starts another group for each that has no signal, so that a step trains `trainer.prompts_per_step` with some."""
+    min_spread: NonNegativeFloat = 0.0
+    """Largest less smallest score of a group must be more than this."""
+    max_groups: PositiveFloat = 3.0
+    """Most groups that are started for a step, in units of `trainer.prompts_per_step`; past it groups without signal
+    are trained on."""
+
+
 class AlgorithmConfig(Section):
     """How rewards become a gradient."""
 
+    recipe: str | None = None
+    """Name of the parts that these fields begin with, also `--algorithm NAME`; `rlsdk algorithms list` shows them."""
     advantage: str = "grpo"
     """Registered advantage estimator, `pkg.mod:fn`, or `file.py:fn`."""
     advantage_options: Options = empty_mapping()
@@ -220,6 +234,8 @@ class AlgorithmConfig(Section):
     """What is done about samples of another policy."""
     lengths: LengthConfig = LengthConfig()
     """What the length of a response does."""
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
+    """What is done about prompts that teach nothing."""
     skip_zero_advantage: bool = True
     """Leaves rows whose advantage is 0 out of updates, where loss and coefficients are such that they have no gradient:
     the same update for less work."""

@@ -21,7 +21,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
 
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,
-    `valid`. Tokens that were given (prompt, tools) are off the mask, wherever they stand.
+    `valid`; `baseline_scores` where groups have a greedy sample. Tokens that were given (prompt, tools) are off the
+    mask, wherever they stand.
     """
     rows = [
         (group, sample, sample.trajectory)
@@ -57,9 +58,19 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
             "truncated": torch.tensor(reasons, dtype=torch.bool),
             "scores": torch.tensor([sample.grade.score for _, sample, _ in rows], dtype=torch.float32),
             "valid": torch.tensor([sample.grade.valid for _, sample, _ in rows], dtype=torch.bool),
+            **_baselines([group for group, _, _ in rows]),
         },
         meta={"temperature": temperature},
     )
+
+
+def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
+    """Score of each row's greedy sibling; NaN where that failed."""
+    if not any(group.task.greedy_baseline for group in groups):
+        return {}
+    found = [group.baseline.grade if group.baseline is not None else None for group in groups]
+    scores = [grade.score if grade is not None and grade.valid else float("nan") for grade in found]
+    return {"baseline_scores": torch.tensor(scores, dtype=torch.float32)}
 
 
 def _first(trajectory: Trajectory) -> int:

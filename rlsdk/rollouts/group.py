@@ -36,6 +36,8 @@ class GroupTask:
     """Its `seed` is not read; see `seed`."""
     seed: tuple[int | str, ...]
     """What all randomness of the group is drawn from."""
+    greedy_baseline: bool = False
+    """One more sample, greedy, that is graded and not trained on: what others are measured against."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +81,5 @@ class Group:
     task: GroupTask
     samples: Sequence[Sample]
     """By sample index."""
+    baseline: Sample | None = None
+    """The greedy one, where it was asked for."""

@@ -47,6 +47,8 @@ class GroupRequests:
     client: GenerationClient
     codec: TextCodec
     max_model_tokens: int
+    name: str = ""
+    """Apart from other requests of the same group."""
 
     def __post_init__(self) -> None:
         self._calls: list[_Call] = []
@@ -81,7 +83,7 @@ class GroupRequests:
         # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
         seed = self.task.seed if first.turn == 0 else (*self.task.seed, "turn", first.turn)
         request = GenerationRequest(
-            request_id=f"{self.task.id}#{self._count}",
+            request_id=f"{self.task.id}#{self.name}{self._count}",
             prompt_ids=first.token_ids,
             sampling=replace(self.task.sampling, max_tokens=first.max_tokens, seed=request_seed(*seed)),
             n=len(run),

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlsdk.interfaces import BatchError, DeadlineError, FinishReason, RewardSample, RlsdkError, Trajectory
@@ -143,8 +143,14 @@ class RolloutStream:
     async def _group(self, task: GroupTask) -> None:
         requests = GroupRequests(task, self._client, self._codec, self._options.max_model_tokens)
         try:
-            samples = await asyncio.gather(*(self._sample(task, requests, at) for at in range(task.num_samples)))
-            self._done.put(Group(task=task, samples=samples))
+            work = [self._sample(task, requests, at) for at in range(task.num_samples)]
+            if task.greedy_baseline:
+                greedy = replace(task, sampling=replace(task.sampling, temperature=0.0), num_samples=1)
+                beside = GroupRequests(greedy, self._client, self._codec, self._options.max_model_tokens, "greedy")
+                work.append(self._sample(greedy, beside, 0))
+            samples = await asyncio.gather(*work)
+            baseline = samples.pop() if task.greedy_baseline else None
+            self._done.put(Group(task=task, samples=samples, baseline=baseline))
         except asyncio.CancelledError:
             raise
         except BaseException as error:

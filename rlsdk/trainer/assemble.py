@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from rlsdk.trainer.policy import PolicyLearner, PolicyOptions
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_prompts, with_steps
-from rlsdk.trainer.sampler import Draw
+from rlsdk.trainer.sampler import Draw, teaches
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, StageSettings
@@ -159,7 +160,14 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         return session.turns.rollout(sync)
 
     phase = RolloutPhase(enter, stream, view)
-    draw = Draw(source="train", num_samples=trainer.samples_per_prompt, sampling=materials.sampling)
+    options = _policy_options(config, registry, session)
+    draw = Draw(
+        source="train",
+        num_samples=trainer.samples_per_prompt,
+        sampling=materials.sampling,
+        greedy_baseline=options.needs_baseline,
+    )
+    dynamic = config.algorithm.dynamic_sampling
     source = GroupSource(
         stream,
         PromptStream(materials.train_prompts, seed=trainer.seed, shuffle=config.data.shuffle),
@@ -168,10 +176,12 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         steps=trainer.steps,
         seed=trainer.seed,
         publish=phase.publish,
+        accept=functools.partial(teaches, min_spread=dynamic.min_spread) if dynamic.enabled else lambda group: True,
+        max_groups_per_step=round(dynamic.max_groups * trainer.prompts_per_step) if dynamic.enabled else None,
     )
     return RlStage(
         source,
-        PolicyLearner(session, _policy_options(config, registry, session), state, view),
+        PolicyLearner(session, options, state, view),
         phase,
         evaluation_of(config, materials, stream),
         materials.output,

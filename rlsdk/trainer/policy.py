@@ -61,6 +61,11 @@ class PolicyOptions:
     parity_threshold: float
     parity_is_error: bool = False
 
+    @property
+    def needs_baseline(self) -> bool:
+        """The estimator measures samples against a greedy one."""
+        return "baseline_scores" in reads_of(self.advantage).fields
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:

@@ -111,7 +111,7 @@ class RlStage(Stage):
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": {"step": self.step, **self.state.dump()},
-            "prompts": dict(self.source.state_dict()),
+            "source": dict(self.source.state_dict()),
             "first_eval": self.first_eval,
         }
 
@@ -119,7 +119,7 @@ class RlStage(Stage):
         saved = dict(state["trainer"])
         self.step = int(saved.pop("step"))
         self.state.restore(saved)
-        self.source.load_state_dict(state["prompts"], step=self.step)
+        self.source.load_state_dict(state["source"], step=self.step)
         self.first_eval = state["first_eval"]
 
     def close(self) -> None:
@@ -139,6 +139,7 @@ class RlStage(Stage):
         metrics = {
             **batch_metrics(learned.batch, summary),
             **rollout_info(groups),
+            "rollout/rejected_groups": float(len(self.source.rejected)),
             **learned.metrics,
             **actor_metrics(learned.actor),
             **critic_metrics(learned.critic),

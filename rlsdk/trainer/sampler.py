@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from rlsdk.algorithms import has_signal
 from rlsdk.data import Prompt
 from rlsdk.interfaces import PromptView, SamplingParams
 from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
@@ -18,6 +21,8 @@ class Draw:
     """Of their ids: `train`, or the name of an evaluation."""
     num_samples: int
     sampling: SamplingParams
+    greedy_baseline: bool = False
+    """One more, greedy, that is graded and not trained on."""
 
 
 def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tuple[int | str, ...]) -> GroupTask:
@@ -29,7 +34,14 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
         num_samples=draw.num_samples,
         sampling=draw.sampling,
         seed=seed,
+        greedy_baseline=draw.greedy_baseline,
     )
+
+
+def teaches(group: Group, *, min_spread: float = 0.0) -> bool:
+    """Whether the scores of a group differ; samples without a score count neither as wrong nor as different."""
+    scores = torch.tensor([sample.grade.score for sample in group.samples if sample.grade.valid], dtype=torch.float64)
+    return has_signal(scores, min_spread=min_spread)
 
 
 def sample_all(

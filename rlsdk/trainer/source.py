@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlsdk.data import PromptStream
@@ -36,6 +36,8 @@ class GroupSource:
         steps: int,
         seed: int,
         publish: Callable[[], None],
+        accept: Callable[[Group], bool] = lambda group: True,
+        max_groups_per_step: int | None = None,
     ) -> None:
         """Starts nothing.
 
@@ -47,11 +49,15 @@ class GroupSource:
             steps: of the whole stage.
             seed: of the run.
             publish: brings the current weights to every replica.
+            accept: whether a group teaches anything; another is started in place of one that does not.
+            max_groups_per_step: that may be started for one step; past it, others are trained on, too.
         """
         self._stream = stream
         self._groups_per_step = groups_per_step
         self._steps = steps
-        self._schedule = Schedule(groups_per_step=groups_per_step, last_step=steps)
+        self._accept = accept
+        self._max_groups_per_step = max_groups_per_step
+        self._schedule = self._schedule_from(0, 0)
         self._prompts = prompts
         self._draw = draw
         self._seed = seed
@@ -59,8 +65,11 @@ class GroupSource:
         self._commands: deque[Command] = deque()
         self._begun = False
         self._finished: dict[int, Group] = {}
+        self._until: dict[int, int] = {}
+        """By step that is open: behind the ordinal of its last group."""
         self._positions: dict[int, Mapping[str, Any]] = {}
-        self._trained: Mapping[str, Any] = prompts.state_dict()
+        self._trained: Mapping[str, Any] = self._position()
+        self._rejected: list[Group] = []
 
     def next(self) -> list[Group]:
         """The groups of the next step, in the order of the data; waits for them."""
@@ -77,10 +86,10 @@ class GroupSource:
                         self._start(step, groups)
                     case Train(step, groups):
                         self._training = step
-                        return [self._finished.pop(ordinal) for ordinal in groups]
+                        return self._take(groups)
             group = self._stream.take()
             self._finished[group.task.ordinal] = group
-            self._commands.extend(self._schedule.handle(Finished(group.task.ordinal)))
+            self._commands.extend(self._schedule.handle(Finished(group.task.ordinal, self._accept(group))))
 
     def updated(self) -> None:
         """The update on the groups of the last `next` is done."""
@@ -88,9 +97,14 @@ class GroupSource:
         self._commands.extend(self._schedule.handle(Updated(self._training)))
 
     @property
+    def rejected(self) -> Sequence[Group]:
+        """Groups of the last `next` that were made and are not trained on."""
+        return self._rejected
+
+    @property
     def epoch(self) -> int:
         """Full passes over the data that are behind the last step that was trained."""
-        return int(self._trained["epoch"])
+        return int(self._trained["prompts"]["epoch"])
 
     def state_dict(self) -> Mapping[str, Any]:
         """Where the data stands behind the last step that was trained; what was started beyond it is made again."""
@@ -102,21 +116,37 @@ class GroupSource:
         Raises:
             CheckpointError: the data is not what it was.
         """
-        self._prompts.load_state_dict(state)
-        self._trained = self._prompts.state_dict()
-        self._schedule = Schedule(
-            groups_per_step=self._groups_per_step,
-            last_step=self._steps,
-            done=step,
-            next_group=step * self._groups_per_step,
-        )
+        self._prompts.load_state_dict(state["prompts"])
+        self._schedule = self._schedule_from(step, int(state["next_group"]))
+        self._trained = self._position()
 
     def close(self) -> None:
         self._stream.close()
 
+    def _schedule_from(self, step: int, next_group: int) -> Schedule:
+        return Schedule(
+            groups_per_step=self._groups_per_step,
+            last_step=self._steps,
+            done=step,
+            next_group=next_group,
+            max_groups_per_step=self._max_groups_per_step,
+        )
+
+    def _position(self) -> Mapping[str, Any]:
+        """Where the data stands, and the ordinal of the group that comes next."""
+        return {"prompts": self._prompts.state_dict(), "next_group": self._schedule.next_group}
+
+    def _take(self, groups: Sequence[int]) -> list[Group]:
+        """The groups of a step; those that were rejected for it, older than its last, are let go."""
+        taken = [self._finished.pop(ordinal) for ordinal in groups]
+        self._rejected = [self._finished.pop(at) for at in sorted(self._finished) if at < self._until[self._training]]
+        del self._until[self._training]
+        return taken
+
     def _start(self, step: int, groups: range) -> None:
         self._stream.start([self._task(ordinal) for ordinal in groups])
-        self._positions[step] = self._prompts.state_dict()
+        self._until[step] = groups.stop
+        self._positions[step] = self._position()
 
     def _task(self, ordinal: int) -> GroupTask:
         """The next prompt as the group of this ordinal.

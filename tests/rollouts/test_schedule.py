@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train, Updated
@@ -18,6 +19,7 @@ from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train,
     done=st.integers(0, 6),
     random=st.randoms(use_true_random=False),
 )
+@settings(deadline=None)
 def test_every_group_is_trained_once_in_order_and_none_starts_before_the_law_admits_it(
     groups: int, steps: int, staleness: int, done: int, random: Random
 ) -> None:
@@ -56,6 +58,47 @@ def test_every_group_is_trained_once_in_order_and_none_starts_before_the_law_adm
                 trained, updating = updating, None
                 possible += schedule.handle(Updated(trained))
     assert seen == list(range(done * groups, max(steps, done) * groups))
+
+
+@settings(deadline=None)
+@given(
+    groups=st.integers(1, 4),
+    most=st.integers(1, 12),
+    bad=st.sets(st.integers(0, 40)),
+    random=st.randoms(use_true_random=False),
+)
+def test_a_step_refills_what_is_not_accepted_up_to_its_bound_whatever_the_order(
+    groups: int, most: int, bad: set[int], random: Random
+) -> None:
+    schedule = Schedule(groups_per_step=groups, last_step=3, max_groups_per_step=most)
+    commands, under_way, ordinal = deque(schedule.begin()), list[int](), 0
+    trained: list[tuple[int, ...]] = []
+    while commands or under_way:
+        if not commands:
+            group = under_way.pop(random.randrange(len(under_way)))
+            commands.extend(schedule.handle(Finished(group, group not in bad)))
+            continue
+        match commands.popleft():
+            case Publish(step):
+                commands.extend(schedule.handle(Published(step)))
+            case Start(_, ordinals):
+                assert ordinals.start == ordinal
+                ordinal = ordinals.stop
+                under_way += ordinals
+            case Train(step, ordinals):
+                trained.append(ordinals)
+                commands.extend(schedule.handle(Updated(step)))
+    start = 0
+    for ordinals in trained:
+        # The law, said again: ordinals in order, until enough are good or the bound is reached.
+        made, good = [], []
+        while len(made) < groups or (len(good) < groups and len(made) < max(groups, most)):
+            made.append(start + len(made))
+            good = [at for at in made if at not in bad]
+        spare = [at for at in made if at in bad][: groups - len(good)]
+        assert ordinals == tuple(sorted([*good[:groups], *spare]))
+        start += len(made)
+    assert len(trained) == 3
 
 
 def test_the_synchronous_run_is_publish_start_train() -> None:

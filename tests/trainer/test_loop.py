@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlsdk.config import Role, RunConfig, dump_config, load_config, sft_optim_spec
+from rlsdk.config.recipes import recipe_names
 from rlsdk.interfaces import BatchError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
@@ -307,3 +308,56 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
     assert [step for step, _ in losses] == [2, 4]
     assert losses[1][1] < losses[0][1]
     assert json.loads(json.dumps(losses)) == losses
+
+
+def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_data_went(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Of the two halves of a run the second begins behind what the first refilled with."""
+    extra = ["--algorithm", "dapo", "--algorithm.dynamic_sampling.min_spread", "0.25"]
+    whole = run(config_of(model, registry, 4, *extra), registry, tmp_path / "whole")
+    assert sum(m["rollout/rejected_groups"] for m in whole.steps) > 0
+    part, view = config_of(model, registry, 4, *extra), Recorder()
+    with trainer_of(part, registry, tmp_path / "part", view, stop=lambda: len(view.steps) == 2) as (trainer, _, _):
+        trainer.fit()
+    rest = Recorder()
+    with trainer_of(part, registry, tmp_path / "part", rest) as (trainer, stage, _):
+        checkpoint = trainer.store.newest()
+        assert checkpoint is not None
+        trainer.restore(checkpoint)
+        trainer.fit()
+        assert stage.source.rejected is not None
+    assert [*view.steps, *rest.steps] == whole.steps
+
+
+def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 1, "--algorithm", "remax", "--trainer.samples_per_prompt", "2")
+    batches: list[Any] = []
+    with trainer_of(config, registry, tmp_path / "remax", Recorder()) as (trainer, stage, _):
+        learn = stage.learner.learn
+
+        def seen(batch: Any, step: int, clock: Any) -> Any:
+            found = learn(batch, step, clock)
+            batches.append(found.batch)
+            return found
+
+        stage.learner.learn = seen  # type: ignore[method-assign]
+        trainer.fit()
+    (batch,) = batches
+    assert batch.num_rows == 8
+    assert batch["baseline_scores"].isfinite().all()
+    for uid in batch["uid"].unique().tolist():
+        assert batch["baseline_scores"][batch["uid"] == uid].unique().numel() == 1
+    mask = batch["response_mask"]
+    last = [int(batch.token_index(torch.tensor([row]))[-1]) for row in range(8)]
+    assert mask[last].all()
+    gain = batch["scores"] - batch["baseline_scores"]
+    assert torch.allclose(batch["advantages"][last], gain, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_trains(model: str, registry: Registry, tmp_path: Path, name: str) -> None:
+    config = config_of(model, registry, 2, "--algorithm", name, "--trainer.samples_per_prompt", "2")
+    assert config.algorithm.recipe == name
+    view = run(config, registry, tmp_path / name)
+    assert all(m["policy/grad_norm"] > 0 for m in view.steps)

@@ -1,0 +1,44 @@
+"""`rlsdk algorithms`: recipes, and the parts that they expand into."""
+
+from __future__ import annotations
+
+from rlsdk.cli.plugins import table
+from rlsdk.config import load_config, needed_roles
+from rlsdk.config.recipes import recipe_names, recipe_summary, recipe_text
+from rlsdk.registry import ComponentKind, Registry
+
+PARTS = {
+    "advantage": ComponentKind.ADVANTAGE,
+    "loss": ComponentKind.LOSS,
+    "loss_aggregation": ComponentKind.AGGREGATION,
+}
+"""Fields of `algorithm` that name something registered."""
+
+
+def list_recipes() -> None:
+    """Prints every recipe with its summary."""
+    print(table([("name", "what it is"), *((name, recipe_summary(name)) for name in recipe_names())]))
+    print("\nrlsdk algorithms show NAME prints what one sets; rlsdk train --algorithm NAME begins with it")
+
+
+def show_recipe(name: str) -> None:
+    """Prints what a recipe sets, what its parts are, and the roles that a run with it has.
+
+    Raises:
+        ConfigError: there is no recipe of this name.
+    """
+    text = recipe_text(name)
+    registry = Registry.discover()
+    config = load_config([], ["--algorithm", name], registry)
+    print(text)
+    for field, kind in PARTS.items():
+        chosen = getattr(config.algorithm, field)
+        print(f"{field:<17} {chosen}: {description(registry, kind, chosen)}")
+    print(f"{'roles':<17} {', '.join(needed_roles(config))}")
+    print(f"\nrlsdk train --algorithm {name} ...; any part can be set beside it: --algorithm.loss_options '{{...}}'")
+
+
+def description(registry: Registry, kind: ComponentKind, name: str) -> str:
+    """What its plugin says of a registered name."""
+    spec = registry.row(kind, name).spec
+    return spec.description if spec is not None else ""
