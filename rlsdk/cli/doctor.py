@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import textwrap
@@ -18,7 +19,7 @@ EXIT_FAULTS = 1
 def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
     """Prints every finding as it is made, then the verdict; leaves with code 1 where there are faults."""
     findings = []
-    for finding in examine(run_dir, ray_address):
+    for finding in itertools.chain(examine(run_dir, ray_address), [graders()]):
         findings.append(finding)
         if not as_json:
             show(finding)
@@ -28,6 +29,22 @@ def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
         conclude(findings)
     if verdict(findings) is Health.FAULT:
         sys.exit(EXIT_FAULTS)
+
+
+def graders() -> Finding:
+    """What confines the processes that grade what a model wrote, on this system."""
+    from rlsdk.rewards.confine import probe
+
+    seen = probe()
+    held = "; ".join(seen.held) or "nothing"
+    if not seen.missing:
+        return Finding(check="graders", state=Health.OK, found=f"confined: {held}")
+    open_doors = [text for text in seen.missing if text.startswith(("no network", "no file writes"))]
+    state = Health.WARNING if open_doors else Health.OK
+    mend = "rewards that run what a model writes belong in a container here" if open_doors else ""
+    return Finding(
+        check="graders", state=state, found=f"confined: {held}; not here: {'; '.join(seen.missing)}", mend=mend
+    )
 
 
 def show(finding: Finding) -> None:

@@ -128,6 +128,23 @@ class RewardLimitsConfig(Section):
     """Share of a step's samples; when more fail, the run stops with the counts by kind."""
     num_workers: PositiveInt | None = None
     """Grading processes; null: by the number of processors."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Seconds to start a grading process: imports of reward modules and their `prepare`."""
+    batched_timeout_s: PositiveFloat = 60.0
+    """Seconds for one call of a batched reward; past it, its samples are tried one by one."""
+    batch_timeout_s: PositiveFloat = 600.0
+    """Seconds for all samples that are graded together; what is not graded then counts as timed out."""
+    max_losses_in_a_row: PositiveInt = 5
+    """Grading processes lost without a sample graded in between; what is not graded then counts as crashed."""
+    allow_network: bool = False
+    """Lets rewards open sockets, for instance to ask a judge. False: the system refuses it, where it can."""
+    allow_writes: bool = False
+    """Lets rewards write files outside their folder for temporary files. False: the system refuses it, where it can."""
+    isolation: Literal["auto", "always", "never"] = "auto"
+    """Grade every sample in a forked process of its own: auto, with rewards that evaluate text as Python; always, with
+    all rewards, which costs milliseconds a sample and forgets what a reward keeps from call to call."""
+    environment: tuple[str, ...] = empty_tuple()
+    """Environment variables that rewards get besides the ordinary ones (an API key, for instance)."""
 
 
 class CorrectionConfig(Section):

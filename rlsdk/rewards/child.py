@@ -1,7 +1,8 @@
 """The grading process: loads the reward functions, then grades what it is sent, one item after the other.
 
 Everything that a user's function may do wrong happens here: it may raise, print, leave, hang, or eat memory. Functions
-run on the main thread, so time-outs that use signals work inside them.
+run on the main thread, so time-outs that use signals work inside them. The functions are trusted, what they are given
+is not: `confine` says what the process gives up for that, and `isolation` where functions run that run text.
 """
 
 from __future__ import annotations
@@ -13,28 +14,29 @@ import io
 import json
 import math
 import os
-import resource
 import select
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.rewards.confine import confine_grading, confine_start, hint, limit_memory
 from rlsdk.rewards.definitions import FailureKind
+from rlsdk.rewards.isolation import Outcome, call_apart, describe_status
 from rlsdk.rewards.load import load_function
 from rlsdk.rewards.protocol import Tag, encode_record, encode_value, read_message, write_all
+from rlsdk.rewards.text_evaluation import evaluates_text
 
 LOG_BYTES = 4 << 20
-"""Of what reward functions print: the rest of the process's output is dropped."""
+"""Of the file that reward functions print to: what comes after is dropped, and a note says so."""
+LOG_FULL = "\n[the log is full: what rewards print from here on is dropped]\n"
 MAX_VALUE = 1e30
 """A larger reward is nonsense, and its sums would leave float32."""
 _MESSAGE_CHARS = 400
-
-Outcome: TypeAlias = tuple[Tag, float | Mapping[str, Any]]
-"""A value, or a failure's kind and message."""
 
 
 def main(requests: int, records: int, lifeline: int) -> None:
@@ -44,30 +46,52 @@ def main(requests: int, records: int, lifeline: int) -> None:
     if first is None:
         return
     setup, _ = first
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    clean_up = _cleaner(setup["log_path"])
+    limits = setup["limits"]
+    _use_scratch(setup["scratch"])
+    output = _Output(setup["log_path"])
+    clean_up = _cleaner(output)
     clean_up()
+    confinement = confine_start(limits)
     try:
-        functions = _load(setup["rewards"])
+        functions = _load(setup["rewards"], limits)
     except ConfigError as error:
         write_all(records, encode_record(Tag.REFUSED, {"message": str(error)}))
         return
-    limit_memory(setup["limits"]["memory_mb"])
+    confine_grading(confinement, limits, setup["scratch"], _files(functions))
+    limit_memory(limits["memory_mb"])
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections during grading need not look at it
-    batched = [bool(getattr(function, "batched", False)) for function, _ in functions]
-    write_all(records, encode_record(Tag.READY, {"batched": batched}))
-    calls = [_with_options(function, options) for function, options in functions]
-    os.register_at_fork(after_in_child=lambda: _close(requests, records))
-    process = os.getpid()
+    rewards = [_Reward(function, options, limits, output.fileno()) for function, options in functions]
+    body = {
+        "batched": [reward.batched for reward in rewards],
+        "apart": [reward.apart for reward in rewards],
+        "held": confinement.held,
+        "missing": confinement.missing,
+    }
+    write_all(records, encode_record(Tag.READY, body))
+    open_fds = [requests, records]
+    os.register_at_fork(after_in_child=lambda: _close(open_fds))
+    channel = _Channel(records, os.getpid())
     while (message := read_message(requests)) is not None:
-        _grade(_Task(*message), calls, batched, _Channel(records, process), clean_up)
+        _grade(_Task(*message), rewards, channel, clean_up)
 
 
-def _close(*fds: int) -> None:
-    for fd in fds:
+def _close(fds: list[int]) -> None:
+    """Once: a fork of a fork may have other files under these numbers."""
+    while fds:
         with contextlib.suppress(OSError):
-            os.close(fd)
+            os.close(fds.pop())
+
+
+def _use_scratch(scratch: str) -> None:
+    """Temporary files go where they may be written, and go with the process."""
+    os.environ["TMPDIR"] = scratch
+    tempfile.tempdir = scratch
+
+
+def _files(functions: Sequence[tuple[Callable[..., Any], Mapping[str, Any]]]) -> list[str]:
+    modules = [sys.modules.get(getattr(function, "__module__", "")) for function, _ in functions]
+    return [str(file) for module in modules if (file := getattr(module, "__file__", None))]
 
 
 def die_with_parent(lifeline: int) -> None:
@@ -90,15 +114,6 @@ def die_with_parent(lifeline: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def limit_memory(memory_mb: int) -> None:
-    """Bounds the address space to what is in use now plus `memory_mb` MiB. Only Linux tells what is in use."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        limit = used + (memory_mb << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 def to_outcome(value: object) -> Outcome:
     """What a reward function gave: a value, or why it is none."""
     if value is None:
@@ -118,20 +133,69 @@ def to_outcome(value: object) -> Outcome:
     return Tag.VALUE, number
 
 
-def _load(rewards: Sequence[Mapping[str, Any]]) -> list[tuple[Callable[..., Any], Mapping[str, Any]]]:
-    functions = [(load_function(reward["target"], reward["options"]), reward["options"]) for reward in rewards]
+def _load(
+    rewards: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]
+) -> list[tuple[Callable[..., Any], Mapping[str, Any]]]:
+    functions = [(_load_one(reward, limits), reward["options"]) for reward in rewards]
     for (function, _), reward in zip(functions, rewards, strict=True):
         prepare = getattr(function, "prepare", None)
         try:
             if callable(prepare):
                 prepare()
         except Exception as error:
-            raise ConfigError(f"reward {reward['target']!r} cannot be prepared: {_describe(error)}") from error
+            why = f"{_describe(error)}{hint(error, limits)}"
+            raise ConfigError(f"reward {reward['target']!r} cannot be prepared: {why}") from error
     return functions
 
 
-def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[[Any], Any]:
-    return (lambda sample: function(sample, **options)) if options else function
+def _load_one(reward: Mapping[str, Any], limits: Mapping[str, Any]) -> Callable[..., Any]:
+    try:
+        return load_function(reward["target"], reward["options"])
+    except ConfigError as error:
+        raise ConfigError(f"{error}{hint(error, limits)}") from error
+
+
+class _Reward:
+    """One reward function, called so that what it does wrong stays with its own sample."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: Mapping[str, Any], limits: Mapping[str, Any], log: int
+    ) -> None:
+        self.batched = bool(getattr(function, "batched", False))
+        self.apart = limits["isolation"] == "always" or (
+            limits["isolation"] == "auto" and evaluates_text(function) is not None
+        )
+        """Every call runs in a fork of its own."""
+        self._function, self._options, self._limits, self._log = function, options, limits, log
+
+    def one(self, sample: RewardSample) -> tuple[Outcome, bool]:
+        """What came of one sample, and whether the process may go on."""
+        if not self.apart:
+            return self._one(sample)
+        outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log)
+        return (outcomes[0] if outcomes else describe_status(status)), True
+
+    def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
+        """What came of all of them, in one call; None when the call failed as a whole."""
+        if not self.apart:
+            return self._together(samples)
+        return call_apart(lambda: self._together(samples), len(samples), self._log)[0]
+
+    def _one(self, sample: RewardSample) -> tuple[Outcome, bool]:
+        try:
+            given = self._function([sample] if self.batched else sample, **self._options)
+            return to_outcome(given[0] if self.batched else given), True
+        except MemoryError as error:
+            return _failed(FailureKind.MEMORY, _describe(error)), False
+        except BaseException as error:  # sys.exit() and the like cost the sample, not the process
+            return _failed(FailureKind.EXCEPTION, _describe(error), hint(error, self._limits)), True
+
+    def _together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
+        try:
+            values = list(self._function(samples, **self._options))
+            return [to_outcome(value) for value in values] if len(values) == len(samples) else None
+        except BaseException:  # tried again one by one, where the culprit shows
+            return None
 
 
 class _Channel:
@@ -164,49 +228,23 @@ class _Task:
         return RewardSample(prompt=prompt, answer=answer, row=row, response=response, truncated=truncated)
 
 
-def _grade(
-    task: _Task,
-    calls: Sequence[Callable[[Any], Any]],
-    batched: Sequence[bool],
-    channel: _Channel,
-    clean_up: Callable[[], None],
-) -> None:
+def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up: Callable[[], None]) -> None:
     """Grades the items of one message in order. After a MemoryError the process ends: who knows what it still holds."""
     if task.together:
-        together = _call_together(calls[task.items[0][0]], task)
+        outcomes = rewards[task.items[0][0]].together([task.sample(at) for _, at in task.items])
         clean_up()
-        channel.write(together or encode_record(Tag.SINGLY, nonce=task.nonce))
-        if together:
-            return
+        if outcomes is not None:
+            records = [_record(*outcome, task.nonce, index) for index, outcome in enumerate(outcomes)]
+            return channel.write(b"".join([*records, encode_record(Tag.DONE, nonce=task.nonce)]))
+        channel.write(encode_record(Tag.SINGLY, nonce=task.nonce))
     for index, (reward, at) in enumerate(task.items):
-        (tag, content), intact = _call_one(calls[reward], task.sample(at), batched[reward])
+        outcome, intact = rewards[reward].one(task.sample(at))
         clean_up()
-        channel.write(_record(tag, content, task.nonce, index))
+        channel.write(_record(*outcome, task.nonce, index))
         if not intact:
             os._exit(0)
     channel.write(encode_record(Tag.DONE, nonce=task.nonce))
-
-
-def _call_one(call: Callable[[Any], Any], sample: RewardSample, batched: bool) -> tuple[Outcome, bool]:
-    """What came of one item, and whether the process may go on."""
-    try:
-        return to_outcome(call([sample])[0] if batched else call(sample)), True
-    except MemoryError as error:
-        return _failed(FailureKind.MEMORY, _describe(error)), False
-    except BaseException as error:  # sys.exit() and the like cost the sample, not the process
-        return _failed(FailureKind.EXCEPTION, _describe(error)), True
-
-
-def _call_together(call: Callable[[Any], Any], task: _Task) -> bytes | None:
-    """The records of all samples and the final one; None when the call failed as a whole."""
-    try:
-        values = list(call([task.sample(at) for _, at in task.items]))
-        if len(values) != len(task.items):
-            return None
-        records = [_record(*to_outcome(value), task.nonce, index) for index, value in enumerate(values)]
-        return b"".join([*records, encode_record(Tag.DONE, nonce=task.nonce)])
-    except BaseException:  # tried again one by one, where the culprit shows
-        return None
+    return None
 
 
 def _record(tag: Tag, content: float | Mapping[str, Any], nonce: bytes, item: int) -> bytes:
@@ -215,8 +253,8 @@ def _record(tag: Tag, content: float | Mapping[str, Any], nonce: bytes, item: in
     return encode_record(tag, content, nonce=nonce, item=item)
 
 
-def _failed(kind: FailureKind, message: str) -> Outcome:
-    return Tag.FAILED, {"kind": kind.value, "message": message[:_MESSAGE_CHARS]}
+def _failed(kind: FailureKind, message: str, hint: str = "") -> Outcome:
+    return Tag.FAILED, {"kind": kind.value, "message": message[:_MESSAGE_CHARS] + hint}
 
 
 def _describe(error: BaseException) -> str:
@@ -232,9 +270,8 @@ def _describe(error: BaseException) -> str:
     return text[: _MESSAGE_CHARS - len(place)] + place
 
 
-def _cleaner(log_path: str | None) -> Callable[[], None]:
+def _cleaner(output: _Output) -> Callable[[], None]:
     """What undoes the things one call may leave behind for the next: a running alarm, closed or replaced output."""
-    output = _Output(log_path)
     null = os.open(os.devnull, os.O_RDWR)
 
     def clean_up() -> None:
@@ -255,13 +292,14 @@ class _Output(io.TextIOWrapper):
     def __init__(self, path: str | None) -> None:
         raw = open(path or os.devnull, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
         super().__init__(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", write_through=True)
-        self._left = LOG_BYTES if path else 0
+        self._limit = LOG_BYTES if path else 0
 
     def write(self, text: str) -> int:
-        part, self._left = text[: max(self._left, 0)], self._left - len(text)
-        if part:
-            with contextlib.suppress(OSError):  # a full disk is not the reward's fault
-                super().write(part)
+        with contextlib.suppress(OSError):  # a full disk is not the reward's fault
+            left = self._limit - os.fstat(self.fileno()).st_size
+            if left > 0:
+                cut = max(0, left - len(LOG_FULL))
+                super().write(text if len(text) <= cut else f"{text[:cut]}{LOG_FULL}")
                 self.flush()
         return len(text)
 

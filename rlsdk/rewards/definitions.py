@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,15 +68,25 @@ class RewardLimits:
     """Grading processes lost one after the other without a single sample graded in between; what is not graded then
     counts as crashed."""
 
+    allow_network: bool = False
+    """Sockets, for rewards that ask a server."""
+    allow_writes: bool = False
+    """File writes outside the folder for temporary files."""
+    isolation: Literal["auto", "always", "never"] = "auto"
+    """Whether every call runs in a forked process of its own, which costs milliseconds and keeps nothing from call to
+    call. auto: of the functions that run text as Python (`eval`, sympy's `parse_expr`), as far as their code shows."""
     environment: tuple[str, ...] = ()
     """Names of environment variables that grading processes get besides the ordinary ones (`grading_environment`)."""
 
     def for_process(self) -> dict[str, Any]:
         """What a grading process must know."""
-        return {"memory_mb": self.memory_mb}
+        names = ("memory_mb", "allow_network", "allow_writes", "isolation")
+        return {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if name == "isolation" and value not in ("auto", "always", "never"):
+                raise ConfigError(f"reward limit isolation is {value!r}; expected auto, always or never")
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"reward limit {name} is {value!r}; expected a number above 0")
 

@@ -40,11 +40,13 @@ class Dispatcher:
         self._processes: list[GradingProcess] = []
         self._seconds_per_item = 0.001
         """A running mean, of all rewards."""
+        self._said = False
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        _rotate(log_path)
         self._top_up()
         self._thread = threading.Thread(target=self._run, name="rlsdk-rewards", daemon=True)
         self._thread.start()
@@ -126,8 +128,16 @@ class Dispatcher:
             batched = self.ready.result()["batched"]
             for submission in [s for s in self._active if not s.is_queued]:
                 submission.enqueue(batched)
+                self._say_what_is_missing(submission)
                 if not submission.left:
                     self._finish(submission)
+
+    def _say_what_is_missing(self, submission: Submission) -> None:
+        """Once, with the first result."""
+        missing = [] if self._said else self.ready.result()["missing"]
+        self._said = True
+        if missing:
+            submission.notices.append(f"graders run with less protection on this system, without: {'; '.join(missing)}")
 
     def _hand_out(self) -> None:
         """A task of each submission in turn, so that a small one does not wait for a large one before it."""
@@ -326,3 +336,12 @@ class Dispatcher:
 
     def _targets(self) -> str:
         return ", ".join(repr(reward.target) for reward in self._rewards)
+
+
+def _rotate(log_path: Path | None) -> None:
+    """Keeps one earlier log: the processes stop writing at `LOG_BYTES`."""
+    if log_path is not None and log_path.exists() and log_path.stat().st_size > _ROTATE_BYTES:
+        log_path.replace(log_path.with_name(f"{log_path.name}.1"))
+
+
+_ROTATE_BYTES = 1 << 20

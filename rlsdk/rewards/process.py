@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,11 +40,13 @@ class GradingProcess:
         """It takes no more items: its memory is not to be trusted."""
         self.deadline = time.monotonic() + limits.start_timeout_s
         self._buffer = bytearray()
+        self._scratch = tempfile.mkdtemp(prefix="rlsdk-grading-")
         self._popen, self._requests, self._records, self._lifeline = _spawn(limits)
         setup = {
             "rewards": [{"target": reward.target, "options": dict(reward.options)} for reward in rewards],
             "limits": limits.for_process(),
             "log_path": None if log_path is None else str(log_path),
+            "scratch": self._scratch,
         }
         with contextlib.suppress(OSError):  # it died at once: whoever reads from it will see
             self._write(encode_message(setup))
@@ -109,6 +113,7 @@ class GradingProcess:
             for fd in (self._requests, self._records, self._lifeline):
                 os.close(fd)
             self._requests = self._records = self._lifeline = -1
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def is_gone(self) -> bool:
         """It has ended by itself."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.definitions import RewardDef, RewardLimits, RewardResult
@@ -53,6 +54,12 @@ class RewardRunner:
         self._lock = threading.Lock()
         self._holder: list[Dispatcher] = []
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
+
+    @property
+    def confinement(self) -> Mapping[str, Any]:
+        """What confines the grading processes here: `held` and `missing`, each a list of texts. Waits until they are
+        ready; raises as `wait_ready`."""
+        return self._dispatcher().ready.result()
 
     @property
     def pids(self) -> list[int]:

@@ -1,17 +1,15 @@
 """Scorers in place of those of reasoning-gym that run text as Python: `eval`, or sympy's `parse_expr`, which is `eval`.
 
 Nine of them evaluate what the model wrote, two what stands in the data row. Each one here gives what the library's
-gives (partial credit too) to what its grammar accepts, and nothing to anything else. `evaluates_text` finds scorers of
-this kind in whatever version is installed, so that a new one is refused and not run.
+gives (partial credit too) to what its grammar accepts, and nothing to anything else. Scorers of this kind in
+whatever version is installed are found by `evaluates_text`, so that a new one is refused and not run.
 """
 
 from __future__ import annotations
 
-import dis
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 from rlsdk.rewards.expressions import (
@@ -28,12 +26,6 @@ from rlsdk.rewards.integrals import is_antiderivative
 
 Row: TypeAlias = Mapping[str, Any]
 Scorer: TypeAlias = Callable[[str, dict[str, Any]], float]
-
-BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
-"""Functions of Python that run text."""
-SYMPY = frozenset({"parse_expr", "sympify", "S", "parse_latex", "parse_mathematica", "lambdify", "simplify", "diff",
-                   "expand", "factor", "solve", "N", "Poly", "Eq", "integrate", "nsimplify"})  # fmt: skip
-"""Functions of sympy that run text, or that make an expression of whatever they are given, text included."""
 
 
 def countdown(given: str, row: Row) -> float:
@@ -118,31 +110,6 @@ SAFE_ROWS: Mapping[str, Callable[[Row], dict[str, Any]]] = {"number_sorting": pl
 """Task -> what is done to its row, so that the library's scorer finds nothing to evaluate."""
 
 
-def evaluates_text(scorer: Callable[..., Any]) -> str | None:
-    """The name by which a scorer of the library may run text as Python; None when it has none. Read from the byte-code
-    of the scorer and of what it calls within the library, by name."""
-    package = scorer.__module__.partition(".")[0]
-    pending, seen = [getattr(scorer, "__func__", scorer)], set[CodeType]()
-    owner = getattr(scorer, "__self__", None)
-    while pending:
-        function = pending.pop()
-        if not isinstance(function, FunctionType) or function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        scope = function.__globals__
-        used = set(_names(function.__code__))
-        sympy = any(getattr(scope.get(name), "__name__", "").startswith("sympy") for name, plain in used if plain)
-        for name, plain in sorted(used):
-            found = scope.get(name) if plain else getattr(owner, name, None)
-            if plain and found is None and name in BUILTINS:
-                return name
-            if name in SYMPY and (sympy if found is None else _package(found) == "sympy"):
-                return name
-            if _package(found) == package:
-                pending.extend(_functions(found))
-    return None
-
-
 def _equation(given: str, row: Row, target: int, *, otherwise: tuple[float, float]) -> float:
     """1 when right; else the first where nothing can be read, the second where the expression is wrong."""
     try:
@@ -179,24 +146,3 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise GrammarError("not text")
     return value
-
-
-def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Names that the code looks up: True for those of its module, False for attributes of whatever object."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
-            yield str(instruction.argval), instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
-def _package(found: object) -> str:
-    return str(getattr(found, "__module__", "")).partition(".")[0]
-
-
-def _functions(found: object) -> list[Any]:
-    """What a call of `found` may run."""
-    if isinstance(found, type):
-        return [getattr(member, "__func__", member) for member in vars(found).values()]
-    return [getattr(found, "__func__", found)]

@@ -11,7 +11,8 @@ from typing import Any
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.load import prepared_by
-from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS, Scorer, evaluates_text
+from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS, Scorer
+from rlsdk.rewards.text_evaluation import evaluates_text
 
 MAX_CHARS = 16_384
 """Longer responses answer no task."""

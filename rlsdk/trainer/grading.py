@@ -56,12 +56,27 @@ def start_rewards(
     log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     runner = RewardRunner(
         resolve_rewards(rewards, registry),
-        RewardLimits(timeout_s=limits.timeout_s, memory_mb=limits.memory_mb),
+        _limits(limits),
         num_workers=limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2)),
         log_path=log_dir / "rewards.log",
     )
     runner.start()
     return runner
+
+
+def _limits(asked: RewardLimitsConfig) -> RewardLimits:
+    return RewardLimits(
+        timeout_s=asked.timeout_s,
+        memory_mb=asked.memory_mb,
+        start_timeout_s=asked.start_timeout_s,
+        batched_timeout_s=asked.batched_timeout_s,
+        batch_timeout_s=asked.batch_timeout_s,
+        max_losses_in_a_row=asked.max_losses_in_a_row,
+        allow_network=asked.allow_network,
+        allow_writes=asked.allow_writes,
+        isolation=asked.isolation,
+        environment=asked.environment,
+    )
 
 
 class RewardGrader:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.cli.doctor import run
+from rlsdk.cli.doctor import graders, run
 from rlsdk.doctor import Finding, Health, machine, packages, verdict
 from rlsdk.doctor import plugins as plugin_checks
 from rlsdk.doctor.cluster import cluster
@@ -21,6 +21,7 @@ from rlsdk.doctor.machine import GIB, Space
 from rlsdk.doctor.probe import Answer, ask
 from rlsdk.interfaces import BackendKind, BackendSpec
 from rlsdk.registry import Row, Source, State
+from rlsdk.rewards.confine import Confinement
 
 ROOM = Space(total_bytes=64 * GIB, free_bytes=32 * GIB)
 TIGHT = Space(total_bytes=64 * GIB, free_bytes=4 * GIB)
@@ -230,8 +231,22 @@ def test_a_sound_environment_ends_well_and_without_a_code(
         return [Finding(check="ray", state=Health.OK, found="[version] 2")]
 
     monkeypatch.setattr("rlsdk.cli.doctor.examine", some)
+    monkeypatch.setattr("rlsdk.rewards.confine.probe", lambda: Confinement(["no network"], ["not root (it is root)"]))
     run(tmp_path, None, as_json=False)
-    assert capsys.readouterr().out == f"ok       {'ray':<20} [version] 2\n\nverdict: well: nothing to mend\n"
+    assert capsys.readouterr().out == (
+        f"ok       {'ray':<20} [version] 2\n"
+        f"ok       {'graders':<20} confined: no network; not here: not root (it is root)\n"
+        "\nverdict: well: nothing to mend\n"
+    )
+
+
+def test_a_system_that_confines_no_graders_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ["no network and no tracing (unknown machine)", "no new privileges"]
+    monkeypatch.setattr("rlsdk.rewards.confine.probe", lambda: Confinement(["limits"], missing))
+    finding = graders()
+    assert finding.state is Health.WARNING
+    assert "not here: no network and no tracing (unknown machine)" in finding.found
+    assert "container" in finding.mend
 
 
 def test_the_verdict_lists_what_mends_the_worst_first(

@@ -28,7 +28,9 @@ def start() -> Iterator[Start]:
 
     def make(*names: str, limits: RewardLimits | None = None, **options: Any) -> RewardRunner:
         rewards = [RewardDef(name=name, target=f"{FUNCTIONS}:{name}") for name in names]
-        made.append(RewardRunner(rewards, limits or RewardLimits(timeout_s=2.0, memory_mb=256), **options))
+        made.append(
+            RewardRunner(rewards, limits or RewardLimits(timeout_s=2.0, memory_mb=256, allow_writes=True), **options)
+        )
         return made[-1]
 
     yield make

@@ -6,10 +6,14 @@ import contextlib
 import ctypes
 import math
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -177,3 +181,38 @@ for function in BATCHED:
     function.batched = True
 
 not_a_function = 3
+
+
+def evaluates(sample: RewardSample) -> Any:
+    """What many a user's reward does: it runs what the model wrote."""
+    return float(eval(sample.response, {"sample": sample}))
+
+
+def spies(sample: RewardSample) -> float:
+    """Does what the response says, and raises what comes of it."""
+    target = sample.prompt
+    actions: dict[str, Callable[[], Any]] = {
+        "environment": lambda: len(os.environ.get("RLSDK_TEST_SECRET", "")),
+        "own environment": lambda: float(b"RLSDK_TEST_SECRET" in Path("/proc/self/environ").read_bytes()),
+        "parent's environment": lambda: float(b"=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()),
+        "parent's memory": lambda: Path(f"/proc/{os.getppid()}/mem").read_bytes(),
+        "parent's files": lambda: os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY),
+        "signal": lambda: signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0),
+        "socket": lambda: socket.create_connection(("127.0.0.1", 9), timeout=1),
+        "udp": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9)),
+        "unix": lambda: socket.socket(socket.AF_UNIX).connect(target),
+        "name": lambda: urllib.request.urlopen("http://example.invalid/", timeout=1),
+        "write": lambda: Path(target).write_text("x"),
+        "append": lambda: os.write(os.open(target, os.O_WRONLY | os.O_APPEND), b"x"),
+        "remove": lambda: os.unlink(target),
+        "mkdir": lambda: os.mkdir(f"{target}.d"),
+        "rename": lambda: os.rename(target, f"{target}.r"),
+        "link": lambda: os.symlink("/etc/passwd", f"{target}.l"),
+        "chmod": lambda: subprocess.run(["touch", f"{target}.t"], check=True),
+        "temporary": lambda: os.write(tempfile.mkstemp()[0], b"x"),
+        "null": lambda: os.write(os.open(os.devnull, os.O_WRONLY), b"x"),
+        "program": lambda: len(subprocess.run(["echo", "ok"], capture_output=True, check=True).stdout),
+        "huge file": lambda: os.truncate(tempfile.mkstemp()[1], 1 << 40),
+        "core": lambda: resource.getrlimit(resource.RLIMIT_CORE)[0],
+    }
+    return float(actions[sample.response]() or 0.0)

@@ -42,7 +42,7 @@ def pids_in(path: Path, count: int) -> list[int]:
 
 def test_a_timed_out_function_takes_its_own_children_with_it(start: Start, tmp_path: Path) -> None:
     note = tmp_path / "pids"
-    runner = start("leaves_a_child", limits=RewardLimits(timeout_s=1.0))
+    runner = start("leaves_a_child", limits=RewardLimits(timeout_s=1.0, allow_writes=True))
     assert runner.score([sample("hang", prompt=str(note))]).failures == {"timeout": 1}
     wait_until_gone(pids_in(note, 2))
 
@@ -68,7 +68,7 @@ def test_kill_minus_nine_of_the_run_leaves_no_orphan(tmp_path: Path, doing: str)
         from rlsdk.interfaces import RewardSample
         from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
         rewards = [RewardDef(name="a", target={f"{FUNCTIONS}:leaves_a_child"!r})]
-        runner = RewardRunner(rewards, RewardLimits(timeout_s=300))
+        runner = RewardRunner(rewards, RewardLimits(timeout_s=300, allow_writes=True))
         row = dict(prompt={str(note)!r}, answer=None, row={{}}, truncated=False)
         runner.score([RewardSample(response={doing!r}, **row)])
         time.sleep(300)
@@ -87,8 +87,9 @@ def test_an_ordinary_exit_without_close_leaves_no_orphan(tmp_path: Path) -> None
     note = tmp_path / "pids"
     code = textwrap.dedent(f"""
         from rlsdk.interfaces import RewardSample
-        from rlsdk.rewards import RewardDef, RewardRunner
-        runner = RewardRunner([RewardDef(name="a", target={f"{FUNCTIONS}:leaves_a_child"!r})])
+        from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
+        rewards = [RewardDef(name="a", target={f"{FUNCTIONS}:leaves_a_child"!r})]
+        runner = RewardRunner(rewards, RewardLimits(allow_writes=True))
         runner.score([RewardSample(prompt={str(note)!r}, response="go", answer=None, row={{}}, truncated=False)])
     """)
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)

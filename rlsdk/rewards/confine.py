@@ -1,0 +1,305 @@
+"""What a grading process gives up before it sees what a model wrote: network, file writes, privileges, resources.
+
+Each part is asked of the system by its own call (Linux: seccomp, Landlock, prctl, rlimits; elsewhere rlimits only), and
+what the system does not give is reported, not required: `Confinement.missing`. `docs/security-graders.md` has the
+limits of all this. Done by system call because neither Landlock nor seccomp has a well-kept Python package without a
+compiled library beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_FILE_BYTES = 64 << 20
+"""Of a file that a reward function writes."""
+MAX_OPEN_FILES = 1_024
+MORE_PROCESSES = 1_024
+"""Processes and threads beyond those that the user has at the start; root has no such limit."""
+NOBODY = 65_534
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/kfd",
+           "/dev/nvidia*", "/dev/dri/*")  # fmt: skip
+"""Files that may be written to although writes are off; `*` as in a shell."""
+
+
+@dataclass
+class Confinement:
+    """What holds a process, and what this system does not offer, each in a few words."""
+
+    held: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def note(self, what: str, problem: str | None) -> None:
+        """Adds one measure: `problem` says why it could not be taken."""
+        if problem is None:
+            self.held.append(what)
+        else:
+            self.missing.append(f"{what} ({problem})")
+
+
+def confine_start(limits: Mapping[str, Any]) -> Confinement:
+    """Before the user's code is imported: no new privileges, no network, no look into other processes, limits."""
+    confinement = Confinement()
+    _limit_resources(confinement)
+    if sys.platform != "linux":
+        confinement.missing += [f"no network ({sys.platform} has no seccomp)", "no new privileges"]
+        return confinement
+    confinement.note("no new privileges", _prctl(_PR_SET_NO_NEW_PRIVS, 1))
+    confinement.note("no look into this process from others", _prctl(_PR_SET_DUMPABLE, 0))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    denied = "no network and no tracing" if not limits["allow_network"] else "no tracing"
+    confinement.note(denied, _filter_system_calls(network=limits["allow_network"]))
+    return confinement
+
+
+def confine_grading(
+    confinement: Confinement, limits: Mapping[str, Any], scratch: str, files: Sequence[str]
+) -> Confinement:
+    """After the user's code is imported, before the first sample: no file writes outside `scratch`, another user.
+
+    Args:
+        files: of the reward functions: another user must be able to read them.
+    """
+    if sys.platform == "linux":
+        what = "no signals to others" if limits["allow_writes"] else "no file writes outside a folder of its own"
+        confinement.note(what, _landlock(limits, scratch))
+    elif not limits["allow_writes"]:
+        confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
+    if os.getuid() == 0:
+        confinement.note("not root", _become_nobody(scratch, files))
+        if os.getuid() == 0 and sys.platform == "linux":
+            confinement.note("root without capabilities", _drop_capabilities())
+    return confinement
+
+
+def probe() -> Confinement:
+    """What would hold a grading process on this system, seen in a forked child."""
+    limits = {"allow_network": False, "allow_writes": False}
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = confine_grading(confine_start(limits), limits, "/nonexistent", [])
+            os.write(writable, "\n".join([*found.held, "", *found.missing]).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, encoding="utf-8") as stream:
+        held, _, missing = stream.read().partition("\n\n")
+    os.waitpid(child, 0)
+    return Confinement(held.split("\n"), [line for line in missing.split("\n") if line])
+
+
+def limit_memory(memory_mb: int) -> None:
+    """Bounds the address space to what is in use now plus `memory_mb` MiB. Only Linux tells what is in use."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        limit = used + (memory_mb << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def hint(error: BaseException, limits: Mapping[str, Any]) -> str:
+    """Which field of the configuration lets a function do what it was refused; empty for any other error."""
+    for cause in _chain(error):
+        if not isinstance(cause, OSError):
+            continue
+        unresolved = type(cause).__name__ == "gaierror"
+        if not unresolved and cause.errno not in (errno.EACCES, errno.EPERM, errno.ENETUNREACH):
+            continue
+        if cause.filename is None and not limits["allow_network"]:
+            return "; graders have no network: set reward_limits.allow_network if this reward needs it"
+        if cause.filename is not None and not limits["allow_writes"]:
+            return "; graders write no files: set reward_limits.allow_writes if this reward needs to"
+    return ""
+
+
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
+_SYSTEM_CALLS: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "x86_64": (0xC000003E, {
+        "socket": 41, "io_uring_setup": 425, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
+        "pidfd_getfd": 438, "bpf": 321, "keyctl": 250, "add_key": 248, "request_key": 249, "perf_event_open": 298,
+        "userfaultfd": 323, "kexec_load": 246, "init_module": 175, "finit_module": 313, "reboot": 169,
+        "open_by_handle_at": 304,
+    }),
+    "aarch64": (0xC00000B7, {
+        "socket": 198, "io_uring_setup": 425, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
+        "pidfd_getfd": 438, "bpf": 280, "keyctl": 219, "add_key": 217, "request_key": 218, "perf_event_open": 241,
+        "userfaultfd": 282, "kexec_load": 104, "init_module": 105, "finit_module": 273, "reboot": 142,
+        "open_by_handle_at": 265,
+    }),
+}  # fmt: skip
+"""Machine -> its number in audit.h, and the system calls that are refused."""
+_X32_BIT = 0x40000000
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+
+
+class _Instruction(ctypes.Structure):
+    """`struct sock_filter`."""
+
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
+
+
+def _filter_system_calls(*, network: bool) -> str | None:
+    """Has the kernel refuse system calls with EACCES, for this process and all that it starts."""
+    known = _SYSTEM_CALLS.get(platform.machine())
+    if known is None:
+        return f"unknown machine {platform.machine()}"
+    audit, calls = known
+    numbers = [number for name, number in calls.items() if not (network and name in ("socket", "io_uring_setup"))]
+    body = [(_JUMP_EQUAL, number) for number in numbers]
+    # Another machine's numbering (32 bits) and the x32 one are refused whole.
+    program = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, len(body) + 3, audit), (_LOAD, 0, 0, 0)]
+    program.append((_JUMP_AT_LEAST, len(body) + 1, 0, _X32_BIT))
+    program += [(code, len(body) - at, 0, number) for at, (code, number) in enumerate(body)]
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    filled = (_Instruction * len(program))(*(_Instruction(*line) for line in program))
+    return _prctl(_PR_SET_SECCOMP, 2, ctypes.byref(_Program(len(program), filled)))
+
+
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
+_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
+"""Writing to files; making and removing whatever stands in a folder."""
+
+
+class _Beneath(ctypes.Structure):
+    """`struct landlock_path_beneath_attr`."""
+
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
+    """No writes outside `scratch` and some devices, no TCP, no signals and no abstract sockets to the outside; none of
+    what is allowed. As far as the kernel's version of Landlock goes."""
+    version = _call(_LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return "the kernel has no Landlock"
+    changes = _CHANGES | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    wanted = [0 if limits["allow_writes"] else changes]
+    wanted += [0 if limits["allow_network"] else 3] if version >= 4 else []
+    wanted += [3] if version >= 6 else []
+    if not any(wanted):
+        return f"Landlock {version} is too old"
+    attributes = (ctypes.c_uint64 * len(wanted))(*wanted)
+    rules = _call(_LANDLOCK_CREATE, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
+    if rules < 0:
+        return _reason()
+    try:
+        if not limits["allow_writes"]:
+            _let_write(rules, scratch, changes)
+            for path in (found for device in DEVICES for found in glob.glob(device)):
+                _let_write(rules, path, changes & (_WRITE_FILE | _TRUNCATE))
+        return None if _call(_LANDLOCK_RESTRICT, rules, 0) == 0 else _reason()
+    finally:
+        os.close(rules)
+
+
+def _let_write(rules: int, path: str, rights: int) -> None:
+    with contextlib.suppress(OSError):  # what is not there cannot be written to
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        _call(_LANDLOCK_ADD, rules, 1, ctypes.byref(_Beneath(rights, fd)), 0)
+        os.close(fd)
+
+
+def _limit_resources(confinement: Confinement) -> None:
+    wanted = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ]
+    if os.getuid() != 0 and (running := _tasks_of_user()) is not None:
+        wanted.append((resource.RLIMIT_NPROC, running + MORE_PROCESSES))
+    for kind, value in wanted:
+        _, hard = resource.getrlimit(kind)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (value, value))
+    confinement.held.append("limits on memory, open files, processes and the size of files")
+
+
+def _tasks_of_user() -> int | None:
+    """Processes and threads that this user has: what RLIMIT_NPROC is compared with."""
+    total = 0
+    try:
+        for entry in os.scandir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                    total += len(os.listdir(f"/proc/{entry.name}/task"))
+    except OSError:
+        return None
+    return total
+
+
+def _become_nobody(scratch: str, files: Sequence[str]) -> str | None:
+    """Changes to the user nobody, where that user can read what later imports need."""
+    places = [sys.prefix, sys.base_prefix, *sys.path, *files]
+    hidden = next((place for place in places if place and os.path.exists(place) and not _open_to_all(place)), None)
+    if hidden is not None:
+        return f"another user cannot read {hidden}"
+    try:
+        with contextlib.suppress(OSError):
+            os.chown(scratch, NOBODY, NOBODY)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except OSError as error:
+        return str(error.strerror)
+    return None
+
+
+def _open_to_all(place: str) -> bool:
+    path = Path(place).resolve()
+    readable = path.stat().st_mode & 0o004
+    return bool(readable) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
+def _drop_capabilities() -> str | None:
+    """Root's special rights but that to read any file, which later imports may need. `no new privileges` keeps them
+    from coming back; files that belong to root stay its own."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    read = 1 << 2  # CAP_DAC_READ_SEARCH
+    kept = (ctypes.c_uint32 * 6)(read, read, 0, 0, 0, 0)  # effective, permitted, inheritable; then the upper halves
+    library = ctypes.CDLL(None, use_errno=True)
+    return None if library.capset(ctypes.byref(header), ctypes.byref(kept)) == 0 else _reason()
+
+
+def _prctl(option: int, value: int, argument: Any = 0) -> str | None:
+    library = ctypes.CDLL(None, use_errno=True)
+    return None if library.prctl(option, value, argument, 0, 0) == 0 else _reason()
+
+
+def _call(number: int, *arguments: Any) -> int:
+    library = ctypes.CDLL(None, use_errno=True)
+    return int(library.syscall(ctypes.c_long(number), *arguments))
+
+
+def _reason() -> str:
+    return os.strerror(ctypes.get_errno())
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        seen.append(at)
+        yield at
+        at = at.__cause__ or at.__context__

@@ -1,0 +1,76 @@
+"""Whether a function runs text as Python: `eval` and its like, and sympy's `parse_expr`, which is `eval`."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
+"""Functions of Python that run text."""
+SYMPY = frozenset({"parse_expr", "sympify", "S", "parse_latex", "parse_mathematica", "lambdify", "simplify", "diff",
+                   "expand", "factor", "solve", "N", "Poly", "Eq", "integrate", "nsimplify"})  # fmt: skip
+"""Functions of sympy that run text, or that make an expression of whatever they are given, text included."""
+
+
+def evaluates_text(function: Callable[..., Any]) -> str | None:
+    """The name by which a function may run text as Python; None when it has none. Read from the byte-code of the
+    function and of what it calls by name within its own package: a search for the honest case, no proof."""
+    package = _package(function)
+    owner = getattr(function, "__self__", None)
+    pending, seen = _functions(function), set[CodeType]()
+    while pending:
+        at = pending.pop()
+        if not isinstance(at, FunctionType) or at.__code__ in seen:
+            continue
+        seen.add(at.__code__)
+        scope = at.__globals__
+        used = set(_names(at.__code__))
+        sympy = any(getattr(scope.get(name), "__name__", "").startswith("sympy") for name, plain in used if plain)
+        for name, plain in sorted(used):
+            found = scope.get(name) if plain else getattr(owner, name, None)
+            if plain and found is None and name in BUILTINS:
+                return name
+            if name in SYMPY and (sympy if found is None else _package(found) == "sympy"):
+                return name
+            if _package(found) == package:
+                pending += _functions(found)
+    return None
+
+
+def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """Names that the code looks up: True for those of its module, False for attributes of whatever object."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
+            yield str(instruction.argval), instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _package(found: object) -> str:
+    return str(getattr(found, "__module__", "")).partition(".")[0]
+
+
+def _functions(found: Any) -> list[Any]:
+    """What a call of `found` may run: a function, what it wraps or closes over, the methods of a class."""
+    if isinstance(found, type):
+        return [getattr(member, "__func__", member) for member in vars(found).values()]
+    function = getattr(found, "__func__", found)
+    if not isinstance(function, FunctionType):
+        inner = [
+            getattr(found, "func", None),
+            getattr(found, "__wrapped__", None),
+            vars(type(found)).get("__call__"),
+        ]
+        return [part for part in inner if isinstance(part, FunctionType)]
+    closed = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [function, *(part for part in closed if isinstance(part, FunctionType))]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

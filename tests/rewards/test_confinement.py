@@ -1,0 +1,174 @@
+"""What grading processes cannot do, tried from inside; and what code of a model's can do to other samples: nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlsdk.rewards import RewardLimits, RewardRunner
+from rlsdk.rewards.confine import probe
+from rlsdk.rewards.environment import grading_environment
+from rlsdk.rewards.text_evaluation import evaluates_text
+
+from . import functions
+from .conftest import Start, sample
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines processes")
+MISSING = "; ".join(probe().missing) if sys.platform == "linux" else ""
+LANDLOCK = pytest.mark.skipif("no file writes" in MISSING, reason=f"this kernel cannot: {MISSING}")
+SECCOMP = pytest.mark.skipif("no network" in MISSING, reason=f"this kernel cannot: {MISSING}")
+SAFE = RewardLimits(timeout_s=5.0)
+
+
+def run(start: Start, what: str, target: Path | str = "", limits: RewardLimits = SAFE) -> tuple[float | None, str]:
+    """The value of one spy, or None and its failure."""
+    result = start("spies", limits=limits).score([sample(what, prompt=str(target))])
+    return (float(result.scores[0]) if result.valid[0] else None), "".join(e.message for e in result.examples)
+
+
+def test_no_secret_of_the_environment_reaches_a_grader(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSDK_TEST_SECRET", "s3cret")
+    assert run(start, "environment") == run(start, "own environment") == (0.0, "")
+    named = RewardLimits(environment=("RLSDK_TEST_SECRET",))
+    assert run(start, "environment", limits=named) == (6.0, "")
+
+
+def test_the_environment_is_an_allow_list() -> None:
+    given = {"PATH": "p", "LC_ALL": "C", "HF_TOKEN": "x", "WANDB_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x",
+             "MINE": "m", "RAY_AUTH_TOKEN": "x", "HF_HOME": "h", "SSH_AUTH_SOCK": "x", "LD_PRELOAD": "x"}  # fmt: skip
+    assert grading_environment(given, ("MINE",)) == {
+        "PATH": "p", "LC_ALL": "C", "HF_HOME": "h", "MINE": "m", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+    }  # fmt: skip
+
+
+@LANDLOCK
+@pytest.mark.parametrize("what", ["parent's environment", "parent's memory", "parent's files", "signal"])
+def test_the_controller_is_out_of_reach(start: Start, what: str) -> None:
+    value, message = run(start, what)
+    assert value is None
+    assert "denied" in message or "not permitted" in message
+
+
+@SECCOMP
+@pytest.mark.parametrize("what", ["socket", "udp", "unix", "name"])
+def test_there_is_no_network_and_the_message_names_the_field(start: Start, tmp_path: Path, what: str) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(tmp_path)
+        server.bind("s")
+        server.listen()
+        value, message = run(start, what, "s")
+        assert value is None
+        assert "reward_limits.allow_network" in message
+        value, message = run(start, what, tmp_path / "s", RewardLimits(timeout_s=5.0, allow_network=True))
+        assert "reward_limits.allow_network" not in message
+
+
+@LANDLOCK
+@pytest.mark.parametrize("what", ["write", "append", "remove", "mkdir", "rename", "link", "chmod"])
+def test_there_are_no_file_writes_and_the_message_names_the_field(start: Start, tmp_path: Path, what: str) -> None:
+    target = tmp_path / "file"
+    target.write_text("before")
+    value, message = run(start, what, target)
+    assert value is None
+    assert "reward_limits.allow_writes" in message or what == "chmod"  # a program of its own says it in its own words
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_text() == "before"
+    run(start, what, target, RewardLimits(timeout_s=5.0, allow_writes=True))
+    assert [path.name for path in tmp_path.iterdir()] != ["file"] or target.read_text() != "before"
+
+
+@pytest.mark.parametrize(("what", "value"), [("temporary", 1.0), ("null", 1.0), ("program", 3.0), ("core", 0.0)])
+def test_what_rewards_need_every_day_works(start: Start, what: str, value: float) -> None:
+    assert run(start, what) == (value, "")
+
+
+def test_the_size_of_files_is_bounded_and_temporary_ones_go_with_the_process(start: Start) -> None:
+    assert "File too large" in run(start, "huge file")[1]
+    runner = start("length")
+    runner.wait_ready()
+    scratch = runner._holder[0]._processes[0]._scratch
+    assert os.path.isdir(scratch)
+    runner.close()
+    assert not os.path.exists(scratch)
+
+
+FORGERIES = (
+    # later samples of the same process
+    "[sample.row.clear()] and __import__('sys').modules[type(sample).__module__].__dict__.clear() or 9.0",
+    "[f.__globals__.update(float=lambda x: 77.0) for f in __import__('gc').get_objects() if hasattr(f, '__globals__')]",
+    "[setattr(c, 'one', lambda *a: ((3, 77.0), True)) for c in object.__subclasses__() if c.__name__ == '_Reward']",
+    "__import__('builtins').__dict__.update(float=lambda x: 77.0) or 1.0",
+    # the channel
+    "[__import__('os').write(fd, b'\\x03' + bytes(9) + b'\\0\\0\\0\\x08\\0\\0\\0' + bytes(8)) for fd in range(3, 99)]",
+    "[open(f'/proc/{__import__(\"os\").getppid()}/fd/{fd}', 'wb') for fd in range(3, 64)]",
+    "__import__('os').fork() or 3.0",
+    "__import__('os').fork() or __import__('time').sleep(1000)",
+    "__import__('os').kill(__import__('os').getppid(), 9)",
+    "__import__('os').setsid() or __import__('os').system('sleep 1000 &') or 2.0",
+    "__import__('os')._exit(0)",
+    "float('nan')",
+    "'9'*10**8",
+)
+
+
+@LINUX
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_code_of_a_model_changes_no_other_sample(start: Start, forgery: str) -> None:
+    """A reward that evaluates text is found by its code; each call runs in a fork that cannot reach the controller."""
+    responses = ["1+1", forgery, "2+1", "[3.5][0]", forgery, "10"]
+    result = start("evaluates", limits=RewardLimits(timeout_s=3.0)).score([sample(r, row={"n": 1}) for r in responses])
+    others = [0, 2, 3, 5]
+    assert result.valid[others].all()
+    assert result.scores[others].tolist() == [2.0, 3.0, 3.5, 10.0]
+
+
+def test_functions_that_evaluate_text_are_found() -> None:
+    assert evaluates_text(functions.evaluates) == "eval"
+    for function in (functions.length, functions.misbehave, functions.spies, functions.prints):
+        assert evaluates_text(function) is None
+
+
+def test_isolation_can_be_asked_for_and_refused(start: Start) -> None:
+    for isolation, apart in (("always", True), ("never", False), ("auto", False)):
+        runner = start("length", limits=RewardLimits(isolation=isolation))  # type: ignore[arg-type]
+        assert runner.confinement["apart"] == [apart]
+        assert runner.score([sample("ab"), sample("abc")]).scores.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("isolation", ["always"])
+def test_misbehaviour_in_a_fork_costs_its_own_sample_only(start: Start, isolation: str) -> None:
+    from .test_runner import HARMLESS, KINDS, check_attribution
+
+    limits = RewardLimits(timeout_s=2.0, memory_mb=256, isolation="always")
+    bad = [kind for kind in KINDS if kind not in ("loop", "sleep", "power", "kill", "close_all")]
+    responses = [response for pair in zip(bad, ("fine", *HARMLESS) * 9, strict=False) for response in pair]
+    check_attribution(start("misbehave", limits=limits).score([sample(r) for r in responses]), responses)
+    batched = start("all_misbehave", limits=limits)
+    check_attribution(batched.score([sample(r) for r in ("fine", "true", "raise")]), ["fine", "true", "raise"])
+
+
+def test_what_is_missing_is_said_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = start("length")
+    first, second = runner.score([sample("a")]), runner.score([sample("a")])
+    missing = runner.confinement["missing"]
+    assert len(first.notices) == bool(missing)
+    assert all(text in first.notices[0] for text in missing)
+    assert not second.notices
+
+
+def test_the_log_is_bounded_over_restarts_and_processes(start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "rewards.log"
+    runner = start("misbehave", log_path=log, num_workers=2)
+    for _ in range(3):
+        runner.score([sample("print"), sample("os_exit")] * 2)
+    assert log.stat().st_size < 3 * (4 << 20)
+    assert "the log is full" in log.read_text()
+    runner.close()
+    with RewardRunner(runner.rewards, log_path=log) as again:
+        again.score([sample("fine")])
+        assert log.stat().st_size == 0
+    assert (tmp_path / "rewards.log.1").exists()
