@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import Batch, ConfigError, Objective
 
 
 def micro_batches(
-    lengths: Tensor, *, max_tokens: int | None = None, max_rows: int | None = None, min_count: int = 1
+    lengths: Tensor,
+    *,
+    max_tokens: int | None = None,
+    max_rows: int | None = None,
+    min_count: int = 1,
+    groups: Tensor | None = None,
 ) -> list[Tensor]:
     """Row indices of each forward and backward pass; every row once, rows of like length together.
 
@@ -18,6 +23,8 @@ def micro_batches(
         max_tokens: most tokens in one pass; a longer row goes alone. Exactly one of this and `max_rows`.
         max_rows: most rows in one pass.
         min_count: at least so many passes (some are empty when rows run out), so that all ranks make the same number.
+        groups: `[B]` int64; rows of equal numbers stay in one pass, and a group over the limit goes alone. For
+            objectives that compare rows (`whole_groups`).
 
     Returns:
         Index tensors, int64, on the CPU. One pass that holds all rows keeps their order.
@@ -31,6 +38,10 @@ def micro_batches(
             f"micro_batch_tokens is {max_tokens} and micro_batch_rows is {max_rows}; expected one of them, at least 1"
         )
     lengths = lengths.cpu()
+    if groups is not None:
+        return _of_whole_groups(
+            lengths if max_rows is None else torch.ones_like(lengths), limit, min_count, groups.cpu()
+        )
     order = torch.argsort(lengths, stable=True)
     cost = lengths[order] if max_rows is None else torch.ones_like(order)
     if min_count <= 1 and int(cost.sum()) <= limit:
@@ -40,6 +51,19 @@ def micro_batches(
         _halve_longest(cut)
     passes = [order[start:stop] for start, stop in cut]
     return passes + [order[:0]] * (min_count - len(passes))
+
+
+def groups_to_keep(batch: Batch, objective: Objective | None) -> Tensor | None:
+    """The `groups` of `micro_batches`: by `uid` where the objective asks for whole groups; None for a forward pass."""
+    return batch["uid"] if getattr(objective, "whole_groups", False) else None
+
+
+def _of_whole_groups(cost: Tensor, limit: int, min_count: int, groups: Tensor) -> list[Tensor]:
+    """Passes over groups as if each were a row; then their rows, in their order."""
+    numbers, index = torch.unique(groups, return_inverse=True)
+    totals = cost.new_zeros(len(numbers)).index_add(0, index, cost)
+    passes = micro_batches(totals, max_tokens=limit, min_count=min_count)
+    return [torch.isin(index, members).nonzero()[:, 0] for members in passes]
 
 
 def _cut_by_cost(cost: list[int], limit: int) -> list[tuple[int, int]]:

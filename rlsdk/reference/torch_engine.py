@@ -33,7 +33,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers, save_hf_folder
-from rlsdk.kit.microbatch import micro_batches
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parts import TRAIN_PARTS
@@ -98,7 +98,7 @@ class TorchTrainEngine(TrainEngine):
         """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
         optimizer, _ = self._trained()
         loss, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
-        cut = self._cut(batch)
+        cut = self._cut(batch, objective)
         try:
             for rows in cut:
                 part = batch.select(rows).to(self.device)
@@ -212,12 +212,14 @@ class TorchTrainEngine(TrainEngine):
         assert self.optim is not None
         return self.optimizer, self.optim
 
-    def _cut(self, batch: Batch) -> list[Tensor]:
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch."""
         if batch.num_rows == 0:
             return []
-        limits = self.spec
-        return micro_batches(batch.lengths, max_tokens=limits.micro_batch_tokens, max_rows=limits.micro_batch_rows)
+        limits, groups = self.spec, groups_to_keep(batch, objective)
+        return micro_batches(
+            batch.lengths, max_tokens=limits.micro_batch_tokens, max_rows=limits.micro_batch_rows, groups=groups
+        )
 
     def _split_precision(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are trained: the model's own, or float32 ones of which the model's become the copy."""

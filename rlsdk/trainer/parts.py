@@ -12,11 +12,13 @@ from rlsdk.algorithms import PolicyObjective
 from rlsdk.config import AlgorithmConfig, ModelConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import (
     PolicyLossInputs,
+    Reads,
     Rollouter,
     SamplingParams,
     StepCallback,
     Tracker,
     TrackerContext,
+    reads_of,
 )
 from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
@@ -116,6 +118,16 @@ class LossOfFile:
     def zero_without_advantage(self) -> bool:
         """What the function promises."""
         return bool(getattr(self._function, "zero_without_advantage", False))
+
+    @property
+    def whole_groups(self) -> bool:
+        """What the function asks for."""
+        return bool(getattr(self._function, "whole_groups", False))
+
+    @property
+    def reads(self) -> Reads:
+        """What the function declares."""
+        return reads_of(self._function)
 
     @property
     def _function(self) -> Any:

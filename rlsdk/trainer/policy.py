@@ -189,7 +189,7 @@ class PolicyLearner:
 
     def _corrected(self, batch: Batch, decided: Denominator) -> Batch:
         correction = self.options.algorithm.correction
-        if decided.correct:
+        if decided.correct and (correction.mode != "none" or correction.reject == "none"):
             mode = "truncate" if correction.mode == "none" else correction.mode
             level, upper, lower = correction.level, correction.upper, correction.lower
             batch = correct_rollout(batch, level=level, mode=mode, upper=upper, lower=lower)

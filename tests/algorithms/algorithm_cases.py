@@ -95,14 +95,15 @@ class PlainRow:
 
 def plain_rows(batch: Batch) -> list[PlainRow]:
     """Every row of a batch."""
-    found = []
+    found, owner, mask = [], batch.row_of_token.tolist(), batch["response_mask"].tolist()
+    tokens = {name: values.tolist() for name, values in batch.tokens.items()}
     for row in range(batch.num_rows):
-        at = [t for t in range(batch.num_tokens) if batch.row_of_token[t] == row and batch["response_mask"][t]]
+        at = [t for t in range(batch.num_tokens) if owner[t] == row and mask[t]]
         found.append(
             PlainRow(
                 uid=int(batch["uid"][row]),
                 valid=bool(batch["valid"][row]),
-                fields={name: [float(v) for v in values[at]] for name, values in batch.tokens.items()},
+                fields={name: [float(values[t]) for t in at] for name, values in tokens.items()},
                 length=len(at),
                 baseline=float(batch["baseline_scores"][row]) if "baseline_scores" in batch else float("nan"),
             )

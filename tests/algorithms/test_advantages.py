@@ -115,7 +115,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
 # Against plain loops
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(ESTIMATORS)))
 def test_equals_a_plain_loop_over_rows_and_tokens(batch: Batch, name: str) -> None:
     found = estimate(name, batch)
@@ -126,7 +126,7 @@ def test_equals_a_plain_loop_over_rows_and_tokens(batch: Batch, name: str) -> No
     torch.testing.assert_close(found, flat(batch, ESTIMATORS[name][1](plain_rows(batch))), rtol=2e-4, atol=2e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from([0.0, 0.7, 1.0]))
 def test_returns_of_gae_and_of_the_monte_carlo_estimators(batch: Batch, lam: float) -> None:
     rows = plain_rows(batch)
@@ -155,7 +155,7 @@ def test_with_lambda_one_and_no_critic_gae_is_reinforce() -> None:
 # Properties
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(CENTRED))
 def test_a_group_sums_to_zero_over_its_valid_rows(batch: Batch, name: str) -> None:
     answered = batch.row_sum(batch["response_mask"].long()) > 0
@@ -166,7 +166,7 @@ def test_a_group_sums_to_zero_over_its_valid_rows(batch: Batch, name: str) -> No
             assert abs(float(rows[members].sum())) < 1e-4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), steps(), st.sampled_from(sorted(ESTIMATORS)))
 def test_the_order_of_rows_does_not_matter(data: st.DataObject, batch: Batch, name: str) -> None:
     order = data.draw(st.permutations(range(batch.num_rows)))
@@ -174,7 +174,7 @@ def test_the_order_of_rows_does_not_matter(data: st.DataObject, batch: Batch, na
     torch.testing.assert_close(shuffled, ESTIMATORS[name][0](batch).select(order)["advantages"], rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(ESTIMATORS)))
 def test_what_a_row_that_is_not_valid_scored_changes_nothing(batch: Batch, name: str) -> None:
     usable = batch["valid"][batch.row_of_token]
@@ -184,7 +184,7 @@ def test_what_a_row_that_is_not_valid_scored_changes_nothing(batch: Batch, name:
     assert torch.equal(estimate(name, poisoned), estimate(name, batch))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(ESTIMATORS)))
 def test_what_stands_off_the_mask_changes_nothing_not_even_nan(batch: Batch, name: str) -> None:
     noisy = poison(batch, "token_level_rewards", "values")

@@ -112,7 +112,7 @@ def test_sapo_has_slope_one_at_ratio_one_and_fades_far_away() -> None:
 # Against plain Python, and gradients
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(OPTIONS)))
 def test_equals_plain_python(batch: Batch, name: str) -> None:
     inputs = inputs_of(batch)
@@ -122,7 +122,7 @@ def test_equals_plain_python(batch: Batch, name: str) -> None:
     assert all(values.shape == loss.shape and not values.requires_grad for values in metrics.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.floats(0.05, 1.0), st.floats(0.05, 2.0), st.none() | st.floats(1.1, 4.0))
 def test_ppo_equals_plain_python_for_any_bounds(batch: Batch, low: float, high: float, dual: float | None) -> None:
     options = {"clip_low": low, "clip_high": high, "dual_clip": dual}
@@ -132,7 +132,7 @@ def test_ppo_equals_plain_python_for_any_bounds(batch: Batch, low: float, high: 
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "sapo", "policy_gradient"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(batch=steps())
 def test_gradcheck(name: str, batch: Batch) -> None:
     """Analytic against numeric gradients, where nothing is detached on purpose."""
@@ -142,7 +142,7 @@ def test_gradcheck(name: str, batch: Batch) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps())
 def test_the_gradient_of_gspo_is_that_of_the_papers_sequence_form(batch: Batch) -> None:
     """With one advantage per row, GSPO-token's gradient summed with weights 1 / length is that of min(sA, clip(s)A)."""
@@ -158,7 +158,7 @@ def test_the_gradient_of_gspo_is_that_of_the_papers_sequence_form(batch: Batch) 
     torch.testing.assert_close(token_form.grad, row_form.grad, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps())
 def test_the_gradient_of_cispo_is_the_weighed_score_function(batch: Batch) -> None:
     log_probs = batch["log_probs"].clone().requires_grad_()
@@ -169,7 +169,7 @@ def test_the_gradient_of_cispo_is_the_weighed_score_function(batch: Batch) -> No
     torch.testing.assert_close(log_probs.grad, -inputs.advantages * ratio.clamp(0.8, 1.3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps())
 def test_the_gradient_of_ppo_is_that_of_the_closed_formula(batch: Batch) -> None:
     """d loss / d log_prob = -A r where no clip is in force, and 0 where one is."""
@@ -184,7 +184,7 @@ def test_the_gradient_of_ppo_is_that_of_the_closed_formula(batch: Batch) -> None
 # Properties
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(OPTIONS)))
 def test_no_advantage_no_gradient(batch: Batch, name: str) -> None:
     """What `zero_without_advantage` promises."""
@@ -198,7 +198,7 @@ def test_no_advantage_no_gradient(batch: Batch, name: str) -> None:
     assert not loss[silent == 0].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(OPTIONS)))
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(batch: Batch, name: str) -> None:
     """At ratio 1 nothing is clipped: the gradient is -A."""

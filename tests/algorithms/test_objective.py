@@ -46,7 +46,7 @@ def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> tuple[Tensor, 
     return -scale * inputs.advantages * inputs.log_probs, {"seen": torch.ones_like(inputs.advantages)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), steps(), st.sampled_from(["token_mean", "sequence_mean", "sequence_sum"]))
 def test_micro_batches_add_up_to_the_mini_batch(data: st.DataObject, batch: Batch, aggregation: str) -> None:
     batch = weighed(batch, aggregation)
@@ -62,7 +62,7 @@ def test_micro_batches_add_up_to_the_mini_batch(data: st.DataObject, batch: Batc
         torch.testing.assert_close(part_gradient, gradient[batch.token_index(rows)], rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps(), st.sampled_from(sorted(KL_ESTIMATORS.keys() - {"k1"})))
 def test_the_loss_is_the_weighed_sum_of_its_parts(batch: Batch, estimator: str) -> None:
     batch = weighed(batch)
@@ -88,7 +88,7 @@ def test_the_loss_is_the_weighed_sum_of_its_parts(batch: Batch, estimator: str) 
     torch.testing.assert_close(parts["entropy"] * -0.1, parts["entropy_loss"], rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(sorted(REGISTRY.usable(ComponentKind.LOSS))))
 def test_what_stands_off_the_mask_changes_nothing_not_even_nan(batch: Batch, name: str) -> None:
     """For every registered loss, with everything switched on."""
@@ -250,7 +250,7 @@ def skipping(batch: Batch) -> Batch:
     return batch.select(signal.nonzero()[:, 0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(["token_mean", "sequence_mean", "sequence_sum"]))
 def test_rows_left_out_change_no_metric_and_no_loss(batch: Batch, aggregation: str) -> None:
     """The clip fraction was .314 with, and .063 without the rows that have no advantage."""
@@ -317,7 +317,7 @@ def test_update_means_by_hand() -> None:
 # Correction for the sampler
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps())
 def test_the_decoupled_objective_of_three_policies(batch: Batch) -> None:
     """Gradient of `w clip-PPO`, w = proximal / behaviour without gradient; the penalty is not weighed."""

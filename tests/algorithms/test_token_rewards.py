@@ -32,7 +32,7 @@ def test_the_penalty_by_hand() -> None:
     assert rewards.tolist() == pytest.approx([0.0, -0.05, 1.1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.floats(0, 1), st.sampled_from(sorted(KL_ESTIMATORS)))
 def test_a_rows_rewards_add_up_to_its_score_less_its_penalty(batch: Batch, kl_coef: float, estimator: str) -> None:
     made = token_level_rewards(batch, kl_coef, estimator, log_probs=batch["old_log_probs"])
@@ -98,7 +98,7 @@ def test_a_penalty_without_a_reference_is_refused_by_name() -> None:
         token_level_rewards(batch, 0.5, log_probs=batch["rollout_log_probs"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps())
 def test_what_stands_off_the_mask_changes_nothing(batch: Batch) -> None:
     clean = token_level_rewards(batch, 0.5, log_probs=batch["old_log_probs"])

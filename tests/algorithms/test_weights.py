@@ -35,7 +35,7 @@ def test_by_hand(aggregation: str, expected: list[float]) -> None:
     assert weights.dtype == torch.float32
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.sampled_from(list(Aggregation)))
 def test_equals_the_papers_sum_over_rows(batch: Batch, aggregation: Aggregation) -> None:
     """The weighed sum of any per-token loss is the nested mean that the papers write."""
@@ -61,7 +61,7 @@ def test_equals_the_papers_sum_over_rows(batch: Batch, aggregation: Aggregation)
     assert found == pytest.approx(expected() if rows else 0.0, rel=1e-4, abs=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps(), st.sampled_from(["token_mean", "sequence_mean", "prompt_mean"]))
 def test_the_means_add_up_to_one_or_to_nothing(batch: Batch, aggregation: str) -> None:
     counted = (batch["response_mask"] & batch["valid"][batch.row_of_token]).any()
@@ -146,7 +146,7 @@ def test_tokens_without_weight_have_no_say_in_the_threshold() -> None:
     assert kept.tolist() == pytest.approx([0, 0, 0, 0, 0, 0.5])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps(), st.floats(0.01, 1.0))
 def test_top_entropy_equals_a_sort(batch: Batch, share: float) -> None:
     batch = batch.with_tokens(loss_weight=loss_weights(batch))

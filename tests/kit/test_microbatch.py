@@ -56,3 +56,24 @@ def test_one_pass_keeps_the_order_of_its_rows() -> None:
 def test_not_exactly_one_positive_limit_is_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected one of them, at least 1"):
         micro_batches(torch.tensor([3]), **limits)
+
+
+@given(
+    lengths=LENGTHS,
+    limit=st.integers(1, 120),
+    min_count=st.integers(1, 9),
+    by=st.sampled_from(["tokens", "rows"]),
+    seed=st.integers(0, 9),
+)
+def test_groups_stay_whole_and_within_the_limit_unless_one_alone_is_over_it(
+    lengths: torch.Tensor, limit: int, min_count: int, by: str, seed: int
+) -> None:
+    groups = torch.randint(-4, 4, (len(lengths),), generator=torch.Generator().manual_seed(seed)) * 10**15
+    passes = micro_batches(lengths, **{f"max_{by}": limit}, min_count=min_count, groups=groups)
+    assert len(passes) >= min_count
+    assert sorted(torch.cat(passes).tolist()) == list(range(len(lengths)))
+    owners = [set(groups[rows].tolist()) for rows in passes]
+    assert sum(map(len, owners)) == len(set(groups.tolist()))
+    for rows, owner in zip(passes, owners, strict=True):
+        cost = int(lengths[rows].sum()) if by == "tokens" else len(rows)
+        assert cost <= limit or len(owner) == 1

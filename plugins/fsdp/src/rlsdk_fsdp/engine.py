@@ -30,7 +30,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
-from rlsdk.kit.microbatch import micro_batches
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parking import Parking
@@ -109,7 +109,7 @@ class FsdpTrainEngine(TrainEngine):
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
-        cut, tally = self._cut(batch), Tally()
+        cut, tally = self._cut(batch, objective), Tally()
         with self._passes():
             for at, rows in enumerate(cut):
                 is_last = at == len(cut) - 1
@@ -213,15 +213,16 @@ class FsdpTrainEngine(TrainEngine):
         assert self.optim is not None
         return self.optimizer, self.optim
 
-    def _cut(self, batch: Batch) -> list[Tensor]:
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch; as many on every rank, at least one."""
         tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
-        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows)
+        groups = groups_to_keep(batch, objective)
+        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, groups=groups)
         most = torch.tensor(len(mine))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         if len(mine) == int(most):
             return mine
-        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=int(most))
+        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=int(most), groups=groups)
 
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a micro-batch on the device; without rows the model still runs, and so do its collectives."""

@@ -31,7 +31,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
-from rlsdk.kit.microbatch import micro_batches
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import learning_rate
 from rlsdk.kit.parking import Parking
 from rlsdk.kit.parts import TRAIN_PARTS
@@ -148,7 +148,7 @@ class MegatronTrainEngine(TrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
         check_names(objective.outputs, self.spec.model.head)
-        cut, tally, failures = self._cut(batch), Tally(), list[Exception]()
+        cut, tally, failures = self._cut(batch, objective), Tally(), list[Exception]()
         remaining = iter(cut)
 
         def at_end(stage: Stage, hidden: Tensor, given: Inputs) -> Tensor:
@@ -284,17 +284,18 @@ class MegatronTrainEngine(TrainEngine):
         assert self.optim is not None
         return self.optimizer, self.optim
 
-    def _cut(self, batch: Batch) -> list[Tensor]:
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch; as many on every rank, at least one, and whole rounds of interleaved stages."""
         tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
-        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows)
+        groups = groups_to_keep(batch, objective)
+        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, groups=groups)
         most = torch.tensor(len(mine))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         round_size = self.place.pp_size if self.options.virtual_stages > 1 else 1
         count = -(-int(most) // round_size) * round_size
         if len(mine) == count:
             return mine
-        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=count)
+        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=count, groups=groups)
 
     def _parts(self, batch: Batch, cut: Sequence[Tensor]) -> list[Batch]:
         """Micro-batches on the device; one without rows has a stand-in."""
