@@ -16,6 +16,7 @@ from typing import Any
 
 from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
 
@@ -69,8 +70,13 @@ class LocalRay:
         import ray
 
         atexit.unregister(self.stop)
-        ray.shutdown()
-        self._keeper.end(_STOP_TIMEOUT_S)
+        if dead_daemon() is None:
+            ray.shutdown()
+            self._keeper.end(_STOP_TIMEOUT_S)
+        else:  # Ray would ask it for a minute.
+            self._keeper.end(_STOP_TIMEOUT_S)
+            ray.shutdown()
+        watch_daemons({})
         if self._node is not None:
             self._node.kill_all_processes(check_alive=False)
             self._node = None
@@ -101,6 +107,7 @@ class LocalRay:
                 )
         else:
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
+            watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 
 
 def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
