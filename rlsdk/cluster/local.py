@@ -59,7 +59,7 @@ class LocalRay:
         try:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
-            with own_signal_handlers(), closed_to_strangers(write_token(self.folder)):
+            with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
                 self._start(int(node.cpus), int(node.gpus))
         except BaseException:
             self.stop()
@@ -194,3 +194,14 @@ def own_signal_handlers() -> Iterator[None]:
         if callable(before):
             with suppress(ValueError):  # not the main thread: Ray did not touch it either
                 signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def deaf_to_hangup() -> Iterator[None]:
+    """Processes that start inside outlive the terminal, which tells all of its processes when it closes: this one
+    finishes its step and saves first, and needs them for that. Ray does the same for Ctrl-C."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
