@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rlsdk.cli.console import ConsoleView
@@ -32,9 +33,11 @@ def run(args: Sequence[str]) -> None:
     check_resume(config, CHECKPOINTS)
     run_dir = make_run_dir(config)
     stop = StopFlag()
-    with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
+    with ConsoleView() as view, stop_on_signal(stop.set, view.notice) as stopped:
         view.notice(f"run {run_dir}")
         result = run_sft(config, registry, view, run_dir=run_dir, device=device, stop=stop)
     loss = result.last_eval.get("sft/loss", float("nan"))
     print(f"\nloss {loss:.4f} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
     print(f"\nnext:\n  {command_here()} generate {result.checkpoint} --prompt '...'")
+    if result.stopped:
+        sys.exit(stopped.exit_code)

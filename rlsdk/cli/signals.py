@@ -1,29 +1,75 @@
-"""Ctrl-C once ends a run cleanly; twice ends it now."""
+"""Ctrl-C once ends a run cleanly; twice ends it now. A terminal that closes, and `kill`, end it cleanly, too."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+EXIT_INTERRUPTED = 130
+"""By the shell's convention, 128 and the number of SIGINT."""
+EXIT_TEMPORARY = 75
+"""EX_TEMPFAIL of sysexits.h: ended by the machine before it was done; the same command goes on."""
+_STREAMS = (0, 1, 2)
+
+
+class Stopped:
+    """What a run was asked to stop by."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """Of the first signal; None while there was none."""
+
+    @property
+    def exit_code(self) -> int:
+        """For a program that ended before its work was done; 0 where nobody asked for that."""
+        if self.number is None:
+            return 0
+        return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_TEMPORARY
+
 
 @contextmanager
-def stop_on_signal(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """First SIGINT or SIGTERM calls `stop`; the second raises KeyboardInterrupt in the main thread."""
-    seen = 0
+def stop_on_signal(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[Stopped]:
+    """First SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleaning up but without saving.
+
+    A SIGHUP that is ignored (`nohup`) stays so.
+    """
+    stopped = Stopped()
+    terminals = [descriptor for descriptor in _STREAMS if _is_terminal(descriptor)]
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            raise KeyboardInterrupt
+        if number == signal.SIGHUP:
+            _let_go(terminals)
+        if stopped.number is not None:
+            sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TEMPORARY)
+        stopped.number = number
         stop()
         say("stopping: the step is finished and saved first; once more stops at once, without saving")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield
+        yield stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_terminal(descriptor: int) -> bool:
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
+
+
+def _let_go(terminals: list[int]) -> None:
+    """Sends what was meant for a terminal that is gone nowhere: a write to it would fail, and end the run."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in terminals:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

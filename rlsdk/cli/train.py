@@ -90,10 +90,12 @@ def run(args: Sequence[str]) -> None:
 
         config = make_model(config, run_dir)
     stop = StopFlag()
-    with ConsoleView() as view, stop_on_signal(stop.set, view.notice):
+    with ConsoleView() as view, stop_on_signal(stop.set, view.notice) as stopped:
         view.notice(f"run {run_dir}")
         result = run_train(config, registry, view, run_dir=run_dir, device=device, stop=stop)
     tell(result, config)
+    if result.steps < config.trainer.steps:
+        sys.exit(stopped.exit_code)
 
 
 def model_fields(config: RunConfig) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
+from rlsdk.cluster.daemons import dead_daemon
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
@@ -158,7 +159,7 @@ class Cluster:
         import ray
 
         try:
-            if ray.is_initialized():
+            if ray.is_initialized() and dead_daemon() is None:
                 self._pools.close(grace_s)
         finally:
             use_store(None)

@@ -1,9 +1,9 @@
 """Ends a local Ray cluster with the program that started it, however that program ends: kill -9 included.
 
-A small process of its own. The program writes the numbers of its daemons to it, one a line. When the line closes, or
-the program is gone, the daemons are killed with all that they started (workers, and what engines have started in
-them), and the cluster's folder is removed. Ray alone leaves its agents behind for a minute when its daemon is killed,
-and an engine's own processes for good.
+A small process of its own, and a fork of it that takes over should it be killed. The program writes the numbers of its
+daemons to it, one a line. When the line closes, or the program is gone, the daemons are killed with all that they
+started (workers, and what engines have started in them), and the cluster's folder is removed. Ray alone leaves its
+agents behind for a minute when its daemon is killed, and an engine's own processes for good.
 
 What belongs to the cluster is known by descent, and by a mark in its environment: a process whose worker died before
 it descends from nobody.
@@ -20,12 +20,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
 
 MARK = "RLSDK_CLUSTER"
 """Environment variable that every process of a cluster inherits: the cluster's folder."""
+DONE = b"done"
+"""In place of a number: nothing is to be killed or removed."""
 _LOOK_S = 1.0
 """How often to look whether the program is still the parent: a forked child of it may hold the pipe open."""
 _DEATH_S = 5.0
@@ -49,6 +52,14 @@ class Keeper:
         self._process.stdin.write(f"{pid}\n".encode())
         self._process.stdin.flush()
 
+    def release(self, timeout_s: float) -> None:
+        """Lets go: what was watched goes on, and the folder stays."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(DONE + b"\n")
+            self._process.stdin.flush()
+        self.end(timeout_s)
+
     def end(self, timeout_s: float) -> None:
         """Kills the daemons with all that they started, removes the folder, and waits for that. Safe to call twice."""
         if self._process.stdin is not None:
@@ -58,23 +69,69 @@ class Keeper:
 
 
 def main(program: int, folder: str) -> None:
-    """Waits for the end, then makes it."""
+    """Waits for the end, then makes it. A fork stands by: it takes over where this process is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    parent = _process(program)
+    for_spare, to_spare = os.pipe()
+    spare = os.fork() == 0
+    if spare:
+        os.setsid()
+        os.close(to_spare)
+        daemons, done = listen(for_spare, lambda: False)
+        if not done:
+            more, done = listen(sys.stdin.fileno(), lambda: parent is None or _is_dead(parent))
+            daemons += more
+    else:
+        os.close(for_spare)
+        daemons, done = listen(sys.stdin.fileno(), lambda: os.getppid() != program, copy=to_spare)
+    if not done:
+        kill_all(daemons, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if not spare:
+        _write(to_spare, DONE + b"\n")
+
+
+def listen(line: int, is_over: Callable[[], bool], copy: int | None = None) -> tuple[list[psutil.Process], bool]:
+    """Reads numbers of daemons from a pipe until it closes, or all is over.
+
+    Args:
+        line: descriptor of the pipe.
+        is_over: asked every second.
+        copy: descriptor to which all that is read is written as well.
+
+    Returns:
+        The daemons, and whether the other end said that there is nothing to do.
+    """
     daemons: list[psutil.Process] = []
     text = b""
-    while os.getppid() == program:
-        if not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+    while not is_over():
+        if not select.select([line], [], [], _LOOK_S)[0]:
             continue
-        chunk = os.read(sys.stdin.fileno(), 4096)
+        chunk = os.read(line, 4096)
         if not chunk:
             break
-        *lines, text = (text + chunk).split(b"\n")
-        for line in lines:
-            with suppress(psutil.Error):
-                daemons.append(psutil.Process(int(line)))
-    kill_all(daemons, folder)
-    shutil.rmtree(folder, ignore_errors=True)
+        if copy is not None:
+            _write(copy, chunk)
+        *words, text = (text + chunk).split(b"\n")
+        for word in words:
+            if word == DONE:
+                return daemons, True
+            if (daemon := _process(int(word))) is not None:
+                daemons.append(daemon)
+    return daemons, False
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with suppress(OSError):  # who stood by is gone
+        os.write(descriptor, data)
 
 
 def kill_all(daemons: list[psutil.Process], folder: str) -> None:

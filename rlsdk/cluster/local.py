@@ -16,6 +16,7 @@ from typing import Any
 
 from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
 
@@ -58,7 +59,7 @@ class LocalRay:
         try:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
-            with own_signal_handlers(), closed_to_strangers(write_token(self.folder)):
+            with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
                 self._start(int(node.cpus), int(node.gpus))
         except BaseException:
             self.stop()
@@ -69,8 +70,13 @@ class LocalRay:
         import ray
 
         atexit.unregister(self.stop)
-        ray.shutdown()
-        self._keeper.end(_STOP_TIMEOUT_S)
+        if dead_daemon() is None:
+            ray.shutdown()
+            self._keeper.end(_STOP_TIMEOUT_S)
+        else:  # Ray would ask it for a minute.
+            self._keeper.end(_STOP_TIMEOUT_S)
+            ray.shutdown()
+        watch_daemons({})
         if self._node is not None:
             self._node.kill_all_processes(check_alive=False)
             self._node = None
@@ -101,6 +107,7 @@ class LocalRay:
                 )
         else:
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
+            watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 
 
 def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
@@ -187,3 +194,14 @@ def own_signal_handlers() -> Iterator[None]:
         if callable(before):
             with suppress(ValueError):  # not the main thread: Ray did not touch it either
                 signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def deaf_to_hangup() -> Iterator[None]:
+    """Processes that start inside outlive the terminal, which tells all of its processes when it closes: this one
+    finishes its step and saves first, and needs them for that. Ray does the same for Ctrl-C."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlsdk.cluster.daemons import check_daemons
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.messages import Failure
 from rlsdk.interfaces import DeadlineError, WorkerError
@@ -112,6 +113,7 @@ class Pending:
         waiting = {request.ref: request for request in self._requests}
         answers: dict[int, Any] = {}
         while waiting and not (self._first_done and answers):
+            check_daemons()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._too_late(list(waiting.values()), timeout_s)
@@ -160,6 +162,7 @@ def wait_any(pending: Sequence[Pending], timeout_s: float) -> Pending:
 
     deadline = time.monotonic() + timeout_s
     while True:
+        check_daemons()
         for item in pending:
             if item.done():
                 return item

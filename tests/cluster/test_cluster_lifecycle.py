@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=
         worker.wait(10)
     if sys.argv[1].startswith("raise"):
         raise RuntimeError("the run failed")
+    if sys.argv[1] == "lose a daemon":
+        psutil.Process(int(sys.stdin.readline())).kill()
     group.run("hang_on", 0, 120.0)
 """
 
@@ -87,8 +90,33 @@ def test_keys_do_not_reach_the_workers_and_kill_9_of_the_program_leaves_nothing(
     assert "sleep" in {process.name() for process in driver.family}, "what an engine started counts, too"
     driver.process.send_signal(signal.SIGSTOP)
     os.killpg(driver.process.pid, signal.SIGINT)
+    os.killpg(driver.process.pid, signal.SIGHUP)
     time.sleep(0.5)
-    assert all(process.is_running() for process in driver.family)
+    assert [process for process in driver.family if not process.is_running()] == []
+    driver.process.kill()
+    driver.process.communicate(timeout=60)
+    assert driver.survivors() == []
+    assert not driver.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_run_whose_daemon_dies_says_so_and_ends_within_seconds(name: str) -> None:
+    driver = Driver("lose a daemon")
+    [daemon] = [process.pid for process in driver.family if process.name() == name]
+    start = time.monotonic()
+    _, errors = driver.process.communicate(f"{daemon}\n", timeout=60)
+    assert time.monotonic() - start < 20, "15 s, and what a busy machine takes"
+    assert driver.process.returncode == 1
+    assert re.search(rf"WorkerError: .*{name}, pid {daemon}, killed by signal 9", errors), errors[-800:]
+    assert driver.survivors() == []
+    assert not driver.folder.exists()
+
+
+def test_program_and_keeper_killed_at_once_leave_nothing() -> None:
+    driver = Driver("wait")
+    of_keeper = [process for process in driver.family if any("keeper.py" in part for part in process.cmdline())]
+    [keeper] = [process for process in of_keeper if process.ppid() == driver.process.pid]
+    keeper.kill()
     driver.process.kill()
     driver.process.communicate(timeout=60)
     assert driver.survivors() == []

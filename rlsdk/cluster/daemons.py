@@ -1,0 +1,39 @@
+"""Whether the daemons of the local cluster still run: asked in every wait.
+
+Workers answer one another without Ray's daemons, so a run would go on after one is killed, until Ray itself ends the
+program a minute later, without an error that could be caught.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+from rlsdk.interfaces import WorkerError
+
+_watched: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def watch_daemons(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Names the daemons of the cluster that this process uses; empty: none."""
+    _watched.clear()
+    _watched.update(processes)
+
+
+def dead_daemon() -> str | None:
+    """A daemon that has ended, and how; None while all run."""
+    for name, process in list(_watched.items()):
+        code = process.poll()
+        if code is not None:
+            return f"{name}, pid {process.pid}, {f'killed by signal {-code}' if code < 0 else f'exit code {code}'}"
+    return None
+
+
+def check_daemons() -> None:
+    """Raises: WorkerError: a daemon of the local cluster has ended."""
+    if dead := dead_daemon():
+        raise WorkerError(
+            f"a daemon of this run's Ray cluster has ended ({dead}), so the run cannot go on. Something killed it "
+            "(look for the out-of-memory killer in `dmesg`), or it crashed. Checkpoints are not touched: the same "
+            "command resumes from the newest"
+        )

@@ -1,0 +1,89 @@
+"""How a run is asked to stop, and what its exit code says."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import signal, sys, time
+from pathlib import Path
+from rlsdk.cli.console import ConsoleView
+from rlsdk.cli.signals import stop_on_signal
+
+asked = []
+with ConsoleView() as view, stop_on_signal(lambda: asked.append(1), view.notice) as stopped:
+    view.notice("ready")
+    start = time.monotonic()
+    while time.monotonic() - start < 20 and not asked:
+        view.notice("a step is done")
+        time.sleep(0.02)
+    for _ in range(20):
+        view.notice("the last step goes on")
+        time.sleep(0.02)
+    view.saved(1, Path("checkpoint"))
+    Path(sys.argv[1]).write_text("saved")
+sys.exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+def test_each_way_to_stop_saves_first_and_says_which_it_was(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, str(tmp_path / "saved")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        said = process.stdout.read()
+    assert process.returncode == code
+    assert "stopping: the step is finished and saved first" in said
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN.replace("range(20)", "range(2000)"), str(tmp_path / "saved")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "stopping" not in process.stdout.readline():
+            if process.poll() is None and not (tmp_path / "asked").exists():
+                (tmp_path / "asked").touch()
+                process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_terminal_that_closes_ends_it_after_saving(tmp_path: Path) -> None:
+    """Whatever it prints then goes nowhere."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", RUN, str(tmp_path / "saved")])
+    said = b""
+    while b"a step is done" not in said:
+        said += os.read(terminal, 1024)
+    os.close(terminal)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 75
+    assert (tmp_path / "saved").exists()
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    command = ["nohup", sys.executable, "-c", RUN, str(tmp_path / "saved")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert process.poll() is None
+        assert not (tmp_path / "saved").exists()
+        process.kill()
