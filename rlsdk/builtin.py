@@ -114,6 +114,12 @@ def rlsdk_register_rewards(register: RegisterComponent) -> None:
     register("gsm8k", "rlsdk.rewards.graders:gsm8k", "1 when the final number equals the answer, exactly.")
     register("choice", "rlsdk.rewards.graders:choice", "1 when the final letter is the answer's.")
     register("math", "rlsdk.rewards.symbolic:math", "1 when the final expression equals the answer (math-verify).")
+    register("code", "rlsdk.rewards.programs:code", "1 when the row's tests pass on the response's code.")
+    register("json_schema", "rlsdk.rewards.schema:json_schema", "1 when the response is JSON that the schema allows.")
+    register("exact", "rlsdk.rewards.texts:exact", "1 when the answer's text is one of the references.")
+    register("fuzzy", "rlsdk.rewards.texts:fuzzy", "Similarity to the nearest reference: F1 of words or edit distance.")
+    register("format", "rlsdk.rewards.texts:format", "1 when tags such as <think> stand once each, in order.")
+    register("language", "rlsdk.rewards.texts:language", "Share of the letters that belong to a script.")
     register("reasoning_gym", "rlsdk.rewards.tasks:reasoning_gym", "1 when the task's own grader finds it right.")
 
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 
 from rlsdk.interfaces import ConfigError, DataError, PluginError, RlsdkError, UnsupportedCapabilityError
+from rlsdk.kit.printable import printable
 
 TRACEBACK_FLAG = "--traceback"
 TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments or ["--help"], prog_name="rlsdk")
     except RlsdkError as error:
         if wants_traceback:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+            print(printable(traceback.format_exc()), file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         refused = isinstance(error, ConfigError | DataError | PluginError | UnsupportedCapabilityError)
         # What a person typed or wrote is said in full; only what came from deeper down needs a trace.
         if error.__cause__ is not None and not wants_traceback and not isinstance(error, ConfigError | DataError):

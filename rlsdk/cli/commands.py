@@ -205,11 +205,18 @@ def install_plugin(
     environment: Annotated[
         Path | None, typer.Option(help="One that is there, with the plugin in it: only tested and recorded.")
     ] = None,
+    allow_direct: Annotated[bool, typer.Option("--allow-direct", help="Also take URLs.")] = False,
 ) -> None:
     from rlsdk.cli.install import Choices, install
 
     chosen = Choices(
-        editable=editable, more=more or [], core=core, device=device, python=python, environment=environment
+        editable=editable,
+        more=more or [],
+        core=core,
+        device=device,
+        python=python,
+        environment=environment,
+        allow_direct=allow_direct,
     )
     install(name, chosen, isolated=isolated)
 

@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from rlsdk.cli.terminal import SafeConsole
 from rlsdk.interfaces import SyncReport
+from rlsdk.kit.printable import printable
 from rlsdk.trainer.events import RunView
 
 COLUMNS = (
@@ -36,7 +38,7 @@ class ConsoleView(RunView):
     """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = console or SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lines = 0
         self._synced = False
         self._phase: TaskID | None = None
@@ -126,7 +128,7 @@ class ConsoleView(RunView):
         self._progress.update(self._run, completed=done)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
 
 def _heading(name: str, metric: str, form: str, factor: float) -> str:

@@ -61,6 +61,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _print(text: str) -> None:
-    from rich.console import Console
+    from rlsdk.cli.terminal import SafeConsole
 
-    Console(file=sys.stdout, highlight=False, soft_wrap=True).print(text)
+    SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True).print(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.printable import json_line, printable
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def generate(path: Path, prompts: Sequence[str], num_prompts: int, n: int, args:
     for prompt, made in zip(shown, groups, strict=True):
         for sample in made.samples:
             line: dict[str, Any] = {"prompt": prompt.text, "response": sample.text}
-            print(json.dumps(line if prompt.answer is None else {**line, "answer": prompt.answer}, ensure_ascii=False))
+            print(json_line(line if prompt.answer is None else {**line, "answer": prompt.answer}))
 
 
 def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
@@ -67,7 +69,7 @@ def evaluate(path: Path, args: Sequence[str], output: Path | None) -> None:
     for text in evaluation.notices:
         view.notice(text)
     for name, value in metrics.items():
-        print(f"{name:<28}{value:.4f}")
+        print(f"{printable(name):<28}{value:.4f}")
     if output is not None:
         output.write_text(json.dumps(metrics, indent=1))
 
@@ -78,13 +80,13 @@ def _prompts(
     """Those that were typed, rendered like rows of the data: system prompt, prompt template, chat template."""
     from rlsdk.cli.console import ConsoleView
     from rlsdk.data import DataRow, PromptDataset
-    from rlsdk.trainer.prompts import load_prompts, prompt_format
+    from rlsdk.trainer.run_data import load_prompts, prompt_format
 
     if texts:
         field = config.data.prompt_field
         rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
         return PromptDataset(rows, tokenizer, prompt_format(config), name="prompts")
-    if config.data.train is None:
+    if config.data.train is None and not config.data.mixture:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     train, held = load_prompts(config, registry, tokenizer, ConsoleView(), held_out=True)
     return (held or train)[:num_prompts]
@@ -101,6 +103,6 @@ def _config(path: Path, args: Sequence[str], sections: Collection[str] | None = 
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
-    source = find_model(path)
+    source = find_model(path, lambda text: print(text, file=sys.stderr))
     flags = [*args, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
     return load_config([source.config] if source.config else [], flags, registry, sections=sections), registry

@@ -75,6 +75,8 @@ class Choices:
     python: Path | None = None
     environment: Path | None = None
     """An environment that is there already: nothing is installed."""
+    allow_direct: bool = False
+    """Requirements may be URLs."""
 
 
 def install(name: str, choices: Choices, *, isolated: bool) -> None:
@@ -83,6 +85,8 @@ def install(name: str, choices: Choices, *, isolated: bool) -> None:
     Raises:
         PluginError: it could not be installed, or does not work; what was there before is as it was.
     """
+    for requirement in (name, *choices.more, *([choices.core] if choices.core else ())):
+        check_requirement(requirement, allow_direct=choices.allow_direct)
     if choices.environment is not None:
         record = adopt(name, choices.environment)
     elif isolated:
@@ -227,8 +231,37 @@ def distribution_of(requirement: str) -> str:
         ) from error
 
 
+def check_requirement(text: str, *, allow_direct: bool) -> None:
+    """Lets a name with versions through, and a wheel or folder that is here: what an installer would take besides is
+    refused, since it can run code from anywhere.
+
+    Raises:
+        ConfigError: an option, a URL, or nothing that an installer knows.
+    """
+    place = text.removeprefix("-e ").strip()
+    if not place or place.startswith("-"):
+        raise ConfigError(
+            f"{text!r}: options of the installer are not taken; expected a name such as 'rlsdk-acme>=1.2'"
+        )
+    if Path(place).exists() or (Path(place).is_absolute() and place.endswith(".whl")):
+        return
+    try:
+        direct = Requirement(place).url is not None
+    except InvalidRequirement:
+        direct = "://" in place or "@" in place
+        if not direct:
+            distribution_of(place)
+    if direct and not allow_direct:
+        raise ConfigError(
+            f"{text!r}: what stands at a URL runs here as you. Give a name with versions, or download it, look at it "
+            "and give its path; --allow-direct takes the URL all the same"
+        )
+
+
 def _requirement(name: str, *, editable: bool) -> str:
     """What the installer is given for a name: a place stays one, a first-party backend becomes its distribution."""
+    if "://" in name:
+        return name
     if name.endswith(".whl") or (Path(name) / "pyproject.toml").is_file():
         return f"-e {Path(name).absolute()}" if editable else str(Path(name).absolute())
     if beside := _beside(name):

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rlsdk.cli.terminal import SafeConsole
 from rlsdk.cli.train import resolve
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.memory import PhaseMemory
@@ -50,9 +51,9 @@ def run(args: Sequence[str], *, hardware: str | None, calibration: Path | None, 
     if as_json:
         print(json.dumps(record(plan), indent=2))
     else:
-        console = Console(file=sys.stdout, highlight=False)
+        console: Console = SafeConsole(file=sys.stdout, highlight=False)
         if not console.is_terminal:
-            console = Console(file=sys.stdout, highlight=False, width=120)
+            console = SafeConsole(file=sys.stdout, highlight=False, width=120)
         show(plan, console)
     if plan.fits is False:
         sys.exit(EXIT_DOES_NOT_FIT)

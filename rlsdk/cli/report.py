@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlsdk.kit.printable import printable
+
 
 def run(run_dir: Path) -> None:
     """Writes `report.html` and `curves.svg` into the run's folder and says where."""
     from rlsdk.trainer.report import write_report
 
     page, plot = write_report(run_dir)
-    print(f"report  {page}\nplot    {plot}")
+    print(printable(f"report  {page}\nplot    {plot}"))

@@ -16,9 +16,9 @@ def run(args: Sequence[str]) -> None:
     registry = Registry.discover()
     config = load_config([], list(args), registry)
 
-    from rlsdk.trainer.prompts import check_sources
     from rlsdk.trainer.roles import resolve_device, role_devices
     from rlsdk.trainer.run import StopFlag, run_sft
+    from rlsdk.trainer.run_data import check_sources
     from rlsdk.trainer.run_folder import check_resume, make_run_dir
     from rlsdk.trainer.sft import CHECKPOINTS
 

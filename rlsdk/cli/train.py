@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
+from rlsdk.cli.terminal import SafeConsole
 from rlsdk.config import RunConfig, check_run, config_error, load_config, roles
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError
@@ -53,8 +54,8 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = load_config(recipe, list(args), registry)
 
-    from rlsdk.trainer.prompts import check_sources
     from rlsdk.trainer.roles import resolve_device, role_devices
+    from rlsdk.trainer.run_data import check_sources
 
     if device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)
@@ -135,16 +136,15 @@ def with_model_path(config: RunConfig, path: str) -> RunConfig:
 def names_a_task(args: Sequence[str]) -> bool:
     """True when the person brings a model, data or a file of their own; else the quickstart recipe is the base."""
     flags = {arg.split("=")[0] for arg in args}
-    return bool(flags & {"--model", "--model.path", "--data", "--data.train", "--config"})
+    named = {"--model", "--model.path", "--data", "--data.train", "--config"}
+    return bool(flags & named) or any(flag.startswith("--data.mixture") for flag in flags)
 
 
 def tell(result: RunResult, config: RunConfig) -> None:
     """The last lines: what was reached, where everything is, what to type next."""
-    from rich.console import Console
-
     from rlsdk.trainer.report import write_report
 
-    say = Console(highlight=False, soft_wrap=True)
+    say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()
     for name in ("sampled", "greedy"):
         key = f"eval/accuracy_{name}"

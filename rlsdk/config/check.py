@@ -117,7 +117,7 @@ def check_backend(needed: Requirements, name: str, registry: Registry, *, field:
 def _missing_data(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
         yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
-    if config.data.train is None:
+    if config.data.train is None and not config.data.mixture:
         yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
 
 

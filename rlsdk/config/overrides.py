@@ -41,6 +41,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
     Raises:
         ConfigError: an argument that belongs to no flag, with every such argument.
     """
+    # What a shell passes on that is not UTF-8 arrives as halves of surrogate pairs.
+    if odd := [argument for argument in arguments if argument != argument.encode("utf-8", "replace").decode()]:
+        raise config_error([Problem("", f"argument {argument!r}: expected UTF-8 text") for argument in odd])
     files: list[str] = []
     overrides: list[Override] = []
     problems: list[Problem] = []

@@ -32,12 +32,27 @@ OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tokenize", "add
 """Of `apply_chat_template`, which a run passes itself."""
 
 
+class MixtureConfig(Section):
+    """One source of a mixture."""
+
+    source: str
+    """As `data.train`."""
+    weight: PositiveFloat = 1.0
+    """Share of the prompts that are drawn from this source, relative to the other weights."""
+    options: Options = empty_mapping()
+    """Parameters of the source."""
+    num_rows: PositiveInt | None = None
+    """Rows; uses the first so many, or generates so many; null: all that there are."""
+
+
 class DataConfig(Section):
     """Where prompts come from."""
 
     train: str | None = None
     """`SOURCE:REST` of a registered source (`reasoning_gym:chain_sum`), a file (.jsonl, .json, .parquet, .csv), or a
     data set's folder or hub name."""
+    mixture: tuple[MixtureConfig, ...] = empty_tuple()
+    """In place of `train`: several sources, from which prompts are drawn by weight. Each has epochs of its own."""
     eval: str | None = None
     """As `train`, for evaluation; null: rows are held out of `train`, `num_eval_rows` of them."""
     options: Options = empty_mapping()
@@ -82,7 +97,12 @@ class DataConfig(Section):
             yield Problem(f"chat_template_kwargs.{name}", "is set by rlsdk itself; leave it out")
         if self.eval_options and self.eval is None:
             yield Problem("eval_options", f"{self.eval_options!r} has no effect without data.eval")
-        if self.eval is None and self.train is not None and self.num_eval_rows is None:
+        if self.mixture and self.train is not None:
+            yield Problem("mixture", f"replaces data.train, which is {self.train!r}; give one of the two")
+        for field in ("options", "num_train_rows") if self.mixture else ():
+            if getattr(self, field):
+                yield Problem(field, "belongs to data.train; each source of data.mixture has its own")
+        if self.eval is None and (self.train is not None or self.mixture) and self.num_eval_rows is None:
             yield Problem("num_eval_rows", "null needs data.eval; held-out rows must be a number")
 
 
@@ -176,10 +196,10 @@ class AlgorithmConfig(Section):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence (nats) from the reference policy; 0: no reference model is loaded."""
     kl_estimator: str = "k3"
-    """Registered estimator of the KL at one token in the loss, from d = log_probs - ref: k2 d^2/2, k3 exp(-d) - 1 + d.
-    One whose gradient is not that of a KL (k1) is refused."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the loss, from d = log_probs - ref: k2 d^2/2,
+    k3 exp(-d) - 1 + d. One whose gradient is not that of a KL (k1) is refused."""
     kl_reward_estimator: str = "k1"
-    """Registered estimator of the KL at one token in the reward: k1 d, and those above."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the reward: k1 d, and those above."""
     kl_in_reward: bool = False
     """True: the KL is taken from the tokens' rewards; false: added to the loss."""
     kl_target: PositiveFloat | None = None
@@ -241,6 +261,9 @@ class TrainerConfig(Section):
 
     steps: NonNegativeInt = 200
     """Trainer steps; each is one rollout, then updates."""
+    epochs: PositiveFloat | None = None
+    """In place of `steps`: passes over the training prompts, rounded up to whole steps; of a mixture, draws of as many
+    prompts as all its sources have. null: `steps` counts."""
     prompts_per_step: PositiveInt = 64
     """Prompts in one step."""
     samples_per_prompt: PositiveInt = 8
@@ -414,6 +437,8 @@ class RunConfig(Section):
 
     def _schedule_problems(self) -> Iterator[Problem]:
         optim, total = self.train.optim, self.trainer.optimizer_steps
+        if self.trainer.epochs is not None:
+            return  # Steps follow from the data: asked again once it was read.
         if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
             yield Problem(
                 "train.optim.warmup_steps",

@@ -27,9 +27,10 @@ class Tree:
             ConfigError: it cannot be read, is not YAML, or not a mapping.
         """
         try:
-            data, lines = read_yaml(file.read_text(encoding="utf-8"), str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {str(file)!r}: cannot be read: {error}") from error
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {error}") from error
+        data, lines = read_yaml(text, str(file))
         if not isinstance(data, dict | None):
             raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")
         _merge(self.data, data or {})

@@ -21,6 +21,13 @@ _SCALARS = (
 )
 
 
+MAX_DEPTH = 64
+"""Of mappings and lists in each other."""
+MAX_VALUES = 100_000
+"""Of one document. Aliases of aliases make billions out of a few lines."""
+MAX_INT_DIGITS = 1000
+"""Python writes and reads at most 4,300."""
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _PLAIN = frozenset({"map", "seq", "str", "int", "float", "bool", "null"})
 
 
@@ -39,6 +46,11 @@ class _Dumper(yaml.SafeDumper):
 def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     # PyYAML would read 010 as octal and 1:30 as sixty-based.
     text = node.value.replace("+", "")
+    if len(text) > MAX_INT_DIGITS:
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"{loader.name}:{line}: an integer of {len(text):,} digits; expected at most {MAX_INT_DIGITS}"
+        )
     return int(text, 16) if text.lower().startswith("0x") else int(text)
 
 
@@ -70,14 +82,23 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
     """
     try:
         loader = _Loader(text)
+        loader.name = name
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        lines = dict(_lines(node, (), name, set()))
+        lines: dict[Path, int] = {}
+        for place, line in _lines(node, (), name, set()):
+            lines[place] = line
+            if len(lines) > MAX_VALUES:
+                raise ConfigError(
+                    f"{name}:{line}: more than {MAX_VALUES:,} values, counting those of aliases each time"
+                )
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(f"{name}:{line}: {error.problem}; expected YAML") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: {_TOO_DEEP}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{name}: {error}; expected YAML") from error
 
@@ -96,8 +117,21 @@ def write_yaml(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
 
 
+def _is_text(value: str) -> bool:
+    """False where it cannot be written as UTF-8."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _lines(node: yaml.Node, path: Path, name: str, above: set[int]) -> Iterator[tuple[Path, int]]:
     yield path, node.start_mark.line + 1
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: {_TOO_DEEP}")
+    if isinstance(node, yaml.ScalarNode) and not _is_text(node.value):
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: half a surrogate pair (\\ud800 to \\udfff) is no text")
     if id(node) in above:
         raise ConfigError(f"{name}:{node.start_mark.line + 1}: an alias that contains itself")
     above = above | {id(node)}
@@ -114,6 +148,8 @@ def _lines(node: yaml.Node, path: Path, name: str, above: set[int]) -> Iterator[
                 continue
             if key.tag != "tag:yaml.org,2002:str":
                 raise ConfigError(f"{name}:{line}: key {key.value!r}: expected a text (quote it)")
+            if not _is_text(key.value):
+                raise ConfigError(f"{name}:{line}: key {key.value!r}: half a surrogate pair is no text")
             if key.value in seen:
                 raise ConfigError(f"{name}:{line}: key {key.value!r} stands twice")
             seen.add(key.value)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from rlsdk.data.answers import Answer, AnswerEncoder, AnswerReport, answer_report
+from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
@@ -22,6 +23,7 @@ __all__ = [
     "JsonValue",
     "Loader",
     "Messages",
+    "MixturePart",
     "Prompt",
     "PromptDataset",
     "PromptFormat",
@@ -35,6 +37,7 @@ __all__ = [
     "drop_seen",
     "epoch_order",
     "load_rows",
+    "next_part",
     "parse_source",
     "question_key",
     "render",

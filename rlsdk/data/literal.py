@@ -41,6 +41,7 @@ class LiteralEncoder:
         self._starts = {name[0] for name in names}
         self._normalized = _normalized_search(tokenizer)
         self._nonce = secrets.token_hex(8)
+        self._split = f"{_OPEN}{self._nonce}b{_CLOSE}"
         self._hidden: list[str] = []
         self._place = re.compile(f"{_OPEN}{self._nonce}h([0-9]+){_CLOSE}")
         self._copy: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
@@ -93,9 +94,14 @@ class LiteralEncoder:
 
         return self._pattern.sub(hidden, joined)
 
-    def show(self, text: str) -> str:
-        """The text with every placeholder replaced by what it hides."""
-        return self._place.sub(lambda match: self._hidden[int(match[1])], text)
+    def show(self, text: str, split_by: str = "") -> str:
+        """The text with every placeholder replaced by what it hides, `split_by` put behind its first character."""
+
+        def hidden(match: re.Match[str]) -> str:
+            content = self._hidden[int(match[1])]
+            return content[:1] + split_by + content[1:]
+
+        return self._place.sub(hidden, text)
 
     def encode(self, text: str, *, add_special_tokens: bool, where: str) -> list[int]:
         """Token ids of a text in which placeholders stand for text, and special tokens for themselves.
@@ -106,16 +112,18 @@ class LiteralEncoder:
         copy, names, ids = self._literal_copy(where)
         if self._pattern is not None:
             text = self._pattern.sub(lambda match: names[match[0]], text)
-        encoded = copy.encode(self.show(text), add_special_tokens=add_special_tokens)
-        # A vocabulary may hold a special token as an ordinary piece too. The mask marks what the tokenizer added.
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         control = set(ids.values()) - {unknown}
-        if any(
-            token in control and not added
-            for token, added in zip(encoded.ids, encoded.special_tokens_mask, strict=True)
-        ):
-            raise self._refused(where)
-        return [ids.get(token, token) for token in encoded.ids]
+        # A vocabulary may hold a special token as an ordinary piece too (those of Unigram models do). Where one comes
+        # out, the characters are split behind the first one, by a private name that is taken out again.
+        for shown in (self.show(text), self.show(text, split_by=self._split)):
+            encoded = copy.encode(shown, add_special_tokens=add_special_tokens)
+            # The mask marks what the tokenizer itself puts around a text.
+            pairs = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+            if not any(token in control and not added for token, added in pairs):
+                split = copy.token_to_id(self._split)
+                return [ids.get(token, token) for token in encoded.ids if token != split]
+        raise self._refused(where)
 
     def _refused(self, where: str) -> DataError:
         return DataError(
@@ -143,6 +151,7 @@ class LiteralEncoder:
                 )
                 copy.add_tokens([private])
                 ids[copy.token_to_id(names[content]) or 0] = inner.token_to_id(content)
+            copy.add_tokens([tokenizers.AddedToken(self._split, normalized=False, special=False)])
             copy.encode_special_tokens = True
             self._copy = copy, names, ids
         return self._copy

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.data.literal import LiteralEncoder
+from rlsdk.data.mixture import MixturePart, exact_weight
 from rlsdk.data.render import PromptFormat, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue
 from rlsdk.interfaces import DataError
@@ -56,7 +58,7 @@ class FilterReport:
     longest_kept: int
     """Tokens."""
     longest: int
-    """Tokens, of all rows."""
+    """Tokens, of all rows; at least so many, where a text was too long by its characters alone."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Reason -> the first few rows that were left out or counted for it, as `file:line`."""
 
@@ -122,6 +124,26 @@ class PromptDataset(Sequence[Prompt]):
         self._texts = [texts[at] for at in kept]
         self._offsets = np.cumsum([0, *(len(ids[at]) for at in kept)])
         self._ids: NDArray[np.int32] = np.concatenate([ids[at] for at in kept])
+        self.parts: tuple[MixturePart, ...] = (MixturePart(name=name, size=len(kept), weight=Fraction(1)),)
+        """One, or those of a mixture in the order of their prompts."""
+
+    @classmethod
+    def mix(cls, datasets: Sequence[PromptDataset], weights: Sequence[float], names: Sequence[str]) -> PromptDataset:
+        """One data set of several, of which a `PromptStream` draws by weight. `report` is that of the first.
+
+        Raises:
+            ConfigError: a weight that is not above zero.
+        """
+        made = copy.copy(datasets[0])
+        made._rows = [row for dataset in datasets for row in dataset._rows]
+        made._texts = [text for dataset in datasets for text in dataset._texts]
+        made._ids = np.concatenate([dataset._ids for dataset in datasets])
+        made._offsets = np.cumsum([0, *(int(n) for dataset in datasets for n in dataset.lengths)])
+        made.parts = tuple(
+            MixturePart(name=name, size=len(dataset), weight=exact_weight(weight, name))
+            for dataset, weight, name in zip(datasets, weights, names, strict=True)
+        )
+        return made
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -151,13 +173,14 @@ class PromptDataset(Sequence[Prompt]):
         return (self[at] for at in range(len(self)))
 
     def subset(self, positions: Sequence[int]) -> PromptDataset:
-        """Some of the prompts, numbered anew; `report` stays that of the whole."""
+        """Some of the prompts in ascending order, numbered anew; `report` stays that of the whole."""
         made = copy.copy(self)
         made._rows = [self._rows[at] for at in positions]
         made._texts = [self._texts[at] for at in positions]
         pieces = [self._ids[self._offsets[at] : self._offsets[at + 1]] for at in positions]
         made._offsets = np.cumsum([0, *map(len, pieces)])
         made._ids = np.concatenate([np.zeros(0, np.int32), *pieces])
+        made.parts = _parts_of(self.parts, positions)
         return made
 
     @property
@@ -177,6 +200,17 @@ class PromptDataset(Sequence[Prompt]):
         for row in self._rows:
             digest.update(b"\x00" if row.answer is None else b"\x01" + row.answer.encode("utf-8", "surrogatepass"))
         return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def _parts_of(parts: Sequence[MixturePart], positions: Sequence[int]) -> tuple[MixturePart, ...]:
+    """The parts with the prompts at ascending `positions`; those without any are left out."""
+    found, start = [], 0
+    for part in parts:
+        size = sum(start <= at < start + part.size for at in positions)
+        if size:
+            found.append(replace(part, size=size))
+        start += part.size
+    return tuple(found)
 
 
 def _encode(

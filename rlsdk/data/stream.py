@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsdk.data.mixture import next_part
 from rlsdk.data.prompts import Prompt, PromptDataset
 from rlsdk.interfaces import CheckpointError, ConfigError
 
@@ -34,8 +37,42 @@ def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+class _Cursor:
+    """Position in one part of a data set: every epoch gives each of its prompts exactly once."""
+
+    def __init__(self, start: int, size: int, *, seed: int, shuffle: bool) -> None:
+        self.start, self.size = start, size
+        self._seed, self._shuffle = seed, shuffle
+        self.go_to(0, 0)
+
+    def go_to(self, epoch: int, position: int) -> None:
+        """Moves to where so many epochs, and so many prompts of the next one, were given."""
+        self.epoch, self.position = epoch, position
+        order = epoch_order(self.size, seed=self._seed, epoch=epoch) if self._shuffle else np.arange(self.size)
+        self._order = self.start + order
+
+    def take(self, count: int) -> list[int]:
+        """The next so many places in the data set, and moves on."""
+        found: list[int] = []
+        while len(found) < count:
+            if self.position == self.size:
+                self.go_to(self.epoch + 1, 0)
+            taken = self._order[self.position : self.position + count - len(found)]
+            found.extend(taken.tolist())
+            self.position += len(taken)
+        return found
+
+    @property
+    def taken(self) -> int:
+        """Prompts given since the start."""
+        return self.epoch * self.size + self.position
+
+
 class PromptStream:
-    """Endless prompts: every epoch gives each prompt exactly once, and a batch may reach over the border of two."""
+    """Endless prompts: every epoch gives each prompt exactly once, and a batch may reach over the border of two.
+
+    Of a mixture every part has epochs of its own, and prompts are drawn by weight: see `next_part`.
+    """
 
     def __init__(self, dataset: PromptDataset, *, seed: int = 0, shuffle: bool = True) -> None:
         """Starts at the first prompt of epoch 0.
@@ -51,50 +88,57 @@ class PromptStream:
         self._seed = seed
         self._shuffle = shuffle
         self._fingerprint = dataset.fingerprint()
-        self._epoch = 0
-        self._position = 0
-        self._order = self._new_order()
+        self._weights = [part.weight for part in dataset.parts]
+        starts = accumulate((part.size for part in dataset.parts), initial=0)
+        self._cursors = [
+            _Cursor(start, part.size, seed=seed, shuffle=shuffle)
+            for start, part in zip(starts, dataset.parts, strict=False)
+        ]
 
     @property
     def epoch(self) -> int:
-        """Full passes over the data that are behind the next prompt."""
-        return self._epoch
+        """Full passes over the data that are behind the next prompt; of a mixture, over the part that had fewest."""
+        return min(cursor.epoch for cursor in self._cursors)
 
     @property
     def position(self) -> int:
-        """Prompts of this epoch that were given."""
-        return self._position
+        """Prompts that were given of the epoch under way; of a mixture, of all parts' epochs."""
+        return sum(cursor.position for cursor in self._cursors)
 
     def take(self, num_prompts: int) -> list[Prompt]:
         """The next so many prompts, and moves on."""
-        batch: list[Prompt] = []
-        while len(batch) < num_prompts:
-            if self._position == len(self._dataset):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._new_order()
-            taken = self._order[self._position : self._position + num_prompts - len(batch)]
-            batch.extend(self._dataset[int(at)] for at in taken)
-            self._position += len(taken)
-        return batch
+        if len(self._cursors) == 1:
+            places = self._cursors[0].take(num_prompts)
+        else:
+            places = [self._next() for _ in range(num_prompts)]
+        return [self._dataset[at] for at in places]
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the stream stands, in plain numbers."""
-        return {
-            "epoch": self._epoch,
-            "position": self._position,
+    def _next(self) -> int:
+        part = next_part(self._weights, [cursor.taken for cursor in self._cursors])
+        return self._cursors[part].take(1)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, in plain numbers; of a mixture also where each part stands."""
+        state: dict[str, Any] = {
+            "epoch": self.epoch,
+            "position": self.position,
             "seed": self._seed,
             "shuffle": int(self._shuffle),
             "num_prompts": len(self._dataset),
             "fingerprint": self._fingerprint,
         }
+        if len(self._cursors) > 1:
+            state["parts"] = [[cursor.epoch, cursor.position] for cursor in self._cursors]
+            state["weights"] = [str(weight) for weight in self._weights]
+        return state
 
-    def load_state_dict(self, state: Mapping[str, int], *, allow_changed: bool = False) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> list[str]:
         """Goes to where `state` was taken: the next batches are those that would have followed.
 
         Args:
             state: of `state_dict`.
             allow_changed: go on although data, seed or order differ; the epoch is kept, and the position as far as
-                there are prompts.
+                there are prompts. With another number of parts in a mixture, all begin anew.
 
         Returns:
             What differs, in words; empty when nothing does.
@@ -102,7 +146,8 @@ class PromptStream:
         Raises:
             CheckpointError: something differs and `allow_changed` is False, or the state is not whole.
         """
-        missing = sorted(self.state_dict().keys() - state.keys())
+        wanted = self.state_dict().keys() - {"parts", "weights"}
+        missing = sorted(wanted - state.keys())
         if missing:
             raise CheckpointError(f"the saved data position lacks {missing}; it has {sorted(state)}")
         differences = self._differences(state)
@@ -111,19 +156,40 @@ class PromptStream:
                 f"the data is not what the checkpoint was made with: {'; '.join(differences)}. A resumed run would "
                 f"see other prompts: restore the data and settings, or allow the change by name"
             )
-        self._epoch = int(state["epoch"])
-        self._position = min(int(state["position"]), len(self._dataset))
-        self._order = self._new_order()
+        places = _checked_places(state)
+        if len(places) != len(self._cursors):
+            places = [(0, 0)] * len(self._cursors)
+        for cursor, (epoch, position) in zip(self._cursors, places, strict=True):
+            cursor.go_to(epoch, min(position, cursor.size))
         return differences
 
-    def _differences(self, state: Mapping[str, int]) -> list[str]:
+    def _differences(self, state: Mapping[str, Any]) -> list[str]:
         words = {"num_prompts": "number of prompts", "seed": "seed", "shuffle": "shuffling"}
         now = self.state_dict()
         found = [f"{text} {state[key]} then, {now[key]} now" for key, text in words.items() if state[key] != now[key]]
+        if state.get("weights") != now.get("weights"):
+            found.append(f"weights of the mixture {state.get('weights')} then, {now.get('weights')} now")
         if state["fingerprint"] != now["fingerprint"]:
             found.append("content (prompts, answers, tokenizer or their order)")
         return found
 
-    def _new_order(self) -> NDArray[np.int64]:
-        size = len(self._dataset)
-        return epoch_order(size, seed=self._seed, epoch=self._epoch) if self._shuffle else np.arange(size)
+
+def _checked_places(state: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Epoch and position of each part.
+
+    Raises:
+        CheckpointError: one is no number that a stream can have written.
+    """
+    parts = state.get("parts", [[state["epoch"], state["position"]]])
+    good = isinstance(parts, list) and all(
+        isinstance(part, list)
+        and len(part) == 2
+        and all(type(number) is int and 0 <= number < 2**53 for number in part)
+        for part in parts
+    )
+    if not good:
+        raise CheckpointError(
+            f"the saved data position is {str(parts)[:100]}; expected an epoch and a position of each part, both whole "
+            "numbers from 0"
+        )
+    return [(epoch, position) for epoch, position in parts]

@@ -83,8 +83,8 @@ class TrainEngine(ABC):
 
     What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_train`), so that no engine has to. It is never
     asked for: what needs parts that are offloaded (`forward`, `shards` and `save_pretrained` need the weights,
-    `forward_backward` the gradients too, `save_checkpoint` and `load_checkpoint` weights and optimizer, `optim_step`
-    all three, `reset_optimizer` the optimizer); `offload` of what is off, or `onload` of what is on the device; an
+    `forward_backward` the gradients too, `save_checkpoint` weights and optimizer; `optim_step`, `load_checkpoint` and
+    `reset_optimizer` all three); `offload` of what is off, or `onload` of what is on the device; an
     update of a frozen model (`TrainSpec.optim` is None); anything but `close` after `close`.
     """
 

@@ -79,7 +79,7 @@ class GuardedTrainEngine(TrainEngine):
         self.engine.save_checkpoint(path)
 
     def load_checkpoint(self, path: Path) -> None:
-        self._check_here("load_checkpoint", "weights", "optimizer")
+        self._check_here("load_checkpoint", *TRAIN_PARTS)
         self.engine.load_checkpoint(path)
 
     def save_pretrained(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class GuardedTrainEngine(TrainEngine):
         if not isinstance(optim, OptimSpec):
             raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
         self._check_trained("reset_optimizer")
-        self._check_here("reset_optimizer", "optimizer")
+        self._check_here("reset_optimizer", *TRAIN_PARTS)
         self.engine.reset_optimizer(optim)
 
     def close(self) -> None:

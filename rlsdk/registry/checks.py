@@ -92,6 +92,19 @@ def _component_nonsense(name: object, target: object) -> str:
     return ""
 
 
+CHANGED_IN_2 = {
+    BackendKind.ROLLOUT: (
+        "GenerationOutput.versions takes the place of policy_version and last_policy_version",
+        "requests may have first_sample and response_ids",
+        "hosts check states (asleep, no weights) in front of the engine",
+        "num_decoded is new",
+    ),
+    BackendKind.TRAIN: ("hosts check states (offloaded, frozen) in front of the engine",),
+}
+"""For authors of plugins of interface 1: what they have to look at."""
+GUIDE = "docs/plugins.md, 'From interface 1 to 2'"
+
+
 def interface_misfit(spec: BackendSpec) -> str:
     """Says why this rlsdk cannot serve the interface that the plugin was written for; empty when it can."""
     if not _newer_or_other(spec.interface):
@@ -99,7 +112,9 @@ def interface_misfit(spec: BackendSpec) -> str:
     asked, served = (".".join(map(str, version)) for version in (spec.interface, INTERFACE_VERSION))
     older = spec.interface[0] < INTERFACE_VERSION[0]
     remedy = "a newer release of the plugin" if older else "a newer rlsdk"
-    return f"written for interface {asked}, this rlsdk serves {served}; install {remedy}"
+    misfit = f"written for interface {asked}, this rlsdk serves {served}; install {remedy}"
+    changed = CHANGED_IN_2.get(spec.kind, ()) if spec.interface[0] == 1 else ()
+    return f"{misfit}. If it is yours: {'; '.join(changed)} ({GUIDE})" if changed else misfit
 
 
 def engine_state(spec: BackendSpec) -> tuple[State, str]:

@@ -32,7 +32,7 @@ _BOLD = re.compile(r"(?<![\w)}])\*\*(?=\S)([^*\n]+?)(?<=\S)\*\*(?![\w(])")
 _CONNECTED = re.compile(
     r"(?:\s*,)?(?:\s*\\text\s*\{\s*(?:and|or)\s*,?\s*\}\s*|(?<=[^\s{])\s+(?:and|or)\s+|(?<=[0-9)}\]])(?:and|or)(?=[0-9(\\-]))"
 )
-_DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\[!,;: ]|\{,\}(?=[0-9]{3}))(?=[0-9])")
+_DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\!(?=[0-9])|(?:\\[,;: ]|\{,\})(?=[0-9]{3}(?![0-9])))")
 _THOUSANDS = re.compile(r"(?<![\w.,])([0-9]{1,3}(?:,[0-9]{3})+)(?![0-9]|,[0-9])")
 _SPACES = re.compile(r"\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[,;: ]|(?<=\S)~|\s+")
 _SHORT_UPPER = re.compile(r"\\frac\s*([0-9a-zA-Z])(?![a-zA-Z])")

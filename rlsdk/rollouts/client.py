@@ -301,3 +301,4 @@ def _fail(flight: _Flight, error: BaseException) -> None:
     for future in flight.samples.values():
         if not future.done():
             future.set_exception(shown)
+            future.exception()  # seen: of a group that fails, one error is enough

@@ -92,10 +92,12 @@ FAILED = pytest.StashKey[bool]()
 
 
 def _finding(item: Any, phases: list[Any]) -> Any:
+    from rlsdk.interfaces import INTERFACE_VERSION
     from rlsdk.testing.report import Finding
     from rlsdk.testing.requirements import NUMBERS
 
-    name, needs = item.get_closest_marker(MARK).args
+    mark = item.get_closest_marker(MARK)
+    name, needs = mark.args
     callspec = getattr(item, "callspec", None)
     properties: Mapping[str, Any] = dict(item.user_properties)
     outcome, message = _outcome(phases)
@@ -106,6 +108,7 @@ def _finding(item: Any, phases: list[Any]) -> Any:
         capability=needs.value if needs is not None else "",
         numbers=tuple(properties.get(NUMBERS, ())),
         message=message,
+        is_new=mark.kwargs.get("since") == INTERFACE_VERSION,
         seconds=round(sum(phase.duration for phase in phases), 3),
     )
 

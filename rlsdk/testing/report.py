@@ -36,6 +36,8 @@ class Finding:
     outcome: Outcome
     capability: str = ""
     """That it belongs to; empty where every backend must meet it."""
+    is_new: bool = False
+    """It came with the newest interface version."""
     numbers: Sequence[Number] = ()
     message: str = ""
     """Why it failed or did not run."""
@@ -152,7 +154,7 @@ def print_report(suites: Sequence[SuiteReport]) -> None:
         for found in suite.findings:
             colour = colours[found.outcome]
             table.add_row(
-                found.name,
+                f"{found.name} [dim](new)[/]" if found.is_new else found.name,
                 f"[{colour}]{found.outcome}[/]",
                 escape("\n".join(_lines(found))),
                 f"{found.seconds:.1f}",

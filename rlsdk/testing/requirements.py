@@ -19,18 +19,21 @@ NOT_CLAIMED = "not claimed: "
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def requirement(name: str, *, needs: Capability | None = None) -> Callable[[Function], Function]:
+def requirement(
+    name: str, *, needs: Capability | None = None, since: tuple[int, int] | None = None
+) -> Callable[[Function], Function]:
     """Makes a test of a suite a requirement.
 
     Args:
         name: what it is called in reports; one per suite, and stable: tables are keyed by it.
         needs: asked of backends that claim this capability only.
+        since: interface version that brought it; reports call it new as long as that is the newest.
     """
 
     def mark(function: Function) -> Function:
         if not function.__doc__:
             raise ValueError(f"requirement {name!r} needs a docstring: it is what a report says when it fails")
-        return pytest.mark.rlsdk_requirement(name, needs)(function)  # type: ignore[no-any-return]
+        return pytest.mark.rlsdk_requirement(name, needs, since=since)(function)  # type: ignore[no-any-return]
 
     return mark
 

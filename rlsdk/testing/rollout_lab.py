@@ -143,16 +143,21 @@ class RolloutLab:
         self.runner = asyncio.Runner()
         self.num_started = 0
         """Engines so far."""
-        self._engine: RolloutEngine | None = None
+        self._engine: GuardedRolloutEngine | None = None
 
     @property
-    def engine(self) -> RolloutEngine:
+    def engine(self) -> GuardedRolloutEngine:
         """The shared engine: serves the model's own weights as version 0."""
         if self._engine is None:
             self._engine = self.start()
         return self._engine
 
-    def start(self, **fields: Any) -> RolloutEngine:
+    @property
+    def inner(self) -> Any:
+        """The shared engine without its guard, for tests of a plugin that look inside."""
+        return self.engine.engine
+
+    def start(self, **fields: Any) -> GuardedRolloutEngine:
         """Another engine; fields of its `RolloutSpec`, and `seed`."""
         self.num_started += 1
         engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
@@ -255,7 +260,9 @@ class RolloutLab:
     def expected(self, plain: PlainModel, request: GenerationRequest, output: GenerationOutput) -> Tensor:
         """`[L]` float64: the log-probs that this sample should have."""
         tokens = output.token_ids.tolist()
-        logs = contract_log_probs(plain.logits(request.prompt_ids, tokens), request.sampling, self.kind)
+        logs = contract_log_probs(
+            plain.logits((*request.prompt_ids, *request.response_ids), tokens), request.sampling, self.kind
+        )
         return logs[range(len(tokens)), tokens]
 
     def worst(

@@ -11,6 +11,8 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
+from rlsdk.testing.rollout_continuing import ContinuingRequirements
+from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
@@ -21,7 +23,14 @@ from rlsdk.testing.suite import Suite
 
 
 class RolloutConformance(
-    ProcessRequirements, SamplingRequirements, SchedulingRequirements, WeightRequirements, LifetimeRequirements, Suite
+    ProcessRequirements,
+    SamplingRequirements,
+    ContinuingRequirements,
+    SchedulingRequirements,
+    InterleavingRequirements,
+    WeightRequirements,
+    LifetimeRequirements,
+    Suite,
 ):
     """Subclass it with the name of a backend; a run of pytest does the rest.
 

@@ -20,6 +20,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_interleaving import adds_up
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_scheduling import told_apart
 
@@ -57,8 +58,10 @@ class WeightRequirements:
         for version in (0, 1, 7):
             if version:
                 changing.update_weights(whole_shards(lab.changed(version)), version)
-            said = {v for o in lab.run([request]) for v in (o.policy_version, o.last_policy_version)}
+            outputs = lab.run([request])
+            said = {run.version for output in outputs for run in output.versions}
             measured.none(f"other versions than {version}", sorted(said - {version}))
+            measured.none("samples whose runs do not add up", [o.versions for o in outputs if not adds_up(o)])
 
     @requirement("update.served")
     def test_update_served(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -157,10 +160,13 @@ class WeightRequirements:
                 refused = False
             except WeightSyncError:
                 refused = True
-            return await task, refused
+            with suppress(WeightSyncError):
+                return await task, refused
+            return [], refused
 
         outputs, refused = lab.wait(midway())
         measured.told("refused", refused)
+        measured.equal("a refusal that took the weights", refused and not outputs, 0)
         new = lab.plain if refused else lab.plain.with_state(state)
         faults, _ = told_apart(lab, requests, outputs, new, -1 if refused else 4)
         measured.none("samples whose versions or log-probs are of neither", faults)

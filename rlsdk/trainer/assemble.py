@@ -26,9 +26,9 @@ from rlsdk.trainer.parts import (
 )
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import PolicyLearner, PolicyOptions
-from rlsdk.trainer.prompts import load_prompts
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
+from rlsdk.trainer.run_data import load_prompts, with_steps
 from rlsdk.trainer.sampler import Draw
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 class Materials:
     """What can be made, and can fail, before a worker exists. Nothing in it owns a device."""
 
+    config: RunConfig
+    """With the number of steps that its epochs come to."""
     tokenizer: Any
     train_prompts: PromptDataset
     eval_prompts: Sequence[Prompt]
@@ -87,7 +89,9 @@ def build_materials(
         rewards = start_rewards(config.rewards, config.reward_limits, registry, run_dir / "logs")
     tokenizer = load_run_tokenizer(config.model)
     train, evaluation = load_prompts(config, registry, tokenizer, view, held_out=held_out)
+    config = with_steps(config, len(train))
     return Materials(
+        config=config,
         tokenizer=tokenizer,
         train_prompts=train,
         eval_prompts=list(evaluation or ()),

@@ -108,18 +108,19 @@ class CheckpointStore:
         """The checkpoint that was written last, by manifest and sizes; see `newest_intact` for one to load."""
         return next((path for _, path in reversed(self.whole())), None)
 
-    def newest_intact(self, notice: Callable[[str], None]) -> Path | None:
+    def newest_intact(self, notice: Callable[[str], None], part: str | None = None) -> Path | None:
         """The newest checkpoint whose every byte is as it was written; None where the folder holds none at all.
 
         Args:
             notice: receives one line for each newer checkpoint that is damaged.
+            part: the folder of the checkpoint whose content matters; None: all of it.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged; names each.
         """
         refused: list[str] = []
         for item in reversed(self.find()):
-            problems = item.problems or tuple(damage(item.path))
+            problems = item.problems or tuple(damage(item.path, part))
             if not problems:
                 for line in refused:
                     notice(f"warning: skipped the damaged checkpoint {line}; going on from {item.path}")

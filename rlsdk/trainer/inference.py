@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig
 from rlsdk.config.role_names import ROLLOUT
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
 from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.session import start_cluster, start_role
 
 if TYPE_CHECKING:
@@ -30,13 +31,21 @@ class ModelSource:
     """The configuration it was trained with, when it comes from a run."""
 
 
-def find_model(path: Path) -> ModelSource:
+def find_model(path: Path, notice: Notice = silent) -> ModelSource:
     """Takes a run, a checkpoint or a model folder.
 
+    Args:
+        path: of one of these.
+        notice: receives a line for each damaged checkpoint of a run that is skipped.
+
     Raises:
-        ConfigError: it is none of these; says what was looked for.
+        ConfigError: it is none of these, or damaged; says what was looked for.
     """
-    checkpoint = path if not faults(path) else CheckpointStore(path / "checkpoints", 1).newest()
+    try:
+        store = CheckpointStore(path / "checkpoints", 1)
+        checkpoint = path if not faults(path) else store.newest_intact(notice, "model")
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
     if checkpoint is not None:
         if not (checkpoint / "model" / "config.json").is_file():
             raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")

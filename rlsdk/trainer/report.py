@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.printable import printable
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines, read_metrics
 
@@ -28,6 +29,7 @@ CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 """Title, unit, and metric by the curve's name."""
 
 MAX_BARS, MAX_SAMPLES = 120, 60
+_LARGEST = 1e15
 
 
 def write_report(run_dir: Path) -> tuple[Path, Path]:
@@ -36,7 +38,7 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: the folder holds no metrics.
     """
-    metrics = read_metrics(run_dir)
+    metrics = [figures for line in read_metrics(run_dir) if "step" in (figures := _figures(line))]
     if not metrics:
         raise ConfigError(
             f"{str(run_dir)!r} holds no metrics.jsonl with lines in it. Give a run's folder (runs/NAME), "
@@ -45,9 +47,21 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
     charts = [_chart(title, unit, curves, metrics) for title, unit, curves in CHARTS]
     charts.insert(4, _phases(metrics))
     page, plot = run_dir / "report.html", run_dir / "curves.svg"
-    atomic_write_text(plot, sheet(charts))
-    atomic_write_text(page, _page(run_dir, metrics, charts))
+    atomic_write_text(plot, printable(sheet(charts)))
+    atomic_write_text(page, printable(_page(run_dir, metrics, charts)))
     return page, plot
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line: what anybody may have written there besides is left out."""
+    return {str(name): number for name, value in line.items() if (number := _number(value)) is not None}
+
+
+def _number(value: object) -> float | None:
+    """The value as a number that can be drawn; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
 
 
 def _chart(title: str, unit: str, curves: Mapping[str, str], metrics: Sequence[Mapping[str, Any]]) -> str:
@@ -71,7 +85,7 @@ def _phases(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[str]) -> str:
     config_file = run_dir / "config.yaml"
-    config = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
+    config = config_file.read_text(encoding="utf-8", errors="replace") if config_file.is_file() else ""
     samples = read_lines(run_dir / SAMPLES_FILE)[-MAX_SAMPLES:]
     name = html.escape(run_dir.name)
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -96,7 +110,7 @@ def _summary(metrics: Sequence[Mapping[str, Any]]) -> str:
 
     seconds = sum(m.get("time/step_s", 0.0) for m in metrics)
     rows = {
-        "steps": f"{int(metrics[-1]['step'])}",
+        "steps": f"{metrics[-1]['step']:.0f}",
         "accuracy of training samples": ends("reward/accuracy"),
         "accuracy on held-out prompts, sampled": ends("eval/accuracy_sampled"),
         "accuracy on held-out prompts, greedy": ends("eval/accuracy_greedy"),
@@ -105,14 +119,19 @@ def _summary(metrics: Sequence[Mapping[str, Any]]) -> str:
     return "<table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items()) + "</table>"
 
 
+def _score(value: object) -> str:
+    number = _number(value)
+    return "" if number is None else f"{number:.3g}"
+
+
 def _sample_table(samples: Sequence[Mapping[str, Any]]) -> str:
     if not samples:
         return "<p>None were logged (tracking.samples_per_step).</p>"
     head = "<tr><th>step</th><th>prompt</th><th>response</th><th>answer</th><th>score</th></tr>"
     rows = [
-        f"<tr><td>{s['step']}</td>"
+        f"<tr><td>{html.escape(str(s.get('step', '')))}</td>"
         + "".join(f'<td class="text">{html.escape(str(s.get(k, "")))}</td>' for k in ("prompt", "response", "answer"))
-        + f"<td>{s.get('score', float('nan')):.3g}</td></tr>"
+        + f"<td>{_score(s.get('score'))}</td></tr>"
         for s in reversed(samples)
     ]
     return f"<table>{head}{''.join(rows)}</table>"

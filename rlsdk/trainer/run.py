@@ -125,8 +125,9 @@ def run_train(
             stop=stop,
         )
         with _prepared(start) as (materials, cluster):
+            start = replace(start, config=materials.config, table=roles(materials.config, device))
             session = _rl_session(start, cluster, materials)
-            stage = rl_stage(config, registry, materials, session)
+            stage = rl_stage(start.config, registry, materials, session)
             with closing(stage):
                 trainer = _trainer(start, materials, stage, session)
                 if checkpoint is not None:
@@ -177,12 +178,12 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
             export_model(session, materials.tokenizer, start.run_dir / FOLDER)
     else:
         groups = start_roles([actor], make, turns)
-        if start.checkpoint is None:
-            start.accept()
     reference = reference_of(config, start.run_dir, start.checkpoint)
     if reference is not None:
         rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
     groups |= start_roles(rest, make, turns)
+    if config.sft.steps == 0 and start.checkpoint is None:
+        start.accept()
     session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
     manager = sharding_manager(
         config.sharding, start.registry, session.actor, session.rollout, timeout_s=config.deadlines.sync_s

@@ -92,7 +92,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
         for text in file:
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict) and isinstance(line.get("step"), int):
                 yield line

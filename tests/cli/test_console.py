@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from rich.console import Console
+from rich.table import Table
 
+from rlsdk.cli import main
 from rlsdk.cli.console import ConsoleView
-from rlsdk.interfaces import SyncReport
+from rlsdk.cli.terminal import SafeConsole
+from rlsdk.interfaces import RlsdkError, SyncReport
 
 MOVED = SyncReport(
     version=3,
@@ -41,3 +46,38 @@ def test_each_sync_is_one_line_with_bytes_time_rate_and_what_moved_over_the_boun
 def test_of_syncs_that_move_nothing_the_first_has_a_line() -> None:
     still = replace(MOVED, moved_bytes=0, lower_bound_bytes=0, transports=())
     assert said(still, still, still) == ["sync v3: 500.0 MB, 250 ms, 2.00 GB/s, in place"]
+
+
+def test_control_sequences_in_notices_paths_and_tables_are_shown_and_not_obeyed() -> None:
+    text = io.StringIO()
+    view = ConsoleView(Console(file=text, width=120, force_terminal=True, highlight=False))
+    view.notice("reward failed: \x1b]0;owned\x07\x1b[2J\x9b8m")
+    view.saved(1, Path("runs/\x1b[31m"))
+    assert "\x1b" not in text.getvalue()
+    assert "\x9b" not in text.getvalue()
+    assert r"reward failed: \x1b]0;owned\x07\x1b[2J\x9b8m" in text.getvalue()
+    safe = io.StringIO()
+    console = SafeConsole(file=safe, width=120, force_terminal=True, color_system="standard", highlight=False)
+    table = Table("model")
+    table.add_row("evil\x1b]52;c;x\x07")
+    console.print(table)
+    console.print("[red]red[/] \x1b[2J")
+    assert r"evil\x1b]52" in safe.getvalue(), "rich counts control characters as nothing, so cells may be cut short"
+    assert "\x1b]" not in safe.getvalue()
+    assert "\x1b[31mred" in safe.getvalue(), "its own colors are as usual"
+    assert "\x1b[2J" not in safe.getvalue()
+
+
+def test_an_error_s_text_is_shown_and_not_obeyed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run_dir: Path) -> None:
+        raise RlsdkError("a grader said \x1b[2J")
+
+    monkeypatch.setattr("rlsdk.trainer.report.write_report", fail)
+    for arguments in (["report", "x"], ["report", "x", "--traceback"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        said = capsys.readouterr().err
+        assert r"a grader said \x1b[2J" in said
+        assert "\x1b" not in said

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.install import Choices, distribution_of, install_isolated
+from rlsdk.cli.install import Choices, check_requirement, distribution_of, install, install_isolated
 from rlsdk.cli.installer import Pip, Wanted
 from rlsdk.doctor import Health
 from rlsdk.doctor.plugins import plugins
@@ -206,3 +206,37 @@ def test_names_wheels_and_folders_are_told_apart(tmp_path: Path) -> None:
     assert distribution_of("rlsdk.acme[x]>=1.2") == "rlsdk-acme"
     with pytest.raises(ConfigError, match="is no plugin: expected a backend's name"):
         distribution_of("no such thing")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/rlsdk_evil-1-py3-none-any.whl", "git+https://example.org/evil", "git+ssh://git@host/evil",
+        "evil @ https://example.org/evil.tar.gz", "evil@git+https://example.org/evil", "file:///tmp/evil.whl",
+        "--index-url=https://example.org", "-rhttps://example.org/all.txt", "--config-settings", "-e git+https://a.org/b",
+        "../evil", "a b", "",
+    ],
+)  # fmt: skip
+def test_urls_options_and_places_that_are_not_there_never_reach_an_installer(
+    text: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsdk.cli.install.run", _refused)
+    monkeypatch.setattr("rlsdk.cli.installer.run", _refused)
+    for choices, name in ((Choices(), text), (Choices(more=[text]), "rlsdk-acme"), (Choices(core=text), "rlsdk-acme")):
+        for isolated in (True, False):
+            if text or name == text:
+                with pytest.raises(ConfigError):
+                    install(name, choices, isolated=isolated)
+
+
+def _refused(*_: object, **__: object) -> str:
+    raise AssertionError("an installer was called")
+
+
+def test_names_with_versions_and_what_is_here_pass_and_urls_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'acme'")
+    for text in ("vllm", "rlsdk-acme>=1.2,<2", "rlsdk-acme[extra]==1.0", str(tmp_path), "acme==1; python_version>'3'"):
+        check_requirement(text, allow_direct=False)
+    check_requirement("acme @ https://example.org/acme.whl", allow_direct=True)
+    with pytest.raises(ConfigError, match="--allow-direct"):
+        check_requirement("acme @ https://example.org/acme.whl", allow_direct=False)

@@ -296,3 +296,21 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     rows = [{"question": f"q {n} ä", "answer": str(n), "n": n, "deep": {"x": [n, n]}} for n in range(200)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path.read_bytes()
+
+
+@given(
+    content=st.one_of(st.binary(max_size=300), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))),
+    ending=st.sampled_from(["jsonl", "json", "csv", "tsv", "parquet"]),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_rows_or_an_error_that_names_the_file(
+    load: Callable[..., list[DataRow]], tmp_path: Path, content: bytes, ending: str
+) -> None:
+    path = tmp_path / f"rows.{ending}"
+    path.write_bytes(content)
+    try:
+        rows = load(path)
+    except DataError as error:
+        assert str(path) in str(error)  # noqa: PT017
+    else:
+        json.dumps([row.row for row in rows], ensure_ascii=False).encode()

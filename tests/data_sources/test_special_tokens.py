@@ -182,16 +182,35 @@ def test_they_are_counted_and_the_first_is_named() -> None:
     assert allowed.line().endswith(told.format("kept as control tokens"))
 
 
-def test_a_vocabulary_that_holds_the_token_as_a_piece_is_an_error_and_not_a_control_token() -> None:
+def test_a_vocabulary_that_holds_the_token_as_a_piece_gives_no_control_token_either() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.Unigram())
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>"], unk_token="<unk>", initial_alphabet=list("</s>"),
+        show_progress=False,
+    )  # fmt: skip
+    inner.train_from_iterator(questions(), trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
+    ids = PromptDataset(rows_of({"question": "how</s> many"}), tokenizer)[0].prompt_ids
+    assert tokenizer.eos_token_id not in ids
+    assert tokenizer.unk_token_id not in ids
+    pieces = "".join(tokenizer.convert_ids_to_tokens(ids))
+    assert pieces.replace("▁", " ").strip() == "how</s> many"
+
+
+def test_a_control_token_that_cannot_be_told_from_text_is_an_error_by_row() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "<unk>": 2}, unk_token="<unk>"))
+    inner = Tokenizer(models.WordLevel({"#": 0, "a": 1, "<unk>": 2}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="#", unk_token="<unk>")
     assert PromptDataset(rows_of({"question": "a b"}), tokenizer)[0].prompt_ids == (1, 2)
     with pytest.raises(DataError, match=r"made.jsonl:1: .*special token .*data.allow_special_tokens"):
-        PromptDataset(rows_of({"question": "a <end> a"}), tokenizer)
+        PromptDataset(rows_of({"question": "a # a"}), tokenizer)
 
 
 def test_the_variables_of_a_chat_template_can_be_set() -> None:

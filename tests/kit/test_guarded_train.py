@@ -31,7 +31,7 @@ NEEDS = {
     "shards": {"weights"},
     "save_checkpoint": {"weights", "optimizer"},
     "save_pretrained": {"weights"},
-    "reset_optimizer": {"optimizer"},
+    "reset_optimizer": {"weights", "gradients", "optimizer"},
 }
 
 

@@ -78,6 +78,21 @@ def test_a_plugin_written_for_another_interface_is_refused_with_both_versions(in
         registry.backend(BackendKind.TRAIN, "acme")
 
 
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("ROLLOUT", "GenerationOutput.versions takes the place of policy_version.*first_sample.*num_decoded is new"),
+        ("TRAIN", "hosts check states .offloaded, frozen. in front of the engine"),
+    ],
+)
+def test_the_author_of_a_plugin_for_interface_1_is_told_what_changed_and_where_it_stands(
+    install: Install, kind: str, changed: str
+) -> None:
+    install("rlsdk-acme", backend_source("acme", kind=kind, more="interface=(1, 1)"))
+    with pytest.raises(InterfaceVersionError, match=rf"written for interface 1\.1, .*{changed}.*docs/plugins\.md"):
+        Registry.discover().backend(BackendKind[kind], "acme")
+
+
 def test_a_newer_interface_may_speak_of_things_that_this_one_does_not_know(install: Install) -> None:
     install("rlsdk-acme", backend_source("acme", more="interface=(3, 0), devices=frozenset({'tpu'})"))
     (row,) = rows_of(Registry.discover(), "rlsdk-acme")

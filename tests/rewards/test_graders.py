@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlsdk.config.load import load_config
+from rlsdk.data.render import PromptFormat
+from rlsdk.data.rows import DataRow
 from rlsdk.rewards.graders import choice, gsm8k
 from rlsdk.rewards.symbolic import math
 
@@ -47,6 +52,25 @@ def test_the_slice_has_the_hard_cases() -> None:
 def test_every_reference_answer_of_gsm8k_is_right(grade: Callable[..., float], write: Callable[..., str]) -> None:
     for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True):
         assert grade(sample(write(row, number), row["answer"], row["question"])) == 1.0
+
+
+COMMANDS = [SLICES.parents[1] / "docs" / "running.md", SLICES.parents[1] / "README.md"]
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+def test_a_documented_gsm8k_command_tells_the_model_which_mark_is_read(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    commands = re.findall(r"rlsdk train (?:.*\\\n)*?.*--reward gsm8k(?:.*\\\n)*.*", text)
+    assert commands
+    for command in commands:
+        flag = re.search(r"--data\.prompt_template '([^']*)'", command)
+        assert flag, command
+        config = load_config([], ["--data.prompt_template", flag.group(1)])
+        row = DataRow(row=WORD_PROBLEMS[0], source="test")
+        prompt = PromptFormat(prompt_template=config.data.prompt_template).select([row])[0].prompt
+        assert isinstance(prompt, str)
+        assert prompt.startswith(WORD_PROBLEMS[0]["question"])
+        assert "####" in prompt
 
 
 def in_digits_of(number: str, zero: int) -> str:

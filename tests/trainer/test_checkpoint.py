@@ -116,6 +116,40 @@ def test_kill_9_at_any_moment_leaves_a_whole_newest_checkpoint(tmp_path: Path, s
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+REWRITER = """
+import sys
+from pathlib import Path
+from rlsdk.trainer.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), keep=1)
+for round in range(100_000):
+    with store.write(7, {"round": round}) as folder:
+        (folder / "part").write_bytes(bytes([round % 251]) * 5_000)
+    print(round, flush=True)
+"""
+
+
+@pytest.mark.parametrize("rounds_first", [1, 3, 6, 10])
+def test_kill_9_while_one_step_is_written_again_and_again_leaves_one_of_its_copies(
+    tmp_path: Path, rounds_first: int
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", REWRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(rounds_first):
+        last_told = int(process.stdout.readline())
+    time.sleep(0.0007 * rounds_first)
+    os.kill(process.pid, signal.SIGKILL)
+    last_told = max([last_told, *(int(line) for line in process.stdout.read().split())])
+    process.stdout.close()
+    process.wait()
+    store = CheckpointStore(tmp_path, keep=1)
+    store.recover()
+    newest = store.newest_intact(pytest.fail)
+    assert newest == tmp_path / "step_00000007"
+    found = read_state(newest)["round"]
+    assert found in (last_told, last_told + 1)
+    assert (newest / "part").read_bytes() == bytes([found % 251]) * 5_000
+
+
 def test_the_manifest_names_every_file_with_its_size(tmp_path: Path) -> None:
     path = fill(CheckpointStore(tmp_path, keep=1), 1)
     sealed = json.loads((path / MANIFEST).read_text())["files"]

@@ -10,7 +10,7 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, TrackerContext
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
-from rlsdk.trainer.report import write_report
+from rlsdk.trainer.report import _sample_table, write_report
 from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
 
 
@@ -88,3 +88,40 @@ def test_metrics_lines_are_plain_json(tmp_path: Path) -> None:
     tracker.log(1, {"a": 1.0})
     tracker.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "a": 1.0}
+
+
+HOSTILE_LINES = (
+    "not JSON", "[]", "3", '"text"', "null", "{}", '{"step": null}', '{"step": "2"}', '{"step": [1]}', "[" * 100_000,
+    '{"step": 3, "reward/accuracy": "<script>", "time/step_s": null, "time/<b>_s": 1.0, "time/rollout_s": {"a": 1}}',
+    '{"step": 4, "eval/accuracy_greedy": [1], "reward/mean": 1e400, "time/step_s": 1.0, "time/\\u001b_s": 2.0}',
+    '{"step": 5, "reward/mean": %s}' % ("9" * 400), '{"step": %s, "reward/mean": 1}' % ("9" * 400),
+)  # fmt: skip
+HOSTILE_SAMPLES = (
+    {"step": "<script>alert(1)</script>", "prompt": "p"},
+    {"step": 1, "score": "<img src=x onerror=alert(2)>", "response": "<script>alert(3)</script>"},
+    {"step": 2, "prompt": ["<script>alert(4)</script>"], "answer": {"<script>": "alert(5)"}},
+    {"step": 2, "response": "\ud800\x1b[2J"},
+    {"step": True}, {},
+)  # fmt: skip
+
+
+def test_what_strangers_wrote_into_a_run_is_shown_as_text_or_left_out(tmp_path: Path) -> None:
+    name = "<script>alert(6)<"
+    run = tmp_path / name
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/accuracy": 0.5}\n' + "\n".join(HOSTILE_LINES) + "\n")
+    (run / "samples.jsonl").write_text("\n".join([*HOSTILE_LINES, *map(json.dumps, HOSTILE_SAMPLES)]))
+    (run / "config.yaml").write_bytes(b"</pre><script>alert(7)</script>\xff")
+    page, plot = write_report(run)
+    text = page.read_text()
+    assert "<script" not in text.lower()
+    assert "<img" not in text.lower()
+    assert "&lt;script&gt;alert(3)" in text
+    assert "\x1b" not in text
+    ElementTree.parse(plot)
+
+
+def test_a_step_is_escaped_even_where_a_reader_lets_it_through() -> None:
+    table = _sample_table([{"step": "<script>alert(1)</script>", "score": "<b>"}, {}])
+    assert "<script" not in table
+    assert "<b>" not in table

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.config import Role, RunConfig, load_config
-from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RankContext, RlsdkError
+from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
-from rlsdk.testing.local_groups import LocalGroup
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.hosts import EngineOptions, RolloutHost, TrainHost
+from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
-
-
-class Store:
-    def put(self, batch: Batch) -> Batch:
-        return batch
 
 
 class ValueLoss:
@@ -50,15 +43,6 @@ def config(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> RunC
     return load_config([], flags, registry)
 
 
-def start(role: Role, registry: Registry) -> RoleGroup:
-    spec = registry.backend(role.kind, role.backend)
-    host = (RolloutHost if role.is_rollout else TrainHost)(
-        RankContext(role=role.name), spec.engine, role.spec, EngineOptions(spec=spec, raw=dict(role.options))
-    )
-    group: Any = LocalGroup([host], backend=spec.name)
-    return RoleGroup(role=role, spec=spec, group=group)
-
-
 def session_of(config: RunConfig, registry: Registry, seen: list[str] | None = None) -> Session:
     """On one device that all take turns on, as on a GPU."""
     table = roles(config, "cpu")
@@ -70,11 +54,11 @@ def session_of(config: RunConfig, registry: Registry, seen: list[str] | None = N
         assert away, f"{seen} hold memory while {role.name} is built"
         if seen is not None:
             seen.append(role.name)
-        return start(role, registry)
+        return start_in_process(role, registry)
 
     groups = start_roles(table, build, turns)
     manager = sharding_manager(config.sharding, registry, groups["actor"], groups["rollout"], timeout_s=60.0)
-    return Session(roles=groups, turns=turns, cluster=Store(), manager=manager)
+    return Session(roles=groups, turns=turns, cluster=InProcessStore(), manager=manager)
 
 
 def step(session: Session, version: int) -> list[float]:
@@ -85,13 +69,13 @@ def step(session: Session, version: int) -> list[float]:
         assert report.version == version
     for name, output in (("ref", "log_probs"), ("reward.good", "scores"), ("critic", "values")):
         with session.turns.using(name):
-            (answer,) = session.roles[name].run("forward", batch, {output: output})
+            answer = session.roles[name].run("forward", batch, {output: output})
         assert torch.isfinite(answer[output]).all()
     losses = []
     for group, objective in ((session.critic, ValueLoss()), (session.actor, SftObjective())):
         assert group is not None
         with session.turns.using(group.name, training=True):
-            (result,) = group.run("update", batch, objective)
+            result = group.run("update", batch, objective)
         losses.append(result.update.loss)
     return losses
 
@@ -135,7 +119,9 @@ def test_a_session_that_only_trains_refuses_to_sample(config: RunConfig, registr
     (role,) = roles(config, "cpu", needed=["actor"])
     turns = DeviceTurns()
     session = Session(
-        roles=start_roles([role], lambda role: start(role, registry), turns), turns=turns, cluster=Store()
+        roles=start_roles([role], lambda role: start_in_process(role, registry), turns),
+        turns=turns,
+        cluster=InProcessStore(),
     )
     with pytest.raises(ConfigError, match=r"no rollout engine, only \['actor'\]"):
         session.weights()

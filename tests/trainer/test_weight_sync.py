@@ -48,7 +48,13 @@ def roles(
     folder = tmp_path_factory.mktemp("run")
     table = roles_of(config, "cpu")
     with start_cluster(
-        table, registry, placement=config.placement, trainer=config.trainer, device="cpu", run_dir=folder
+        table,
+        registry,
+        placement=config.placement,
+        deadlines=config.deadlines,
+        seed=config.trainer.seed,
+        device="cpu",
+        run_dir=folder,
     ) as cluster:
         actor, rollout = (start_role(role, registry, cluster) for role in table)
         yield actor, rollout
@@ -96,7 +102,7 @@ class Theirs(ShardingManager):
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         return plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=TRANSPORTS)
 
-    def sync_weights(self, plan: ReshardPlan, version: int) -> SyncReport:
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         peers = dict(enumerate(self.train.peers()))
         (receipt,) = self.rollout.run_each("pull_weights", [(plan.parts[0], peers, version, self.timeout_s)])
         return SyncReport(

@@ -12,13 +12,14 @@ import torch
 from worlds import OBJECTIVES, Case, share, spec_of
 
 from rlsdk.interfaces import Batch, Objective, ObjectiveResult, OptimSpec, RankContext, RlsdkError, TrainSpec
+from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.testing.models import random_batch
 
 
 def start(ctx: RankContext, spec: TrainSpec) -> Any:
     from rlsdk_fsdp.engine import FsdpTrainEngine
 
-    engine = FsdpTrainEngine()
+    engine = GuardedTrainEngine(FsdpTrainEngine())
     engine.initialize(ctx, spec)
     return engine
 
@@ -110,7 +111,7 @@ def reset(case: Case, ctx: RankContext) -> dict[str, Any]:
     before = weights(engine)
     engine.reset_optimizer(OptimSpec(lr=1e-2, warmup_steps=4))
     kept = all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
-    state = len(engine.optimizer.state)
+    state = len(engine.engine.optimizer.state)
     lr = step(engine, ctx, seed=11).lr
     engine.close()
     return {"kept": kept, "state": state, "lr": lr}

@@ -13,13 +13,14 @@ import torch
 from worlds import OBJECTIVES, Case, drive, share, spec_of
 
 from rlsdk.interfaces import Batch, Objective, ObjectiveResult, OptimSpec, RankContext, TrainSpec
+from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.testing.models import random_batch
 
 
 def start(ctx: RankContext, spec: TrainSpec) -> Any:
     from rlsdk_megatron.engine import MegatronTrainEngine
 
-    engine = MegatronTrainEngine()
+    engine = GuardedTrainEngine(MegatronTrainEngine())
     engine.initialize(ctx, spec)
     return engine
 
@@ -164,7 +165,7 @@ def reset(case: Case, ctx: RankContext) -> dict[str, Any]:
 
 def copies(engine: Any) -> dict[int, torch.Tensor]:
     """What the optimizer steps, by its place among the rank's parameters: float32, with bits that weights lack."""
-    return {at: slot.main.clone() for at, (_, slot) in enumerate(engine._slots())}
+    return {at: slot.main.clone() for at, (_, slot) in enumerate(engine.engine._slots())}
 
 
 def two_roles(case: Case, ctx: RankContext) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def kwargs(case: Case, ctx: RankContext) -> dict[str, Any]:
     """Raw settings reach Megatron's configuration; unknown ones are named."""
     spec = spec_of(case, case.options)
     engine = start(ctx, replace(spec, engine_kwargs={"layernorm_epsilon": 0.5}))
-    reached = engine.stages[0].config.layernorm_epsilon
+    reached = engine.engine.stages[0].config.layernorm_epsilon
     engine.close()
     return {"reached": reached, "odd": error_of(lambda: start(ctx, replace(spec, engine_kwargs={"layer_norm": 1})))}
 

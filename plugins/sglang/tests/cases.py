@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.engine import SglangRolloutEngine
@@ -19,8 +20,8 @@ class Sglang(RolloutConformance):
     tolerance = 2e-5
 
 
-def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> SglangRolloutEngine:
-    engine = SglangRolloutEngine()
+def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> GuardedRolloutEngine:
+    engine = GuardedRolloutEngine(SglangRolloutEngine())
     fields = {"max_model_tokens": 128, "max_running": 16, "options": Sglang.options, **spec}
     engine.initialize(
         RankContext(role="rollout"), RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields)

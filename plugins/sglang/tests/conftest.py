@@ -86,7 +86,7 @@ def lab(shared: RolloutLab) -> RolloutLab:
 
 
 def renew(lab: Any) -> None:
-    lab.engine.resume()
     lab.engine.wake()
     lab.restore()
-    assert not lab.engine.samples
+    lab.engine.resume()
+    assert not lab.inner.samples

@@ -19,7 +19,7 @@ WORK = Workload(row_tokens=128, update_rows=1, running_rows=16)
 
 
 def test_the_engine_asks_for_the_weights_that_were_foreseen(lab: Any) -> None:
-    served = lab.engine
+    served = lab.inner
     found = forecast([served.ctx], served.spec, WORK)
     (foreseen,), (real,) = found.layouts[0], served.layout()
     assert replace(foreseen, process=real.process) == real
@@ -28,7 +28,7 @@ def test_the_engine_asks_for_the_weights_that_were_foreseen(lab: Any) -> None:
 
 
 def test_unasked_a_cpu_keeps_room_for_all_running_samples(lab: Any) -> None:
-    served = lab.engine
+    served = lab.inner
     spec = replace(served.spec, options=SglangOptions())
     one = bytes_per_token(load_model_config(spec.model), spec.model.dtype)
     foreseen = forecast([served.ctx], spec, WORK).memory[0].cache_bytes
@@ -36,7 +36,7 @@ def test_unasked_a_cpu_keeps_room_for_all_running_samples(lab: Any) -> None:
 
 
 def test_on_a_gpu_the_cache_is_what_its_share_leaves_and_a_server_s_is_not_known(lab: Any) -> None:
-    served = lab.engine
+    served = lab.inner
     on_gpu = RankContext(role="rollout", device="cuda:0")
     spec = replace(served.spec, options=SglangOptions(memory_share=0.5), tp_size=2)
     memory = forecast([on_gpu], spec, replace(WORK, device_bytes=10 * GIB)).memory[0]

@@ -89,7 +89,7 @@ def test_abort_and_pause_reach_a_server(remote: Any, shared: RolloutLab) -> None
         aborted = output.finish_reason is FinishReason.ABORT
         assert aborted == (output.request_id == "a")
         assert output.last_policy_version == (10 if aborted else 11)
-    assert not remote.samples
+    assert not remote.engine.samples
 
 
 def test_a_server_outlives_the_engine(url: str, remote: Any, shared: RolloutLab) -> None:

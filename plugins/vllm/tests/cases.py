@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec, WeightSyncError
+from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk_vllm.config import VllmOptions
@@ -28,9 +29,9 @@ class Asynchronous(InProcess):
     options = VllmOptions(kv_cache_mb=64, asynchronous=True)
 
 
-def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> VllmRolloutEngine:
+def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> GuardedRolloutEngine:
     """An engine that a test has for itself."""
-    engine = VllmRolloutEngine()
+    engine = GuardedRolloutEngine(VllmRolloutEngine())
     fields = {"max_model_tokens": 128, "max_running": 16, "options": InProcess.options, **spec}
     engine.initialize(
         RankContext(role="rollout"), RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields)
@@ -40,10 +41,10 @@ def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> VllmRol
 
 def worker_of(engine: Any) -> Any:
     """vLLM's worker, in this process."""
-    return engine.engine._engine.model_executor.driver_worker.worker
+    return engine.engine.engine._engine.model_executor.driver_worker.worker
 
 
-def ends_what_runs(lab: RolloutLab, engine: VllmRolloutEngine) -> None:
+def ends_what_runs(lab: RolloutLab, engine: GuardedRolloutEngine) -> None:
     """Closes an engine in the middle of a call, whose caller is told, as is the next."""
 
     async def closed_midway() -> None:
@@ -53,5 +54,5 @@ def ends_what_runs(lab: RolloutLab, engine: VllmRolloutEngine) -> None:
             await task
 
     lab.wait(closed_midway())
-    with pytest.raises(WeightSyncError, match="the engine was closed"):
+    with pytest.raises(RlsdkError, match="after the engine was closed"):
         lab.run([lab.ask("x", [5])], engine)

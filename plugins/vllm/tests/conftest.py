@@ -81,8 +81,8 @@ def qwen2(labs: Labs) -> Path:
 
 
 def renewed(lab: Any) -> Any:
-    lab.engine.resume()
     lab.engine.wake()
     lab.restore()
-    assert not lab.engine.samples
+    lab.engine.resume()
+    assert not lab.inner.samples
     return lab

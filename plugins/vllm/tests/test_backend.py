@@ -45,7 +45,7 @@ def test_arguments_that_vllm_does_not_take_are_refused(qwen2: Path, kwargs: dict
 def test_raw_arguments_reach_the_engine(qwen2: Path) -> None:
     engine = make_engine(qwen2, engine_kwargs={"max_num_batched_tokens": 384})
     try:
-        assert engine.engine._engine.vllm_config.scheduler_config.max_num_batched_tokens == 384
+        assert engine.engine.engine._engine.vllm_config.scheduler_config.max_num_batched_tokens == 384
     finally:
         engine.close()
 

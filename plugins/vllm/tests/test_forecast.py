@@ -16,7 +16,7 @@ WORK = Workload(row_tokens=128, update_rows=1, running_rows=16)
 
 
 def test_the_engine_asks_for_the_weights_that_were_foreseen(in_process: Any) -> None:
-    engine = in_process.engine
+    engine = in_process.inner
     found = forecast([engine.ctx], engine.spec, WORK)
     (foreseen,), (real,) = found.layouts[0], engine.layout()
     assert replace(foreseen, process=real.process) == real
@@ -26,7 +26,7 @@ def test_the_engine_asks_for_the_weights_that_were_foreseen(in_process: Any) -> 
 
 
 def test_on_a_gpu_the_cache_is_what_its_share_leaves(in_process: Any) -> None:
-    served = in_process.engine.spec
+    served = in_process.inner.spec
     on_gpu = RankContext(role="rollout", device="cuda:0")
     spec = replace(served, options=VllmOptions(gpu_memory_utilization=0.5), tp_size=2)
     memory = forecast([on_gpu], spec, replace(WORK, device_bytes=10 * GIB)).memory[0]
@@ -36,6 +36,6 @@ def test_on_a_gpu_the_cache_is_what_its_share_leaves(in_process: Any) -> None:
 
 
 def test_a_specification_of_the_other_kind_is_refused(in_process: Any) -> None:
-    engine = in_process.engine
+    engine = in_process.inner
     with pytest.raises(ConfigError, match="is a rollout backend"):
         forecast([engine.ctx], TrainSpec(model=engine.spec.model), WORK)

@@ -43,7 +43,7 @@ def test_requests_of_every_kind_share_a_batch(lab: RolloutLab) -> None:
 def test_requests_that_vllm_refuses_leave_nothing_behind(lab: Any, temperature: float, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         lab.run([lab.ask("fine", [5]), lab.ask("x", [5], temperature=temperature)])
-    assert not lab.engine.samples
+    assert not lab.inner.samples
     assert len(lab.run([lab.ask("x", [5], 2)])) == 2
 
 

@@ -52,7 +52,7 @@ found["left"] = [name for name in names if "resource_tracker" not in name]
 
 core.suspend()
 # However slow the machine is: a process that stands still answers never.
-engine.engine._timeout_s = 2.0
+engine.engine.engine._timeout_s = 2.0
 found["generate"] = said(lambda: run(collect(engine, [request])))
 found["update"] = said(lambda: engine.update_weights(whole_shards(weights), 5))
 core.resume()

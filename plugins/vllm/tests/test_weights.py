@@ -17,13 +17,13 @@ from rlsdk.testing.rollout_lab import collect, tokens_of, whole_shards
 
 def test_fingerprints_are_of_the_memory_that_serves(in_process: Any) -> None:
     """Half of a fused parameter is overwritten behind the engine's back: its tensors alone look different."""
-    engine = in_process.engine
-    before = joined(engine.engine.fingerprints(), 0)
+    lab, engine = in_process, in_process.engine
+    before = joined(lab.inner.engine.fingerprints(), 0)
     parameter = dict(worker_of(engine).model_runner.get_model().named_parameters())[
         "model.layers.0.self_attn.qkv_proj.weight"
     ]
     parameter.data[:128].add_(1.0)
-    after = joined(engine.engine.fingerprints(), 0)
+    after = joined(lab.inner.engine.fingerprints(), 0)
     assert {name for name in before if before[name] != after[name]} == {"model.layers.0.self_attn.q_proj.weight"}
 
 
@@ -34,14 +34,14 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(lab: Any) ->
 
     async def update_midway() -> list[Any]:
         # Samples of a call that has come in, and that cannot be finished before the update is tried.
-        engine.engine.pause()
+        lab.inner.engine.pause()
         task = asyncio.create_task(collect(engine, [request]))
         await asyncio.sleep(0)
         with pytest.raises(WeightSyncError, match="version 7 came while 3 samples run; end, abort or pause them"):
             engine.update_weights(whole_shards(lab.changed(3)), 7)
-        with pytest.raises(RlsdkError, match="sleep was asked for while 3 samples run"):
+        with pytest.raises(RlsdkError, match="sleep came while 1 calls of generate are under way"):
             engine.sleep()
-        engine.engine.resume()
+        lab.inner.engine.resume()
         return await task
 
     outputs = lab.wait(update_midway())
@@ -59,12 +59,12 @@ def test_sleep_gives_memory_back_and_wake_restores_service(in_process: Any, leve
     engine.sleep(level)
     assert sum(storage.nbytes() for storage in keys_and_values) == 0
     assert (sum(storage.nbytes() for storage in weights) == 0) == (level == 2)
-    with pytest.raises(RlsdkError, match="asleep: wake"):
+    with pytest.raises(RlsdkError, match="asleep: call wake"):
         lab.restore()
     engine.wake(("weights",))
     if level == 2:
         lab.restore()
-    with pytest.raises(RlsdkError, match=r"asleep: wake \['kv_cache'\]"):
+    with pytest.raises(RlsdkError, match=r"asleep: call wake\(\['kv_cache'\]\)"):
         lab.run([request])
     engine.wake(("kv_cache",))
     assert tokens_of(lab.run([request])) == before
@@ -75,7 +75,7 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_sample(lab: Any) -> N
     engine.update_weights(whole_shards({n: torch.full_like(t, torch.nan) for n, t in lab.base.items()}), 1)
     with pytest.raises(RlsdkError, match="not finite, with the weights of version 1"):
         lab.run([lab.ask("x", [5, 6], 3)])
-    assert not engine.samples
+    assert not lab.inner.samples
     # vLLM's attention on a CPU multiplies whole blocks, with 0 where nothing is to be read.
     lab.restore()
     requests = [lab.ask(f"r{at}", lab.prompt(3 + 5 * at, 40), 3, max_tokens=20) for at in range(6)]

@@ -37,7 +37,12 @@ ROLLOUT = {
     "stop-token-dropped": Defect("StopTokenDropped", {"stop_tokens": "without a stop token at its end"}),
     "stops-by-itself": Defect(
         "StopsByItself",
-        {"stop_tokens.only": "responses that ended early", "more_than_slots": "another request's length"},
+        {
+            "stop_tokens.only": "responses that ended early",
+            "more_than_slots": "another request's length",
+            "continue": "another length than 9",
+            "continue.seed": "an interruption changed",
+        },
     ),
     "seed-ignored": Defect(
         "SeedIgnored",
@@ -45,6 +50,8 @@ ROLLOUT = {
             "seed": "samples that changed in company",
             "abort": "not the beginning of what they would have been",
             "pause": "samples that a pause changed",
+            "first_sample": "differ from the group's",
+            "continue.seed": "an interruption changed",
         },
     ),
     "seed-for-all": Defect("SeedForAll", {"no_seed": "samples that came again"}),
@@ -58,29 +65,73 @@ ROLLOUT = {
     "flat-draws": Defect("FlatDraws", {"distribution": "p-value"}),
     "greedy-is-warm": Defect("GreedyIsWarm", {"greedy": "largest difference of log-probs"}),
     "min-p-ignored": Defect("MinPIgnored", {"min_p": "below min-p"}),
-    "stop-strings-ignored": Defect("StopStringsIgnored", {"stop_strings": "goes on behind one of"}),
+    "stop-strings-ignored": Defect(
+        "StopStringsIgnored", {"stop_strings": "goes on behind one of", "continue.stop_strings": "not found"}
+    ),
     "nothing-refused": Defect("NothingRefused", {"refusals": "accepted"}),
     "abort-absent": Defect(
-        "AbortAbsent", {"registration.capabilities": "abort is claimed", "abort": "does not support"}
+        "AbortAbsent",
+        {
+            "registration.capabilities": "abort is claimed",
+            "abort": "does not support",
+            "event_loop": "does not support",
+        },
     ),
     "abort-loses": Defect("AbortLoses", {"abort": "is missing"}),
-    "old-version": Defect("OldVersion", {"versions": "other versions than 1", "partial_rollout": "versions 0 to 0"}),
+    "old-version": Defect(
+        "OldVersion",
+        {
+            "versions": "other versions than 1",
+            "partial_rollout": "versions 0 to 0",
+            "versions.runs": "log-probs of other weights in its runs",
+        },
+    ),
     "one-tensor-never-updated": Defect(
         "OneTensorNeverUpdated",
         {
             "update.each_tensor": "layers.0.self_attn.v_proj.bias",
             "partial_rollout": "of neither",
+            "versions.runs": "log-probs of other weights",
             **dict.fromkeys(UPDATES, "largest difference"),
         },
     ),
     "stale-cache": Defect("StaleCache", {"update.no_stale_cache": "largest difference after"}),
-    "half-an-update": Defect("HalfAnUpdate", {"update.failed": "served something that is neither"}),
+    "never-recovers": Defect("NeverRecovers", {"update.failed": "largest difference after a whole update"}),
+    "touched-then-refused": Defect("TouchedThenRefused", {"update.busy": "a refusal that took the weights"}),
     "updated-while-busy": Defect("UpdatedWhileBusy", {"update.busy": "of neither"}),
-    "cache-kept-over-pause": Defect("CacheKeptOverPause", {"partial_rollout": "of neither"}),
-    "pause-aborts": Defect("PauseAborts", {"pause": "samples that a pause changed", "partial_rollout": "no tokens"}),
-    "serves-before-weights": Defect("ServesBeforeWeights", {"update.first": "samples of no weights"}),
-    "sleeps-awake": Defect("SleepsAwake", {"sleep": "samples of a sleeping engine"}),
-    "sleep-forgets": Defect("SleepForgets", {"sleep.update": "samples of dropped weights"}),
+    "cache-kept-over-pause": Defect(
+        "CacheKeptOverPause", {"partial_rollout": "of neither", "versions.runs": "log-probs of other weights"}
+    ),
+    "pause-aborts": Defect(
+        "PauseAborts",
+        {
+            "pause": "samples that a pause changed",
+            "partial_rollout": "no tokens",
+            "versions.runs": "done before they were paused",
+        },
+    ),
+    "wakes-empty": Defect(
+        "WakesEmpty", {"sleep": "largest difference after it", "event_loop": "largest difference of log-probs"}
+    ),
+    "old-weights-awake": Defect("OldWeightsAwake", {"sleep.update": "largest difference after it"}),
+    "group-numbered": Defect("GroupNumbered", {"first_sample": "differ from the group's", "continue.seed": "changed"}),
+    "given-again": Defect(
+        "GivenAgain",
+        {"continue": "another length than 9", "continue.seed": "changed", "continue.stop_strings": "not found"},
+    ),
+    "given-uncounted": Defect(
+        "GivenUncounted", {"continue": "another length than 9", "continue.seed": "an interruption changed"}
+    ),
+    "seed-restarts": Defect(
+        "SeedRestarts", {"continue.seed": "an interruption changed", "continue.stop_strings": "not found"}
+    ),
+    "first-and-last-version": Defect("FirstAndLastVersion", {"versions.runs": "of other weights"}),
+    "runs-beyond-tokens": Defect(
+        "RunsBeyondTokens", {"versions": "do not add up", "versions.runs": "not of the weights that they name"}
+    ),
+    "counts-calls": Defect("CountsCalls", {"num_decoded": "some had come and not all"}),
+    "one-call-at-a-time": Defect("OneCallAtATime", {"calls_join": "before a long one that had begun"}),
+    "loop-of-its-own": Defect("LoopOfItsOwn", {"event_loop": "asyncio.run"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("LeavesProcess", {"close": "left behind"}),
 }
@@ -134,7 +185,7 @@ TRAIN = {
         "OffloadAbsent", {"registration.capabilities": "offload is claimed", "offload": "does not support"}
     ),
     "gradients-lost": Defect("GradientsLost", {"offload": "largest difference of weights"}),
-    "trains-the-frozen": Defect("TrainsTheFrozen", {"frozen": "optim_step"}),
+    "frozen-in-half": Defect("FrozenInHalf", {"frozen": "largest difference"}),
     "any-size": Defect("AnySize", {"refusals": "2 ranks"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 15 steps added"}),
     "leaves-memory": Defect("LeavesMemory", {"close": "shared memory"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -19,7 +20,6 @@ from rlsdk.interfaces import (
     SyncReceipt,
     VersionRun,
     WeightShard,
-    WeightSyncError,
     fingerprint,
 )
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
@@ -275,16 +275,35 @@ class StaleCache(Rewritten):
         return replace(old, versions=output.versions)
 
 
-class HalfAnUpdate(TransformersRolloutEngine):
-    """An update that breaks off is an error, and what came of it is served under the old version."""
+class NeverRecovers(TransformersRolloutEngine):
+    """Once an update has failed, those after it leave one bias as it was in the beginning."""
+
+    failed = False
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.first = self.parameters[OneTensorNeverUpdated.STUCK].clone()
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        before = self.version
-        try:
+        if self.decoder.jobs:
             return super().update_weights(shards, version)
-        except WeightSyncError:
-            self.version = before
+        try:
+            receipt = super().update_weights(shards, version)
+        except Exception:
+            self.failed = True
             raise
+        if self.failed:
+            self.parameters[OneTensorNeverUpdated.STUCK].copy_(self.first)
+        return receipt
+
+
+class TouchedThenRefused(TransformersRolloutEngine):
+    """A busy engine looks at the first piece before it refuses an update."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        pieces = iter(shards)
+        first = [next(pieces)]
+        return super().update_weights((piece for part in (first, pieces) for piece in part), version)
 
 
 class UpdatedWhileBusy(TransformersRolloutEngine):
@@ -320,36 +339,128 @@ class PauseAborts(TransformersRolloutEngine):
         super().pause()
 
 
-class ServesBeforeWeights(TransformersRolloutEngine):
-    """Started without weights, it serves random ones."""
-
-    def initialize(self, ctx: Any, spec: Any) -> None:
-        super().initialize(ctx, spec)
-        self.version = 0
-
-
-class SleepsAwake(TransformersRolloutEngine):
-    """Asleep it answers all the same."""
-
-    def sleep(self, level: int = 1) -> None:
-        super().sleep(level)
-        if level == 1:
-            self.asleep = set()
-
-
-class SleepForgets(TransformersRolloutEngine):
-    """Level 2 drops the weights, and `wake` serves whatever the memory holds."""
-
-    def sleep(self, level: int = 1) -> None:
-        version = self.version
-        super().sleep(level)
-        self.version, self.dropped = version, level > 1
+class WakesEmpty(TransformersRolloutEngine):
+    """Level 1 keeps no weights on the host, and `wake` serves whatever the memory holds."""
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         super().wake(parts)
-        if "weights" in parts and self.dropped:
+        if "weights" in parts:
             for parameter in self.parameters.values():
                 parameter.zero_()
+
+
+class OldWeightsAwake(TransformersRolloutEngine):
+    """The weights of before `sleep` come back with the key-value cache, over those of an update between."""
+
+    def sleep(self, level: int = 1) -> None:
+        self.kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        super().sleep(level)
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "kv_cache" in parts and "weights" not in parts:
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.kept[name])
+
+
+class GroupNumbered(Rewritten):
+    """`first_sample` is only a number: the randomness is that of the place in the request."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, first_sample=0)
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return replace(output, sample_index=request.first_sample + output.sample_index)
+
+
+class GivenAgain(Rewritten):
+    """Tokens that the response has are given out with the new ones."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        count = len(request.response_ids)
+        return replace(
+            output,
+            token_ids=np.concatenate([np.array(request.response_ids, np.int64), output.token_ids]),
+            log_probs=np.concatenate([np.zeros(count, np.float32), output.log_probs]),
+        )
+
+
+class GivenUncounted(Rewritten):
+    """`max_tokens` are new ones, whatever the response has."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        more = request.sampling.max_tokens + len(request.response_ids)
+        return replace(request, sampling=replace(request.sampling, max_tokens=more))
+
+
+class SeedRestarts(Rewritten):
+    """What the response has becomes part of the prompt: noise begins again behind it, and stop strings too."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        if not 0 < len(request.response_ids) < request.sampling.max_tokens:
+            return request
+        left = replace(request.sampling, max_tokens=request.sampling.max_tokens - len(request.response_ids))
+        prompt = (*request.prompt_ids, *request.response_ids)
+        return replace(request, prompt_ids=prompt, response_ids=(), sampling=left)
+
+
+class FirstAndLastVersion(Rewritten):
+    """All but the last token are said to be of the first version."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        first, last = output.policy_version, output.last_policy_version
+        if first == last:
+            return output
+        return replace(output, versions=(VersionRun(first, len(output.token_ids) - 1), VersionRun(last, 1)))
+
+
+class RunsBeyondTokens(Rewritten):
+    """The prompt's tokens are counted as the first version's."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        first, *others = output.versions
+        return replace(output, versions=(replace(first, num_tokens=first.num_tokens + 1), *others))
+
+
+class CountsCalls(TransformersRolloutEngine):
+    """Tokens are counted when their call has ended."""
+
+    counted = 0
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        async for output in super().generate(requests):
+            yield output
+        self.counted = self.num_tokens
+
+    def num_decoded(self) -> int:
+        return self.counted
+
+
+class OneCallAtATime(Rewritten):
+    """A call waits until the one before it has ended."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.turn = asyncio.Lock()
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        async with self.turn:
+            async for output in super().generate(requests):
+                yield output
+
+
+class LoopOfItsOwn(TransformersRolloutEngine):
+    """`sleep` runs an event loop, which it cannot inside of another."""
+
+    def sleep(self, level: int = 1) -> None:
+        async def work() -> None:
+            TransformersRolloutEngine.sleep(self, level)
+
+        coroutine = work()
+        try:
+            asyncio.run(coroutine)
+        finally:
+            coroutine.close()
 
 
 class Leaks(Rewritten):

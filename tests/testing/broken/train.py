@@ -244,11 +244,14 @@ class GradientsLost(TorchTrainEngine):
             self.optimizer.zero_grad()
 
 
-class TrainsTheFrozen(TorchTrainEngine):
-    """Without an OptimSpec it takes a step that does nothing."""
+class FrozenInHalf(TorchTrainEngine):
+    """A model that is not trained is held in bfloat16, whatever dtype was asked for."""
 
-    def optim_step(self) -> OptimStepResult:
-        return super().optim_step() if self.optimizer is not None else OptimStepResult(grad_norm=0.0, lr=0.0)
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.optim is None:
+            for parameter in self.parameters.values():
+                parameter.data = parameter.data.bfloat16().float()
 
 
 class AnySize(TorchTrainEngine):

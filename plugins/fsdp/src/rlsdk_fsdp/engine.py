@@ -23,19 +23,18 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
-    RlsdkError,
     TensorMeta,
     TrainEngine,
     TrainSpec,
     WeightLayout,
     WeightShard,
-    nearest,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parking import Parking
+from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_fsdp import checkpoint
@@ -54,7 +53,6 @@ from rlsdk_fsdp.wrapping import (
     shard,
 )
 
-PARTS = ("weights", "optimizer", "gradients")
 PACKED = {"auto": None, "always": True, "never": False}
 
 
@@ -91,7 +89,6 @@ class FsdpTrainEngine(TrainEngine):
         small = 4 * num_values <= WHOLE_GRADIENT_BYTES
         self.accumulates_shards = not small if self.options.accumulate == "auto" else self.options.accumulate != "whole"
         self.parking = Parking()
-        self.away: set[str] = set()
         self.num_steps = 0
         self.optim: OptimSpec | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -103,7 +100,6 @@ class FsdpTrainEngine(TrainEngine):
         return Parallel(dp_rank=self.ctx.rank, dp_size=self.ctx.world_size)
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        self._here("weights")
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         with torch.no_grad(), self._passes():
             for rows in self._cut(batch):
@@ -113,8 +109,6 @@ class FsdpTrainEngine(TrainEngine):
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
-        self._trained()
-        self._here("weights", "gradients")
         cut, tally = self._cut(batch), Tally()
         with self._passes():
             for at, rows in enumerate(cut):
@@ -133,7 +127,6 @@ class FsdpTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
-        self._here(*PARTS)
         lr = learning_rate(self.num_steps, spec)
         for piece in self.pieces:
             piece.take_gradient()
@@ -161,24 +154,20 @@ class FsdpTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        self._here("weights")
         for piece in self.pieces:
             if piece.box.numel:
                 yield WeightShard(name=piece.name, box=piece.box, tensor=piece.held.detach())
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        self._here("weights", "optimizer")
         checkpoint.save(path, self.pieces, self.optimizer, self.num_steps)
 
     def load_checkpoint(self, path: Path) -> None:
-        self._here("weights", "optimizer")
         self.num_steps = checkpoint.load(path, self.pieces, self.optimizer)
         self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
-        self._here("weights")
         dtype = getattr(torch, self.spec.model.dtype)
         whole = ((piece.name, piece.whole().to(dtype).cpu()) for piece in self.pieces)
         with agreed(f"{path} cannot be written"):
@@ -191,27 +180,19 @@ class FsdpTrainEngine(TrainEngine):
                 ) in whole:  # the ranks that do not write, and rank 0 where the disk refused, gather with the others
                     pass
 
-    def offload(self, parts: Sequence[str] = PARTS) -> None:
-        """Moves `parts` to the host. Where they are there already (on `cpu`, with `cpu_offload`) they stay; what needs
-        them is refused all the same, so that a run that works on a CPU works on a GPU."""
-        for part in _known(parts):
-            if part not in self.away and not self._on_host():
-                self.parking.leave(part, self._tensors_of(part))
-            self.away.add(part)
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        """Moves `parts` to the host. Where they are there already (on `cpu`, with `cpu_offload`) they stay."""
+        for part in parts if not self._on_host() else ():
+            self.parking.leave(part, self._tensors_of(part))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def onload(self, parts: Sequence[str] = PARTS) -> None:
-        for part in _known(parts):
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        for part in parts:
             self.parking.back(part)
-            self.away.discard(part)
 
     def reset_optimizer(self, optim: object) -> None:
-        if not isinstance(optim, OptimSpec):
-            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
-        if self.spec.optim is None:
-            self._trained()
-        self._here("optimizer")
+        assert isinstance(optim, OptimSpec)
         learning_rate(0, optim)
         self.optim = optim
         self.num_steps = 0
@@ -227,11 +208,9 @@ class FsdpTrainEngine(TrainEngine):
         gc.collect()  # wrapped modules stand in cycles, which would keep weights and process group
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
-        if self.optimizer is None or self.optim is None:
-            raise ConfigError(
-                f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec and can only run "
-                "`forward`; give TrainSpec.optim to train it"
-            )
+        """What a model has that is not frozen."""
+        assert self.optimizer is not None
+        assert self.optim is not None
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch) -> list[Tensor]:
@@ -276,11 +255,6 @@ class FsdpTrainEngine(TrainEngine):
         for piece in self.pieces:
             piece.drop_gradient()
 
-    def _here(self, *parts: str) -> None:
-        """Refuses what needs a part that is off the device."""
-        if away := [part for part in parts if part in self.away]:
-            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
-
     def _on_host(self) -> bool:
         return self.device.type == "cpu" or self.options.cpu_offload
 
@@ -302,10 +276,3 @@ def _options_of(spec: TrainSpec) -> FsdpOptions:
             "rlsdk_fsdp.config:FsdpOptions, or None for its defaults"
         )
     return spec.options
-
-
-def _known(parts: Sequence[str]) -> Sequence[str]:
-    for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
-    return parts

@@ -29,12 +29,12 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
     WeightShard,
-    nearest,
 )
 from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
 from rlsdk.kit.microbatch import micro_batches
 from rlsdk.kit.optim import learning_rate
 from rlsdk.kit.parking import Parking
+from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_megatron import checkpoint, groups
@@ -58,8 +58,6 @@ from rlsdk_megatron.parts import Held, Shapes, all_parts, held_by
 from rlsdk_megatron.passes import STAND_IN, run_passes
 from rlsdk_megatron.shim import device_scope
 from rlsdk_megatron.sizes import split_problems
-
-PARTS = ("weights", "optimizer", "gradients")
 
 
 class MegatronTrainEngine(TrainEngine):
@@ -91,7 +89,6 @@ class MegatronTrainEngine(TrainEngine):
             self.place = groups.here()
             self._build()
         self.parking = Parking()
-        self.away: set[str] = set()
         self.num_steps = 0
         self.has_gradient = False
         self.optim: OptimSpec | None = None
@@ -131,7 +128,6 @@ class MegatronTrainEngine(TrainEngine):
         return self.place
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        self._here("weights")
         check_names(outputs, self.spec.model.head)
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         cut = self._cut(batch)
@@ -151,8 +147,6 @@ class MegatronTrainEngine(TrainEngine):
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
-        self._trained()
-        self._here("weights", "gradients")
         check_names(objective.outputs, self.spec.model.head)
         cut, tally, failures = self._cut(batch), Tally(), list[Exception]()
         remaining = iter(cut)
@@ -184,7 +178,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
-        self._still(*PARTS)
+        self._still()
         lr = learning_rate(self.num_steps, spec)
         with device_scope(self.device), torch.no_grad():
             optimizer.prepare_grads()
@@ -216,19 +210,19 @@ class MegatronTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        self._still("weights")
+        self._still()
         for part, parameter in all_parts(self.held):
             yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        self._still("weights", "optimizer")
+        self._still()
         shared = self.options.distributed_optimizer
         with device_scope(self.device):
             checkpoint.save(path, self.held, self.optimizer, self.num_steps, shared=shared)
 
     def load_checkpoint(self, path: Path) -> None:
-        self._still(*PARTS)
+        self._still()
         with device_scope(self.device):
             self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
             if self.optimizer is not None:
@@ -236,7 +230,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
-        self._still("weights")
+        self._still()
         whole = checkpoint.gathered(self.held, list(self.shapes), self.shapes)
         with agreed(f"{path} cannot be written"):
             try:
@@ -246,28 +240,21 @@ class MegatronTrainEngine(TrainEngine):
                 for _ in whole:  # ranks that do not write, and rank 0 where the disk refused, take part to the end
                     pass
 
-    def offload(self, parts: Sequence[str] = PARTS) -> None:
-        """Moves `parts` to the host. On `cpu` they are there already and stay; what needs them is refused all the same,
-        so that a run that works on a CPU works on a GPU."""
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        """Moves `parts` to the host. On `cpu` they are there already and stay."""
         self._still()
-        for part in _known(parts):
-            if part not in self.away and self.device.type == "cuda":
-                self.parking.leave(part, self._tensors_of(part))
-            self.away.add(part)
+        for part in parts if self.device.type == "cuda" else ():
+            self.parking.leave(part, self._tensors_of(part))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def onload(self, parts: Sequence[str] = PARTS) -> None:
-        for part in _known(parts):
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        for part in parts:
             self.parking.back(part)
-            self.away.discard(part)
 
     def reset_optimizer(self, optim: object) -> None:
-        if not isinstance(optim, OptimSpec):
-            raise ConfigError(f"reset_optimizer takes an OptimSpec, got {type(optim).__name__}")
-        if self.spec.optim is None:
-            self._trained()
-        self._still(*PARTS)
+        assert isinstance(optim, OptimSpec)
+        self._still()
         learning_rate(0, optim)
         dtype = getattr(torch, self.spec.model.dtype)
         settings = OptimizerConfig(
@@ -292,11 +279,9 @@ class MegatronTrainEngine(TrainEngine):
         vars(self).clear()  # model, optimizer and graphs go with their last reference
 
     def _trained(self) -> tuple[Any, OptimSpec]:
-        if self.optimizer is None or self.optim is None:
-            raise ConfigError(
-                f"the model of role {self.ctx.role!r} is frozen: it was built without an OptimSpec and can only run "
-                "`forward`; give TrainSpec.optim to train it"
-            )
+        """What a model has that is not frozen."""
+        assert self.optimizer is not None
+        assert self.optim is not None
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch) -> list[Tensor]:
@@ -343,14 +328,8 @@ class MegatronTrainEngine(TrainEngine):
         for one in optimizers(self.optimizer) if limit is not None else ():
             clip_grad_by_total_norm_fp32(one.get_parameters(), limit, norm)
 
-    def _here(self, *parts: str) -> None:
-        """Refuses what needs a part that is off the device."""
-        if away := [part for part in parts if part in self.away]:
-            raise RlsdkError(f"{away} of role {self.ctx.role!r} are offloaded; call onload({away}) first")
-
-    def _still(self, *parts: str) -> None:
-        """As `_here`; and the gathers that the last step began have ended."""
-        self._here(*parts)
+    def _still(self) -> None:
+        """Waits until the gathers that the last step began have ended."""
         if self.options.overlap_param_gather and self.optimizer is not None:
             with device_scope(self.device):
                 for module in self.modules:
@@ -387,13 +366,6 @@ class MegatronTrainEngine(TrainEngine):
             raise failures[0]
         rank, text = next((rank, text) for rank, text in enumerate(told) if text)
         raise RlsdkError(f"the objective failed on rank {rank}: {text}")
-
-
-def _known(parts: Sequence[str]) -> Sequence[str]:
-    for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"unknown part {part!r}{nearest(part, PARTS)}; expected some of {list(PARTS)}")
-    return parts
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

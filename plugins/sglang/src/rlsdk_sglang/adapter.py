@@ -39,8 +39,8 @@ class Progress:
     token_ids: Sequence[int]
     log_probs: Sequence[float]
     finished: FinishReason | None
-    versions: tuple[int, int] | None
-    """Of a finished sample: those that its first and its last token were sampled under."""
+    versions: Sequence[tuple[int, int]] | None
+    """Of a finished sample: runs of (version, tokens)."""
 
 
 class ServedModel:
@@ -76,7 +76,7 @@ class ServedModel:
 
         asked = GenerateReqInput(
             rid=sample.key,
-            input_ids=list(sample.request.prompt_ids),
+            input_ids=[*sample.request.prompt_ids, *sample.request.response_ids],
             sampling_params=sampling_params(sample),
             return_logprob=True,
             stream=True,
@@ -247,7 +247,7 @@ def _progress(report: Mapping[str, Any], seen: int) -> Progress:
         token_ids=tokens,
         log_probs=log_probs[: len(tokens)],
         finished=None if ended is None else REASONS[ended["type"]],
-        versions=(int(spans[0]["version"]), int(spans[-1]["version"])) if spans else None,
+        versions=[(int(span["version"]), span["end"] - span["start"]) for span in spans] if spans else None,
     )
 
 

@@ -27,7 +27,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.parts import ROLLOUT_PARTS
+from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
@@ -36,17 +37,19 @@ from rlsdk_sglang.client import LOOK_S
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.samples import Call, Sample
 
-PARTS = ("weights", "kv_cache")
+CLOSED = "the engine was closed while this call ran"
 
 
 class SglangRolloutEngine(RolloutEngine):
     """SGLang runs on its own from request to request; samples are followed on a thread of the engine's.
 
     Weights are written straight into the parameters that the model computes with, wherever SGLang's own loaders would
-    have put them, inside its weight sessions; fingerprints are read back from there. A failed update leaves the engine
-    without weights: it refuses `generate` until a whole update has come. Updates are refused while requests run, unless
-    they are paused; what was computed for them under the old weights is then computed anew.
+    have put them, inside its weight sessions; fingerprints are read back from there. Updates are refused while requests
+    run, unless they are paused; what was computed for them under the old weights is then computed again.
     """
+
+    num_tokens = 0
+    """Sampled so far; here, so that it can be read at any time."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, SglangOptions)
@@ -67,14 +70,9 @@ class SglangRolloutEngine(RolloutEngine):
         self.samples: dict[str, Sample] = {}
         """Those that run, by key. This and `tasks` change on the engine's thread only."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.version: int | None = 0 if spec.load_weights else None
-        self.refusal = "no weights have come yet; the first update_weights brings them"
-        """Why nothing is served while `version` is None."""
-        self.latest = 0
-        """The version that was served last."""
-        self.asleep: set[str] = set()
+        self.version = 0
         self.released: set[str] = set()
-        """Of what is asleep: what gave its memory back."""
+        """Parts that gave their memory back."""
         self.released_bytes = 0
         """By the last `sleep`, where that is known: on a CPU."""
         self.paused = False
@@ -83,13 +81,12 @@ class SglangRolloutEngine(RolloutEngine):
         """Held by whoever begins samples or touches the weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self._served()
+        self._check_alive()
         check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
         for request in requests:
             self.stop_text.prepare(request.sampling.stop_strings)
         call = Call(sum(request.n for request in requests))
         with self.lock:
-            self._served()
             self.num_calls += 1
             samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
             self.engine.call(self._begin, samples)
@@ -110,19 +107,19 @@ class SglangRolloutEngine(RolloutEngine):
                 raise WeightSyncError(
                     f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
                 )
-            self._awake("weights")
-            self.version = None
-            self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             self.engine.drop_caches(paused=self.paused)
             fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.name_version(version)
-            self.version = self.latest = version
+            self.version = version
         num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
+
+    def num_decoded(self) -> int:
+        return self.num_tokens
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Ends them with the tokens that SGLang has reported. May be called from any thread."""
@@ -142,60 +139,49 @@ class SglangRolloutEngine(RolloutEngine):
         self.paused = True
 
     def resume(self) -> None:
-        """Goes on; where the last update failed, what was paused ends with an error instead."""
-        if self.version is None:
-            self.engine.call(self._fail, WeightSyncError(f"nothing can be generated: {self.refusal}"))
         self.engine.resume()
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
         """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
         with self.lock:
-            if self.samples:
-                raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
-            wanted = PARTS if level > 1 or self.ctx.device != "cpu" else ("kv_cache",)
+            wanted = ROLLOUT_PARTS if level > 1 or self.ctx.device != "cpu" else ("kv_cache",)
             if releasing := [part for part in wanted if part not in self.released]:
                 self.released_bytes = self.engine.sleep(releasing)
                 self.released.update(releasing)
-            if level > 1:
-                self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
-            self.asleep = set(PARTS)
 
-    def wake(self, parts: Sequence[str] = PARTS) -> None:
+    def wake(self, parts: Sequence[str] = ROLLOUT_PARTS) -> None:
         with self.lock:
-            waking = [part for part in PARTS if part in parts and part in self.asleep]
-            if released := [part for part in waking if part in self.released]:
-                self.engine.wake(released)
-                self.released -= set(released)
-            self.asleep -= set(waking)
+            if waking := [part for part in parts if part in self.released]:
+                self.engine.wake(waking)
+                self.released -= set(waking)
 
     def close(self) -> None:
         """Ends the engine; what runs is ended with an error."""
-        self.version, self.refusal = None, "the engine was closed"
         if hasattr(self, "engine"):
             with self.lock:
-                self.engine.call(self._fail, RlsdkError(self.refusal))
+                self.engine.call(self._fail, RlsdkError(CLOSED))
                 self.engine.close()
                 del self.engine
 
     def _samples(self, call: Call, at: int, request: GenerationRequest) -> list[Sample]:
         """All samples of the request at this place of a call."""
-        asked = request.sampling
-        seed = asked.seed
+        seed = request.sampling.seed
         if seed is None:
             seed = mixed_seed(self.ctx.seed, self.ctx.rank, self.num_calls, at)
-        keys = row_keys(np.full(request.n, seed % 2**64, np.uint64), np.arange(request.n)).view(np.int64)
-        limit = min(asked.max_tokens, self.spec.max_model_tokens - len(request.prompt_ids))
+        indices = np.arange(request.first_sample, request.first_sample + request.n)
+        keys = row_keys(np.full(request.n, seed % 2**64, np.uint64), indices).view(np.int64)
+        limit = response_limit(request, self.spec.max_model_tokens)
         return [
             Sample(
                 key=f"{self.num_calls}-{at}-{index}.",
                 call=call,
                 request=request,
                 index=index,
-                seed=int(keys[index]),
+                seed=key,
                 limit=limit,
             )
-            for index in range(request.n)
+            for index, key in zip(indices.tolist(), keys.tolist(), strict=True)
         ]
 
     async def _news(self, call: Call) -> list[GenerationOutput]:
@@ -208,12 +194,8 @@ class SglangRolloutEngine(RolloutEngine):
 
     def _check_alive(self) -> None:
         if not hasattr(self, "engine"):
-            raise RlsdkError(f"nothing can be generated: {self.refusal}")
-        try:
-            self.engine.check_alive()
-        except RlsdkError as error:
-            self.version, self.refusal = None, str(error)
-            raise
+            raise RlsdkError(CLOSED)
+        self.engine.check_alive()
 
     # What follows runs on the engine's thread.
 
@@ -235,13 +217,15 @@ class SglangRolloutEngine(RolloutEngine):
             self._withdraw([sample])
 
     def _take(self, sample: Sample, progress: Progress) -> None:
+        self.num_tokens += len(progress.token_ids)
+        request = sample.request
         for token, log_prob in zip(progress.token_ids, progress.log_probs, strict=True):
-            sample.extend([token], [log_prob], self.latest)
-            if self.stop_text.ended(sample.request.sampling.stop_strings, sample.token_ids):
+            sample.extend([token], [log_prob], self.version)
+            if self.stop_text.ended(request.sampling.stop_strings, sample.token_ids, request.response_ids):
                 self._end(sample, FinishReason.STOP)
                 return
         if progress.versions is not None and sample.token_ids:
-            sample.first_version, sample.last_version = progress.versions
+            sample.versions = list(progress.versions)
         if progress.finished is not None:
             self._end(sample, progress.finished)
 
@@ -252,7 +236,7 @@ class SglangRolloutEngine(RolloutEngine):
         except RlsdkError as error:
             sample.call.fail(error)
         else:
-            sample.finish(reason, self.latest)
+            sample.finish(reason, self.version)
 
     def _withdraw(self, samples: Sequence[Sample]) -> None:
         """Forgets samples; SGLang ends what it still does for them."""
@@ -268,12 +252,3 @@ class SglangRolloutEngine(RolloutEngine):
         for sample in running:
             sample.call.fail(error)
         self._withdraw(running)
-
-    def _served(self) -> None:
-        self._awake(*PARTS)
-        if self.version is None:
-            raise WeightSyncError(f"nothing can be generated: {self.refusal}")
-
-    def _awake(self, *parts: str) -> None:
-        if self.asleep & set(parts):
-            raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")

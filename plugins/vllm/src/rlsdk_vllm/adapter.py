@@ -36,7 +36,7 @@ from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.orphans import started_within
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.replacing import replaced
-from rlsdk_vllm.samples import SEED_ARGUMENT, Sample
+from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT, Sample
 
 OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
 """Arguments without which nothing here works."""
@@ -352,7 +352,7 @@ def sampling_params(sample: Sample) -> Any:
         top_p=asked.top_p,
         top_k=asked.top_k,
         min_p=asked.min_p,
-        extra_args={SEED_ARGUMENT: sample.seed},
+        extra_args={SEED_ARGUMENT: sample.seed, PRIOR_ARGUMENT: len(sample.request.response_ids)},
         stop_token_ids=list(asked.stop_token_ids),
         ignore_eos=True,
         logprobs=0,
@@ -363,8 +363,8 @@ def sampling_params(sample: Sample) -> Any:
 
 
 def prompt_of(sample: Sample) -> dict[str, Any]:
-    """A prompt as vLLM takes it."""
-    return {"type": "token", "prompt_token_ids": list(sample.request.prompt_ids)}
+    """What a sample starts from, as vLLM takes it."""
+    return {"type": "token", "prompt_token_ids": [*sample.request.prompt_ids, *sample.request.response_ids]}
 
 
 def progress_of(key: str, output: Any) -> Progress:

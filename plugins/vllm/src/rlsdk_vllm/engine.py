@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
@@ -43,10 +43,12 @@ class VllmRolloutEngine(RolloutEngine):
     process of its own (`VllmOptions.asynchronous`) it runs by itself, and whoever waits collects what it made.
 
     Weights are written straight into the parameters that the model computes with, wherever vLLM's own loaders would
-    have put them, and fingerprints are read back from there. A failed update leaves the engine without weights: it
-    refuses `generate` until a whole update has come. Updates are refused while requests run, unless they are paused;
-    what was computed for them under the old weights is then computed anew.
+    have put them, and fingerprints are read back from there. Updates are refused while requests run, unless they are
+    paused; what was computed for them under the old weights is then computed again.
     """
+
+    num_tokens = 0
+    """Sampled so far; here, so that it can be read at any time."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
@@ -67,9 +69,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
         """What to end before the next step."""
-        self.version: int | None = 0 if spec.load_weights else None
-        self.refusal = "no weights have come yet; the first update_weights brings them"
-        """Why nothing is served while `version` is None."""
+        self.version = 0
         self.asleep: set[str] = set()
         self.spoiled = False
         """Keys and values that are no numbers may be in memory."""
@@ -101,9 +101,6 @@ class VllmRolloutEngine(RolloutEngine):
                 raise WeightSyncError(
                     f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
                 )
-            self._awake("weights")
-            self.version = None
-            self.refusal = f"the update to version {version} failed half-way; only a whole update mends it"
             self.engine.write(intake.checked(self.shapes, shards, version))
             # Keys and values of the old weights, and the version: neither is ever seen with the other's.
             if "kv_cache" not in self.asleep:
@@ -111,12 +108,13 @@ class VllmRolloutEngine(RolloutEngine):
             fingerprints = intake.joined(self.engine.fingerprints(), version)
             self.engine.serve(version)
             self.version = version
-            if not self.paused:
-                self.engine.resume()
         num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
         return SyncReceipt(
             version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
         )
+
+    def num_decoded(self) -> int:
+        return self.num_tokens
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Takes effect before the next step, also of a paused engine. May be called from any thread.
@@ -135,46 +133,37 @@ class VllmRolloutEngine(RolloutEngine):
     def resume(self) -> None:
         with self.lock:
             self.paused = False
-            # Else the next whole update does it: nothing is to be sampled from half of one.
-            if self.version is not None:
-                self.engine.resume()
+            self.engine.resume()
 
     def sleep(self, level: int = 1) -> None:
         """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
         with self.lock:
-            if self.samples:
-                raise RlsdkError(f"sleep was asked for while {len(self.samples)} samples run; end or abort them")
             self._drop_caches()
             if self.ctx.device != "cpu":
                 self.engine.sleep(level)
             else:
                 self.engine.park(("kv_cache",) if level == 1 else ("kv_cache", "weights"))
-            if level > 1:
-                self.version, self.refusal = None, "its weights were dropped by sleep: wake it, then update them"
             self.asleep = {"weights", "kv_cache"}
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         with self.lock:
-            waking = [part for part in ("weights", "kv_cache") if part in parts and part in self.asleep]
-            if waking and self.ctx.device != "cpu":
-                self.engine.wake(waking)
-            elif waking:
-                self.engine.restore(waking)
-            self.asleep -= set(waking)
+            if self.ctx.device != "cpu":
+                self.engine.wake(parts)
+            else:
+                self.engine.restore(parts)
+            self.asleep -= set(parts)
 
     def close(self) -> None:
         """Ends the engine; what runs is ended with an error."""
-        self.version, self.refusal = None, "the engine was closed"
         if hasattr(self, "engine"):
             with self.lock:
-                self._fail(RlsdkError(self.refusal))
+                self._fail(RlsdkError("the engine was closed while this call ran"))
                 self.engine.close()
                 del self.engine
 
     def _admit(self, call: Call, requests: Sequence[GenerationRequest]) -> None:
-        """Gives all samples of a call to the engine, if it serves and they can be served."""
+        """Gives all samples of a call to the engine, if they can be served."""
         with self.lock:
-            self._served()
             check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
             for request in requests:
                 self.stop_text.prepare(request.sampling.stop_strings)
@@ -187,8 +176,8 @@ class VllmRolloutEngine(RolloutEngine):
         """Gives all samples of a request to the engine."""
         asked = request.sampling
         base = (asked.seed,) if asked.seed is not None else (self.ctx.seed, self.ctx.rank, call.number, at)
-        limit = min(asked.max_tokens, self.spec.max_model_tokens - len(request.prompt_ids))
-        for index in range(request.n):
+        limit = response_limit(request, self.spec.max_model_tokens)
+        for index in range(request.first_sample, request.first_sample + request.n):
             sample = Sample(
                 key=f"{call.number}-{at}-{index}",
                 call=call,
@@ -208,8 +197,6 @@ class VllmRolloutEngine(RolloutEngine):
             self._leave_aborted()
             if not self.samples:
                 return
-            if not self.paused:
-                self._served()
             try:
                 for progress in self.engine.step():
                     self._take(progress)
@@ -218,14 +205,15 @@ class VllmRolloutEngine(RolloutEngine):
                 raise
 
     def _take(self, progress: Progress) -> None:
+        self.num_tokens += len(progress.token_ids)
         sample = self.samples.get(progress.key)
         if sample is None:
             return
-        finished = progress.finished
+        finished, request = progress.finished, sample.request
         for token, log_prob, version in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
             sample.extend([token], [log_prob], version)
             self.spoiled |= not math.isfinite(log_prob)
-            if self.stop_text.ended(sample.request.sampling.stop_strings, sample.token_ids):
+            if self.stop_text.ended(request.sampling.stop_strings, sample.token_ids, request.response_ids):
                 if finished is None:
                     self.engine.abort([sample.key])
                 finished = FinishReason.STOP
@@ -233,7 +221,7 @@ class VllmRolloutEngine(RolloutEngine):
         if finished is not None:
             sample.check_finite()
             del self.samples[sample.key]
-            sample.finish(finished, self.version or 0)
+            sample.finish(finished, self.version)
 
     def _leave_aborted(self) -> None:
         """Gives out what aborted samples have."""
@@ -242,7 +230,7 @@ class VllmRolloutEngine(RolloutEngine):
             hit = [sample for sample in self.samples.values() if abort.means(sample)]
             self._withdraw([sample.key for sample in hit])
             for sample in hit:
-                sample.finish(FinishReason.ABORT, self.version or 0)
+                sample.finish(FinishReason.ABORT, self.version)
 
     def _withdraw(self, keys: Sequence[str]) -> None:
         if keys:
@@ -263,13 +251,3 @@ class VllmRolloutEngine(RolloutEngine):
         if self.spoiled:
             self.engine.clear_caches()
             self.spoiled = False
-
-    def _served(self) -> int:
-        self._awake("weights", "kv_cache")
-        if self.version is None:
-            raise WeightSyncError(f"nothing can be generated: {self.refusal}")
-        return self.version
-
-    def _awake(self, *parts: str) -> None:
-        if self.asleep & set(parts):
-            raise RlsdkError(f"the engine is asleep: wake {sorted(self.asleep)} first")

@@ -12,7 +12,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
-from rlsdk_vllm.samples import SEED_ARGUMENT
+from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy to vLLM."""
@@ -80,10 +80,15 @@ class SeededDraw(nn.Module):
         return torch.cat([draw(rows, level) for rows, level in parts]), None
 
     def _rows(self, num_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Seed and position of each row of the batch."""
+        """Seed and position in the response of each row of the batch."""
         states = [self._requests[name] for name in self._batch.req_ids[:num_rows]]
-        seeds = [state.sampling_params.extra_args[SEED_ARGUMENT] for state in states]
-        return np.array(seeds, np.uint64), np.array([len(state.output_token_ids) for state in states], np.uint64)
+        given = [state.sampling_params.extra_args for state in states]
+        seeds = [arguments[SEED_ARGUMENT] for arguments in given]
+        positions = [
+            arguments[PRIOR_ARGUMENT] + len(state.output_token_ids)
+            for arguments, state in zip(given, states, strict=True)
+        ]
+        return np.array(seeds, np.uint64), np.array(positions, np.uint64)
 
 
 def draw(logits: Tensor, levels: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from rlsdk.kit.serving import RunningSample
 
 SEED_ARGUMENT = "rlsdk_seed"
 """Under this name a sample's seed goes with it to the sampler."""
+PRIOR_ARGUMENT = "rlsdk_prior"
+"""And the tokens that its response has already: to vLLM they are part of the prompt."""
 
 
 @dataclass

@@ -25,7 +25,8 @@ from rlsdk.interfaces import (
     WorkerError,
 )
 from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.requests import check_requests, response_limit
+from rlsdk.kit.sampling import mixed_seed
 from rlsdk_openai.client import Client
 from rlsdk_openai.config import OpenAiOptions
 
@@ -86,12 +87,12 @@ class OpenAiRolloutEngine(RolloutEngine):
     def _complete(self, request: GenerationRequest) -> list[GenerationOutput]:
         """All samples of one request."""
         sampling = request.sampling
-        room = self.spec.max_model_tokens - len(request.prompt_ids)
+        room = response_limit(request, self.spec.max_model_tokens)
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": list(request.prompt_ids),
+            "prompt": [*request.prompt_ids, *request.response_ids],
             "n": request.n,
-            "max_tokens": min(sampling.max_tokens, room),
+            "max_tokens": room,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "logprobs": 1,
@@ -104,7 +105,9 @@ class OpenAiRolloutEngine(RolloutEngine):
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         if sampling.seed is not None:
-            body["seed"] = sampling.seed % 2**31
+            # A server seeds a request as a whole: parts of a group that are requested alone must not be alike.
+            place = request.first_sample, len(request.response_ids)
+            body["seed"] = (mixed_seed(sampling.seed, *place) if any(place) else sampling.seed) % 2**31
         choices = self.client.complete(body)["choices"]
         if len(choices) != request.n:
             raise WorkerError(
@@ -122,11 +125,10 @@ def _output(request: GenerationRequest, choice: dict[str, Any], room: int) -> Ge
             f"the server's answer has no {lacking!r}: token ids and log-probs are needed, since text cannot be turned "
             "back into the ids it came from; use a server that knows `return_token_ids` (vLLM 0.10.2 and later do)"
         )
-    limit = min(request.sampling.max_tokens, room)
-    if not 0 < len(ids) == len(log_probs) <= limit:
+    if not 0 < len(ids) == len(log_probs) <= room:
         raise WorkerError(
             f"request {request.request_id!r}: {len(ids)} tokens and {len(log_probs)} log-probs came; expected as many "
-            f"of both, from 1 to {limit}"
+            f"of both, from 1 to {room}"
         )
     stopped = choice.get("finish_reason") == "stop"
     if stopped and ids[-1] not in request.sampling.stop_token_ids:
@@ -136,7 +138,7 @@ def _output(request: GenerationRequest, choice: dict[str, Any], room: int) -> Ge
         )
     return GenerationOutput(
         request_id=request.request_id,
-        sample_index=int(choice["index"]),
+        sample_index=request.first_sample + int(choice["index"]),
         token_ids=np.array(ids, np.int64),
         log_probs=np.array(log_probs, np.float32),
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,

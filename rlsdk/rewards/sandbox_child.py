@@ -1,0 +1,180 @@
+"""The script that runs a program of a model: confines itself, then runs, and writes what came of it.
+
+Started by `rlsdk.rewards.sandbox` as `python -I -S sandbox_child.py JOB RESULT`, two file descriptors. Imports nothing
+of rlsdk, so it starts in a few milliseconds and the program finds nothing of the run in its process.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+
+_NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 0x4000, 1 << 18, 2, 4
+_SYS_MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD, _MOUNT_ATTR_RDONLY = 442, 0x8000, -100, 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CAPABILITY_VERSION = 0x20080522
+_INNER_ID = 1000
+CANNOT_CONFINE = 97
+"""Exit status of a process that was not allowed to confine itself."""
+
+
+def main() -> None:
+    if sys.platform == "linux":  # ends with the grading process, however that one is ended
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    job_fd, result_fd = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(job_fd, encoding="utf-8") as stream:
+        job = json.load(stream)
+    if job["confined"]:
+        try:
+            confine(job["folder"])
+        except (OSError, AttributeError) as error:  # other systems have no such calls
+            os.write(result_fd, json.dumps({"refused": str(error)}).encode())
+            os._exit(CANNOT_CONFINE)
+    limit(job["seconds"], job["memory_mb"])
+    if job["mode"] == "io":
+        os.close(result_fd)
+        exec(compile(job["program"], "<program>", "exec"), {"__name__": "__main__"})
+        return
+    run_tests(job, result_fd)
+
+
+def confine(folder: str) -> None:
+    """Leaves this process without network, with nothing but empty folders to write to, and without capabilities.
+
+    By namespaces, where the process goes on as the first of its own: no other process is to be seen, and whatever it
+    starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
+    more, for `folder` alone.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid, gid = os.getuid(), os.getgid()
+    unshared = libc.unshare(_NEW_NAMESPACES) == 0
+    try:
+        _check(0 if unshared else -1, "unshare")
+        hide_files(libc, folder, uid, gid)
+    except OSError as error:
+        apply_rules(folder, error)
+    os.chdir(folder)
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # new capabilities cleared it
+    child = os.fork() if unshared else 0
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+
+
+def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
+    """In new namespaces: every file read-only, empty folders in place of those that others use."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INNER_ID} {uid} 1"), ("gid_map", f"{_INNER_ID} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as stream:
+            stream.write(text)
+    _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount private")
+    read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
+    size = ctypes.sizeof(read_only)
+    called = libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(read_only), size)
+    _check(called, "mount_setattr")
+    options = f"size=64m,mode=700,uid={_INNER_ID},gid={_INNER_ID}".encode()
+    for path in [*hidden(), folder]:
+        os.makedirs(path, exist_ok=True)
+        _check(libc.mount(b"none", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options), f"mount tmpfs {path}")
+
+
+def apply_rules(folder: str, why: OSError) -> None:
+    """seccomp and Landlock, as for grading processes (`confine.py`, loaded by its path).
+
+    Raises OSError where they do not take away network and files either.
+    """
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine.py")
+    if not os.path.exists(path):
+        raise why
+    specification = importlib.util.spec_from_file_location("rlsdk_confine", path)
+    assert specification is not None
+    assert specification.loader is not None
+    rules = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = rules
+    specification.loader.exec_module(rules)
+    limits = {"allow_network": False, "allow_writes": False}
+    found = rules.confine_grading(rules.confine_start(limits), limits, folder, [])
+    if not all(any(what in held for held in found.held) for what in ("no network", "no file writes")):
+        raise OSError(why.errno, f"{why}; missing: {', '.join(found.missing)}")
+
+
+def hidden() -> list[str]:
+    """Folders that hold the sockets, the memory and the temporary files of other processes."""
+    used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path)]
+    found = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
+    return sorted(path for path in found if os.path.isdir(path) and not any(name.startswith(path) for name in used))
+
+
+def limit(seconds: float, memory_mb: int) -> None:
+    """Bounds processor time, memory, what is written, open files; a crash leaves no core."""
+    cpu = max(1, int(seconds) + 1)
+    for what, bound in (
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_AS, memory_mb << 20),
+        (resource.RLIMIT_FSIZE, 4 << 20),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        allowed = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(what, (allowed, allowed))
+
+
+def run_tests(job: dict, result_fd: int) -> None:  # type: ignore[type-arg]
+    """Loads the program, then evaluates each expression and runs each test, a line of JSON for each."""
+    names = {"__name__": "program"}
+    if job["setup"]:
+        exec(compile(job["setup"], "<setup>", "exec"), names)
+    exec(compile(job["program"], "<program>", "exec"), names)
+    for at, (kind, source) in enumerate(job["tests"]):
+        line: dict[str, object] = {"at": at}
+        try:
+            if kind == "value":
+                line["value"] = as_data(eval(compile(source, "<test>", "eval"), names))
+            else:
+                exec(compile(source, "<test>", "exec"), dict(names))
+                line["nonce"] = job["nonce"]
+        except BaseException as error:
+            line["error"] = type(error).__name__
+        os.write(result_fd, json.dumps(line).encode() + b"\n")
+
+
+def as_data(value: object, depth: int = 0) -> object:
+    """Plain values as JSON in which kinds stay apart: `[1]` is a list, `(1,)` a tuple, `{1}` a set.
+
+    Raises TypeError for anything else.
+    """
+    if depth > 50:
+        raise TypeError("nested too deeply")
+    if value is None or isinstance(value, bool | str):
+        return {"value": value if value is None or isinstance(value, bool) else str(value)}
+    if isinstance(value, int):
+        return {"int": format(int(value), "x")}
+    if isinstance(value, float):
+        return {"float": float(value).hex()}
+    if isinstance(value, dict):
+        return {"dict": [[as_data(key, depth + 1), as_data(inner, depth + 1)] for key, inner in value.items()]}
+    for kind, name in ((list, "list"), (tuple, "tuple"), (set, "set"), (frozenset, "set")):
+        if isinstance(value, kind):
+            return {name: [as_data(inner, depth + 1) for inner in value]}
+    if hasattr(value, "tolist"):
+        return as_data(value.tolist(), depth + 1)
+    raise TypeError(f"a {type(value).__name__} is no plain value")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Responses that must be JSON of a given shape."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlsdk.interfaces import RewardSample
+from rlsdk.rewards.load import prepared_by
+from rlsdk.rewards.texts import answer_text
+
+MAX_CHARS = 262_144
+"""A longer response is not read."""
+
+_FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+
+
+def _import_jsonschema() -> None:
+    import jsonschema  # noqa: F401
+
+
+@prepared_by(_import_jsonschema)
+def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None, field: str = "schema") -> float:
+    """1 when the response is JSON that the schema allows; 0 otherwise.
+
+    The JSON is the response's last fenced block, or what stands in `<answer>` tags, or the whole response without its
+    thoughts. Text around it, NaN, infinities and a key that stands twice are no JSON. References inside the schema are
+    followed; nothing is fetched.
+
+    Args:
+        sample: its row holds a schema of its own, unless `schema` is given.
+        schema: one for all rows.
+        field: of the row, with the schema as an object or as JSON text.
+
+    Raises:
+        ValueError: no schema, or one that is none.
+    """
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(json.dumps(schema if schema is not None else _schema_of(sample, field)))
+    text = _json_text(sample.response)
+    if len(text) > MAX_CHARS:
+        return 0.0
+    try:
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return float(validator.is_valid(value))
+    except (ValueError, RecursionError):
+        return 0.0
+    except Unresolvable as error:
+        raise ValueError(f"the schema refers to what it does not hold, and nothing is fetched: {error}") from error
+
+
+def _schema_of(sample: RewardSample, field: str) -> Any:
+    found = sample.row.get(field)
+    try:
+        found = json.loads(found) if isinstance(found, str) else found
+    except ValueError as error:
+        raise ValueError(f"the data row's {field!r} is no JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ValueError(f"the data row has no JSON schema in {field!r}; set the reward's option 'field' or 'schema'")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Any:
+    """Raises ValueError for what is no schema. An empty registry: the default one fetches references from the net."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    loaded = json.loads(schema)
+    kind = validator_for(loaded, default=Draft202012Validator)
+    try:
+        kind.check_schema(loaded)
+    except SchemaError as error:
+        raise ValueError(f"not a JSON schema: {error.message}") from error
+    return kind(loaded, registry=Registry())
+
+
+def _json_text(response: str) -> str:
+    fenced = _FENCED.findall(response.rpartition("</think>")[2])
+    return fenced[-1] if fenced else answer_text(response)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) != len(pairs):
+        raise ValueError("a key stands twice")
+    return keys

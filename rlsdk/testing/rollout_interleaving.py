@@ -1,0 +1,162 @@
+"""Requirements: calls and blocking methods take turns on one event loop, and progress can be watched."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_lab import ATTEMPTS, PlainModel, RolloutLab, collect, pieces, whole_shards
+
+LOOK_S = 0.002
+"""Between two looks at how many tokens were decoded."""
+
+
+class InterleavingRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("calls_join", needs=Capability.ABORT, since=(2, 0))
+    def test_calls_join(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A call that comes while another is decoded joins it, and does not wait for its end."""
+        long = [lab.ask("long", lab.prompt(5, 52), 2, max_tokens=lab.suite.max_model_tokens - 8)]
+        short = [lab.ask("short", lab.prompt(6, 53), 1, max_tokens=2)]
+
+        async def first_done() -> str:
+            slow = await lab.under_way(long)
+            quick = asyncio.create_task(collect(engine, short))
+            await asyncio.wait((slow, quick), return_when=asyncio.FIRST_COMPLETED)
+            first = "long" if slow.done() else "short"
+            await asyncio.gather(slow, quick)
+            return first
+
+        joined = 0
+        for _ in range(ATTEMPTS):
+            joined += lab.wait(first_done()) == "short"
+            if joined:
+                break
+        measured.at_least("short calls that ended before a long one that had begun", joined, 1)
+
+    @requirement("event_loop", since=(2, 0))
+    def test_event_loop(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Blocking methods work where they are called from: inside the running event loop, between calls."""
+        request = lab.ask("r", lab.prompt(6, 54), 2, max_tokens=6)
+
+        async def one_after_another() -> list[GenerationOutput]:
+            outputs = await collect(engine, [request])
+            if lab.spec.takes_weights:
+                engine.layout()
+                engine.update_weights(whole_shards(lab.base), 0)
+            if Capability.SLEEP in lab.spec.capabilities:
+                engine.sleep(1)
+                engine.wake(("weights",))
+                engine.wake(("kv_cache",))
+            if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+                engine.pause()
+                engine.resume()
+            if Capability.ABORT in lab.spec.capabilities:
+                engine.abort()
+            return outputs + await collect(engine, [request])
+
+        outputs = lab.wait(one_after_another())
+        measured.equal("samples before and after", len(outputs), 4)
+        measured.at_most("largest difference of log-probs", lab.worst([request], outputs), lab.suite.tolerance)
+
+    @requirement("num_decoded", since=(2, 0))
+    def test_num_decoded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Decoded tokens are counted, for whoever asks from another thread: they grow while samples run, by as many at
+        least as these have in the end, and stand still without any. (An engine that does not count says None.)"""
+        before = engine.num_decoded()
+        if before is None:
+            measured.told("counts tokens", 0)
+            return
+        looks: list[int | None] = []
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(LOOK_S):
+                looks.append(engine.num_decoded())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            outputs = lab.run([lab.ask("r", lab.prompt(6, 55), 4, max_tokens=100)])
+        finally:
+            done.set()
+            watcher.join()
+        counts = [-1 if look is None else look for look in looks]
+        made, grown = sum(len(output.token_ids) for output in outputs), (engine.num_decoded() or 0) - before
+        measured.none("looks at which there were fewer", [b for a, b in itertools.pairwise([before, *counts]) if b < a])
+        measured.at_least("tokens by which it grew, less those that came", grown - made, 0)
+        measured.equal("tokens while nothing ran", (engine.num_decoded() or 0) - before, grown)
+        midway = sum(before < count < before + made for count in counts)
+        measured.at_least("looks at which some had come and not all", midway, 1)
+
+    @requirement("versions.runs", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_versions_runs(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Over two updates in pauses every token carries the version that sampled it, as runs that add up."""
+        states = {0: lab.base, 3: lab.changed(5), 4: lab.changed(6)}
+        models = {version: lab.plain.with_state(state) for version, state in states.items()}
+        requests = [lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 73), 3, max_tokens=100) for at in range(2)]
+
+        async def updated() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(iter(pieces(states[3])), 3)
+            changing.resume()
+            made = changing.num_decoded()
+            for _ in range(200):
+                await asyncio.sleep(0)
+                if made is None or (changing.num_decoded() or 0) > made + 12:
+                    break
+            changing.pause()
+            await asyncio.sleep(0.1)
+            changing.update_weights(iter(pieces(states[4])), 4)
+            changing.resume()
+            return await task
+
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                lab.restore()
+            outputs = lab.wait(updated())
+            if any(len(output.versions) == 3 for output in outputs):
+                break
+        faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
+        measured.none("samples whose runs are not of the weights that they name", faults)
+        measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
+        measured.told("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
+
+
+def wrong_runs(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    output: GenerationOutput,
+    models: dict[int, PlainModel],
+) -> str:
+    """Says what is wrong with the versions of a sample; empty: nothing."""
+    request = next(request for request in requests if request.request_id == output.request_id)
+    key, runs = f"{output.request_id}/{output.sample_index}", output.versions
+    said = ", ".join(f"{run.num_tokens} of {run.version}" for run in runs)
+    if not adds_up(output):
+        return f"{key}: runs ({said}) for {len(output.token_ids)} tokens"
+    found, start = torch.as_tensor(output.log_probs).double(), 0
+    for run in runs:
+        if run.version not in models:
+            return f"{key}: version {run.version}, which never was"
+        here = slice(start, start + run.num_tokens)
+        expected = lab.expected(models[run.version], request, output)
+        if not bool(((found - expected).abs()[here] <= lab.suite.tolerance).all()):
+            return f"{key}: log-probs of other weights in its runs ({said})"
+        start += run.num_tokens
+    return ""
+
+
+def adds_up(output: GenerationOutput) -> bool:
+    """True where runs cover the tokens, neighbours differ, and none but that of an empty sample is empty."""
+    runs = output.versions
+    whole = sum(run.num_tokens for run in runs) == len(output.token_ids)
+    distinct = all(a.version != b.version for a, b in itertools.pairwise(runs))
+    return whole and distinct and (len(runs) == 1 or all(run.num_tokens > 0 for run in runs))

@@ -1,0 +1,36 @@
+"""Roles in this process: real engines without a cluster, for tests and for looking into a run with a debugger."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from rlsdk.cluster.in_process import InProcessGroup
+from rlsdk.config import Role
+from rlsdk.interfaces import Batch, RankContext
+from rlsdk.trainer.groups import RoleGroup
+from rlsdk.trainer.hosts import EngineOptions, RolloutHost, TrainHost
+
+if TYPE_CHECKING:
+    from rlsdk.registry import Registry
+
+
+class InProcessStore:
+    """Satisfies `BatchStore`: what is put stays where it is."""
+
+    def put(self, batch: Batch) -> Batch:
+        return batch
+
+
+def start_in_process(role: Role, registry: Registry, *, ranks: int = 1, seed: int = 0) -> RoleGroup:
+    """Builds the hosts of a role here, each on a thread of its own. Train engines of one rank only: there is no process
+    group."""
+    spec = registry.backend(role.kind, role.backend)
+    host = RolloutHost if role.is_rollout else TrainHost
+
+    def make(rank: int) -> RolloutHost | TrainHost:
+        ctx = RankContext(role=role.name, rank=rank, world_size=ranks, local_rank=rank, seed=seed)
+        return host(ctx, spec.engine, role.spec, EngineOptions(spec=spec, raw=dict(role.options)))  # type: ignore[arg-type]
+
+    group = InProcessGroup(role.name, [functools.partial(make, rank) for rank in range(ranks)])
+    return RoleGroup(role=role, spec=spec, group=group)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandbox
+from rlsdk.rewards.programs import code, program_of, read_tests
+
+from .conftest import sample
+
+ADD = "def add(a, b):\n    return a + b\n"
+TESTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'", "assert add([1], [2]) == [1, 2]"]
+
+
+def block(program: str) -> str:
+    return f"Here:\n```python\n{program}\n```\n"
+
+
+def grade(program: str, tests: Any = TESTS, **options: Any) -> float:
+    row = {"tests": tests, **options.pop("row", {})}
+    return code(sample(block(program), None, row=row), **options)
+
+
+def test_code_that_passes_all_tests_is_right() -> None:
+    assert grade(ADD) == 1.0
+    assert grade("def add(a, b):\n    return a - b\n") == 0.0
+    assert grade("def add(a, b):\n    return b + a\n") == 0.0
+    assert grade("def add(a, b):\n    return b + a\n", partial=True) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "class Any:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef add(a, b): return Any()",
+        "class Any(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Any(0)",
+        "import builtins\nbuiltins.AssertionError = type('E', (Exception,), {})\ndef add(a, b): return 0",
+        'import os\nfor fd in range(3, 60):\n    try: os.write(fd, b\'{"at": 0, "value": {"int": "3"}}\\n\')\n'
+        "    except OSError: pass\ndef add(a, b): return 3",
+        "import os\nfor fd in range(3, 60):\n    for guess in range(9):\n        try: os.write(fd, "
+        'f\'{{"at": 0, "value": {{"int": "{guess}"}}}}\\n\'.encode())\n        except OSError: pass',
+        'import json\njson.dumps = lambda value: \'{"at": 0, "nonce": "x"}\'\ndef add(a, b): return 0',
+        "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b): return add(a, b)",
+        "def add(a, b): return 10**10**10",
+        "def add(a, b): return 'x' * 10**10",
+        "def add(a, b):\n    while True: pass",
+        "import time\ntime.sleep(60)",
+        "add = 3",
+    ],
+)
+def test_no_trick_passes(attack: str) -> None:
+    before = time.monotonic()
+    assert grade(attack, ["assert add(1, 2) == 3", "assert add(5, 2) == 7"], timeout_s=1.5) == 0.0
+    assert time.monotonic() - before < 6
+
+
+def test_statements_that_are_no_comparison_run_beside_the_code() -> None:
+    tests = ["assert abs(add(0.1, 0.2) - 0.3) < 1e-9", "assert add(1, 1) in (2, 3)", "assert add(1, 2) == 3"]
+    assert grade(ADD, tests) == 1.0
+    assert grade("def add(a, b):\n    return 3\n", tests, partial=True) == pytest.approx(2 / 3)
+    assert grade("import sys; sys.exit(0)", tests) == 0.0
+
+
+def test_humaneval_and_mbpp_rows_are_read_as_they_are() -> None:
+    check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n"
+    assert grade(ADD, check, row={"entry_point": "add"}) == 1.0
+    assert grade("def add(a, b):\n    return 3\n", check, row={"entry_point": "add"}) == 0.0
+    row = {"imports": "import math", "test_list": ["assert area(1) == math.pi"]}
+    area = block("def area(r):\n    return math.pi * r * r\n")
+    assert code(sample(area, None, row=row), field="test_list", setup_field="imports") == 1.0
+
+
+def test_programs_are_compared_by_what_they_print() -> None:
+    double = "n = int(input())\nprint(n * 2)"
+    tests = [{"input": "3\n", "output": "6\n"}, {"input": "10", "output": "20"}]
+    assert grade(double, tests) == 1.0
+    assert grade("n = int(input())\nprint(6)", tests) == 0.0
+    assert grade("n = int(input())\nprint(n * 2)\nraise SystemExit(1)", tests) == 0.0
+    assert grade(double, '{"inputs": ["3"], "outputs": ["6"]}') == 1.0
+    assert grade("print('x' * 10**8)", tests) == 0.0
+    assert grade("import time; time.sleep(30)", tests, timeout_s=0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("```py\nx = 1\n```\nbetter:\n```python\nx = 2\n```", "x = 2\n"),
+        ("<think>```python\nx = 1\n```</think>\n```python\nx = 2\n```", "x = 2\n"),
+        ("<answer>x = 1</answer>", "x = 1"),
+        ("x = 1", None),
+        ("```python\nx = \n```", None),
+        ("```python\n\n```", None),
+        ("```python\n" + "x = 1\n" * 20_000 + "```", None),
+        ("```python\n" + "(" * 5_000 + "\n```", None),
+        ("```rust\nlet x = 1;\n```", None),
+    ],
+)
+def test_the_program_is_the_last_block(response: str, program: str | None) -> None:
+    assert program_of(response) == program
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (None, "no tests in 'tests'"),
+        ([], "no tests"),
+        ([3], "expected a statement"),
+        (["assert ("], "no Python"),
+        (["assert f(1) == 2", {"input": "1", "output": "2"}], "mixes"),
+    ],
+)
+def test_a_row_without_tests_is_an_error(tests: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_tests({"tests": tests}, "tests")
+
+
+def test_a_machine_that_does_not_let_code_be_confined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_why_not_confined", lambda: "unshare: Operation not permitted")
+    with pytest.raises(RuntimeError, match=r"cannot be confined .*Operation not permitted.* 'unconfined: true'"):
+        grade(ADD)
+    assert grade(ADD, unconfined=True) == 1.0
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, Path]]:
+    """A port and a socket file that a program could talk to."""
+    with socket.socket() as server, socket.socket(socket.AF_UNIX) as local:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        path = Path(f"/tmp/rlsdk-test-{os.getpid()}.sock")
+        local.bind(str(path))
+        local.listen()
+        yield server.getsockname()[1], path
+        path.unlink()
+
+
+def probing(victim: Path, port: int, path: Path) -> str:
+    """A program that tries what code must not be able to do; `f()` names what succeeded."""
+    attempts = {
+        "network": f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)",
+        "socket file": f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})",
+        "write": f"open({str(victim)!r}, 'w').write('gone')",
+        "delete": f"import os; os.unlink({str(victim)!r})",
+        "write beside rlsdk": f"open({sandbox.__file__!r}, 'a')",
+        "kill": f"import os; os.kill({os.getpid()}, 0)",
+        "kill the grader": "import os; os.kill(os.getppid() or 1, 0); assert os.getppid() > 1",
+        "environment": "import os; os.environ['SECRET_TOKEN']",
+        "packages": "import numpy",
+        "mount": "import ctypes; l = ctypes.CDLL(None); assert l.mount(b'none', b'/', None, 4128, None) == 0",
+        "remount": "import ctypes; l = ctypes.CDLL(None); assert l.unshare(0x10020000) == 0; "
+        "assert l.mount(b'none', b'/', None, 32 | 4096, None) == 0",
+    }
+    lines = [f"def attempt_{at}():\n    {source}" for at, source in enumerate(attempts.values())]
+    calls = "\n".join(
+        f"try:\n    attempt_{at}()\n    done.append({name!r})\nexcept BaseException as error:\n    pass"
+        for at, name in enumerate(attempts)
+    )
+    own = "open('own.txt', 'w').write('x')"
+    return "\n".join([*lines, "done = []", calls, own, "def f(): return done"])
+
+
+def test_code_has_no_network_no_files_to_change_and_no_secrets(
+    tmp_path: Path, listener: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("here")
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    program = probing(victim, *listener)
+    outcome = sandbox.run_tests(program, "", [("value", "f()")], "", sandbox.Limits(seconds=20, memory_mb=512))
+    assert [record["value"] for record in outcome.results] == [{"list": []}]
+    assert grade("def f(): open('/proc/self/environ')", ["f()"]) == 0.0
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code")]
+    runner = RewardRunner(rewards, RewardLimits())
+    try:
+        result = runner.score([sample(block(program), None, row={"tests": ["assert f() == []"]})])
+    finally:
+        runner.close()
+    assert (result.scores.tolist(), result.examples) == ([1.0], ())
+    assert victim.read_text() == "here"
+
+
+def test_whatever_code_starts_ends_with_it(tmp_path: Path) -> None:
+    mark = f"rlsdk-test-{os.getpid()}"
+    program = (
+        "import os, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        f"        os.execv('/bin/sh', ['{mark}', '-c', 'sleep 60 # {mark}'])\n    os._exit(0)\n"
+        "time.sleep(0.3)\ndef f(): return 1"
+    )
+    assert grade(program, ["assert f() == 1"]) == 1.0
+    deadline = time.monotonic() + 5
+    while _running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _running(mark)
+
+
+def _running(mark: str) -> bool:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if mark.encode() in (folder / "cmdline").read_bytes():
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def test_code_runs_in_a_grading_process_and_ends_with_it() -> None:
+    mark = f"rlsdk-test-{os.getpid()}-in-runner"
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code", options={"timeout_s": 30})]
+    sleeper = f"import os\nos.execv('/bin/sh', ['{mark}', '-c', 'sleep 60 # {mark}'])"
+    samples = [
+        sample(block(text), None, row={"tests": ["assert add(1, 2) == 3"]})
+        for text in (ADD, "def add(a, b): return 0", sleeper)
+    ]
+    runner = RewardRunner(rewards, RewardLimits(timeout_s=3.0))
+    try:
+        result = runner.score(samples)
+    finally:
+        runner.close()
+    assert (result.scores.tolist(), result.valid.tolist()) == ([1.0, 0.0, 0.0], [True, True, False])
+    assert result.failures == {"timeout": 1}
+    deadline = time.monotonic() + 5
+    while _running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _running(mark)

@@ -1,0 +1,128 @@
+"""Training and evaluation prompts of a run: from one source or a mixture, sharing no question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.config import RunConfig, load_config
+from rlsdk.data import PromptStream
+from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.kit.tokenizers import write_byte_tokenizer
+from rlsdk.registry import Registry
+from rlsdk.trainer.events import RunView
+from rlsdk.trainer.run_data import check_sources, load_prompts, with_steps
+
+
+class Notices(RunView):
+    """Keeps what a person would read."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.discover()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def source(folder: Path, name: str, size: int) -> str:
+    rows = [json.dumps({"question": f"{name}{at}", "answer": "1"}) for at in range(size)]
+    (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    return str(folder / f"{name}.jsonl")
+
+
+def config_of(*arguments: str) -> RunConfig:
+    return load_config([], list(arguments))
+
+
+def mixture(folder: Path, *more: str) -> RunConfig:
+    parts = [
+        {"source": source(folder, "a", 40), "weight": 3},
+        {"source": source(folder, "b", 20), "weight": 1, "num_rows": 10},
+        {"source": "reasoning_gym:chain_sum", "weight": 1, "num_rows": 7, "options": {"seed": 5}},
+    ]
+    return config_of("--data.mixture", json.dumps(parts), *more)
+
+
+def test_prompts_of_a_mixture_are_drawn_by_weight(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
+    view = Notices()
+    train, held = load_prompts(mixture(tmp_path, "--data.num_eval_rows", "9"), registry, tokenizer, view)
+    assert held is not None
+    assert len(held) == 9
+    assert len(train) + len(held) == 40 + 10 + 7
+    assert not {prompt.text for prompt in train} & {prompt.text for prompt in held}
+    drawn = [prompt.source for prompt in PromptStream(train, seed=1).take(100)]
+    assert sum("a.jsonl" in name for name in drawn) == 60
+    assert sum("b.jsonl" in name for name in drawn) == 20
+    assert any("a.jsonl (60.0%)" in line for line in view.lines)
+
+
+def test_one_source_gives_what_it_always_gave(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
+    config = config_of("--data.train", source(tmp_path, "a", 40), "--data.num_eval_rows", "9")
+    train, held = load_prompts(config, registry, tokenizer, Notices())
+    assert held is not None
+    assert (len(train), len(held)) == (31, 9)
+    assert [prompt.index for prompt in train] == list(range(31))
+    assert train.report.num_rows == 31
+
+
+def test_a_source_of_a_mixture_that_is_not_there_is_named_by_its_field(tmp_path: Path, registry: Registry) -> None:
+    parts = [{"source": source(tmp_path, "a", 3)}, {"source": str(tmp_path / "aa.jsonl")}]
+    with pytest.raises(DataError, match=r"data\.mixture\.1\.source: .*did you mean 'a\.jsonl'"):
+        check_sources(config_of("--data.mixture", json.dumps(parts)), registry)
+
+
+def test_a_source_that_evaluation_uses_up_is_named(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
+    path = source(tmp_path, "a", 3)
+    parts = json.dumps([{"source": path}, {"source": source(tmp_path, "b", 3)}])
+    config = config_of("--data.mixture", parts, "--data.eval", path, "--data.num_eval_rows", "3")
+    with pytest.raises(DataError, match=r"data\.mixture\.0: all 3 rows"):
+        load_prompts(config, registry, tokenizer, Notices())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--data.train", "x.jsonl"], "data.mixture: replaces data.train"),
+        (["--data.num_train_rows", "5"], "data.num_train_rows: belongs to data.train"),
+        (["--data.options", "{seed: 1}"], "data.options: belongs to data.train"),
+        (["--data.num_eval_rows", "null"], "data.num_eval_rows: null needs data.eval"),
+        (["--data.mixture.0.weight", "0"], r"data.mixture.0.weight: 0"),
+        (["--data.mixture.0.wieght", "1"], "did you mean 'weight'"),
+    ],
+)
+def test_settings_that_a_mixture_does_not_go_with_are_refused(arguments: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        config_of("--data.mixture", '[{"source": "a.jsonl"}]', *arguments)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("1", 4), ("2", 7), ("0.1", 1), ("0.3", 1), ("10", 34)])
+def test_epochs_are_whole_steps_over_the_prompts_that_were_kept(epochs: str, steps: int) -> None:
+    config = config_of("--trainer.epochs", epochs, "--trainer.prompts_per_step", "6")
+    assert with_steps(config, 20).trainer.steps == steps
+    assert with_steps(config, 20).trainer.optimizer_steps == steps
+
+
+def test_a_schedule_that_the_epochs_are_too_short_for_is_refused_once_they_are_known() -> None:
+    more = ["--train.optim.schedule", "cosine", "--train.optim.warmup_steps", "300"]
+    config = config_of("--trainer.epochs", "1", "--trainer.prompts_per_step", "1", *more)
+    assert with_steps(config, 301).trainer.steps == 301
+    with pytest.raises(ConfigError, match=r"train\.optim\.warmup_steps: 300: expected fewer"):
+        with_steps(config, 300)
+
+
+def test_without_epochs_steps_count() -> None:
+    config = config_of("--trainer.steps", "5")
+    assert with_steps(config, 1000) is config
