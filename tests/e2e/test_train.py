@@ -94,7 +94,7 @@ def test_a_run_killed_with_9_again_and_again_resumes_number_for_number(
 def test_another_run_goes_on_against_the_reference_of_the_first(uninterrupted: Path, tmp_path: Path) -> None:
     """As the command does that a finished run prints, from a folder of its own."""
     arguments = ["--config", str(uninterrupted / "config.yaml"), "--resume", str(uninterrupted), "--steps", "7"]
-    rlsdk("train", *arguments, "--trainer.run_name", "more", cwd=tmp_path)
+    rlsdk("train", *arguments, "--trust-run", "--trainer.run_name", "more", cwd=tmp_path)
     run = tmp_path / "runs" / "more"
     (step,) = steps_of(run)
     assert step["step"] == 7
