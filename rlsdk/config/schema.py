@@ -22,7 +22,7 @@ from rlsdk.config.role_sections import (
     reward_model_problems,
 )
 
-NEEDS_GROUP = frozenset({"grpo", "rloo"})
+NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""

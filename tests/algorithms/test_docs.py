@@ -45,3 +45,17 @@ def test_the_example_runs_on_the_fields_that_it_declares() -> None:
     batch = batch.with_tokens(loss_weight=loss_weights(batch)).keep(objective.fields)
     result = objective({"log_probs": torch.full((6,), -1.0), "entropy": torch.full((6,), 2.0)}, batch)
     assert float(result.loss) == pytest.approx((2 * 0.0 + 2 * 1.0) / 4)
+
+
+def test_the_configuration_knows_which_estimators_compare_the_samples_of_a_prompt() -> None:
+    """With one sample a prompt they give 0 throughout: the run is refused before it starts."""
+    from rlsdk.config.schema import NEEDS_GROUP
+
+    registry = Registry.discover({})
+    alone = make_batch([1.0, 2.0, 0.5], [1, 2, 3], baseline_scores=[0.0] * 3).with_tokens(values=torch.zeros(9))
+    silent = {
+        name
+        for name in registry.usable(ComponentKind.ADVANTAGE)
+        if not registry.function(ComponentKind.ADVANTAGE, name)(alone)["advantages"].any()
+    }
+    assert silent == NEEDS_GROUP

@@ -71,6 +71,7 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
         ({"trainer": {"prompts_per_step": 2, "samples_per_prompt": 2, "updates_per_step": 5}}, "2 x 2|2 prompts x 2"),
         ({"trainer": {"samples_per_prompt": 1}}, "at least 2, because algorithm.advantage 'grpo'"),
         ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "rloo"}}, "advantage 'rloo'"),
+        ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "dr_grpo"}}, "advantage 'dr_grpo'"),
         ({"algorithm": {"kl_in_reward": True}}, "kl_coef above 0"),
         ({"train": {"optim": {"schedule": "cosine", "warmup_steps": 200}}}, "fewer than the run's 200 optimizer steps"),
         ({"train": {"optim": {"betas": [0.9, 1.0]}}}, "less than 1"),
