@@ -75,10 +75,12 @@ def confine_grading(
         confinement.note(what, _landlock(limits, scratch))
     elif not limits["allow_writes"]:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
-    if os.getuid() == 0:
+    if sys.platform == "linux" and os.getuid() == 0:
         confinement.note("not root", _become_nobody(scratch, files))
-        if os.getuid() == 0 and sys.platform == "linux":
+        if os.getuid() == 0:
             confinement.note("root without capabilities", _drop_capabilities())
+    elif os.getuid() == 0:
+        confinement.missing.append("not root")
     return confinement
 
 
