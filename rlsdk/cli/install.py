@@ -29,6 +29,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import rlsdk
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
+from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (
@@ -46,6 +47,7 @@ RECIPE = "install.toml"
 """In a plugin's package: what its environment needs besides what the distribution asks for, by device."""
 SHARED = ("ray", "torch", "transformers", "numpy")
 """What an install into this environment may not change: the engines that are here were tested with it."""
+_CLEAR_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.metadata, importlib.util, json, pathlib
 found = []
@@ -108,7 +110,7 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
     with _only_one(distribution):
         _clear_leftovers(distribution)
         folder = _environments() / f"{distribution}-{secrets.token_hex(4)}"
-        try:
+        with _gone_unless_finished(folder):
             installer = make_environment(folder, choices.python or Path(sys.executable))
             _fill(installer, requirement, choices)
             found = self_test(installer.python, distribution)
@@ -117,6 +119,7 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
                 num_bytes=_num_bytes(folder),
                 seconds=round(time.monotonic() - start, 1),
             )
+        try:
             atomic_write_json(record_path(distribution), record.to_plain())
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -376,6 +379,24 @@ def _only_one(distribution: str) -> Iterator[None]:
         except OSError as error:
             raise PluginError(f"another process is installing or removing {distribution}; wait for it") from error
         yield
+
+
+@contextmanager
+def _gone_unless_finished(folder: Path) -> Iterator[None]:
+    """Ends installers that were started inside, and removes what they wrote, unless the end is reached: also when this
+    program is killed, by a process of its own that watches it."""
+    keeper = Keeper(str(folder))
+    os.environ[MARK] = str(folder)
+    try:
+        yield
+    except BaseException:
+        keeper.end(_CLEAR_TIMEOUT_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    else:
+        keeper.release(_CLEAR_TIMEOUT_S)
+    finally:
+        del os.environ[MARK]
 
 
 def _clear_leftovers(distribution: str) -> None:

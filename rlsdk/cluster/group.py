@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.batch_ref import BatchRef
+from rlsdk.cluster.daemons import check_daemons
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.joining import joiner
@@ -104,6 +105,7 @@ class WorkerGroup:
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """Calls a method on one rank; the future holds its answer, or raises as `run` does. It has no deadline."""
+        check_daemons()
         spec = self._spec(method)
         shared = tuple(self._shared(value) for value in args)
         call = self._call(rank, method, shared, {})

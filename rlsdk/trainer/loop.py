@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.interfaces import Capability
+from rlsdk.interfaces import Capability, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.reference import reference_state
-from rlsdk.trainer.stage import RunOutput, Stage
+from rlsdk.trainer.stage import OutputError, RunOutput, Stage
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
@@ -69,13 +69,18 @@ class Trainer:
 
         Raises:
             Exception: what a callback raised, after a save.
+            OutputError: figures cannot be written; a save was tried.
         """
         settings = self.stage.settings
         self.stage.begin()
         while self.stage.step < settings.steps and not self.stop():
-            metrics = self.stage.advance()
-            last = self.stage.step == settings.steps
-            self.stage.measure(last=last)
+            try:
+                metrics = self.stage.advance()
+                last = self.stage.step == settings.steps
+                self.stage.measure(last=last)
+            except OutputError:
+                self._rescue()
+                raise
             failed = self._call_back(metrics)
             if self._is_save_due(last=last, ending=self.stop() or failed is not None):
                 self.save()
@@ -94,6 +99,14 @@ class Trainer:
         self.last_checkpoint = self.store.folder / f"step_{step:08d}"
         self.output.view.saved(step, self.last_checkpoint)
         return self.last_checkpoint
+
+    def _rescue(self) -> None:
+        """Saves the last whole step where that can still be done; what keeps it from that is said, not raised."""
+        try:
+            if self.output.run_dir.is_dir() and self.stage.settings.save_every is not None:
+                self.save()
+        except (RlsdkError, OSError) as error:
+            self.output.view.notice(f"no checkpoint of step {self.stage.step}: {error}")
 
     def restore(self, checkpoint: Path) -> None:
         """Goes on from a whole checkpoint.

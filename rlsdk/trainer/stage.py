@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsdk.interfaces import StepCallback, Tracker
+from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
 from rlsdk.trainer.events import RunView
 
 
@@ -28,6 +29,10 @@ class StageSettings:
     """A checkpoint holds the model in Hugging Face form, too."""
 
 
+class OutputError(RlsdkError):
+    """What a run has measured cannot be kept. The step itself is done."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
     """Where a run's numbers go."""
@@ -38,15 +43,31 @@ class RunOutput:
     callbacks: Sequence[StepCallback] = ()
 
     def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
-        """To every tracker."""
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
-            if samples:
-                tracker.log_samples(step, samples)
+        """To every tracker.
+
+        Raises:
+            OutputError: the run's folder is gone, or a tracker cannot write.
+        """
+        if not self.run_dir.is_dir():
+            raise OutputError(
+                f"the run's folder {str(self.run_dir)!r} is gone (deleted, renamed, or its disk unmounted), and with "
+                f"it the figures of step {step} and every checkpoint"
+            )
+        try:
+            for tracker in self.trackers:
+                tracker.log(step, metrics)
+                if samples:
+                    tracker.log_samples(step, samples)
+        except OSError as error:
+            raise OutputError(
+                f"the figures of step {step} cannot be written into {str(self.run_dir)!r}: {error}. Make room, then "
+                "run the same command again: it resumes from the newest checkpoint"
+            ) from error
 
     def close(self) -> None:
         for tracker in self.trackers:
-            tracker.close()
+            with suppress(OSError):  # what could not be written was said when it happened
+                tracker.close()
 
 
 class Stage(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -51,9 +52,10 @@ class JsonlTracker:
             file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def close(self) -> None:
-        for file in (self._metrics, self._samples):
-            if file is not None:
-                file.close()
+        with ExitStack() as files:  # each, also where the disk refuses what is left of another
+            for file in (self._metrics, self._samples):
+                if file is not None:
+                    files.callback(file.close)
 
     def _open(self, *, warm_start: bool) -> tuple[TextIO, TextIO]:
         """The two files; `warm_start`: whether what is logged first, where the run goes on, is supervised training."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import venv
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlsdk.cli.install import Choices, check_requirement, distribution_of, install, install_isolated
@@ -240,3 +242,35 @@ def test_names_with_versions_and_what_is_here_pass_and_urls_when_asked_for(tmp_p
     check_requirement("acme @ https://example.org/acme.whl", allow_direct=True)
     with pytest.raises(ConfigError, match="--allow-direct"):
         check_requirement("acme @ https://example.org/acme.whl", allow_direct=False)
+
+
+SLOW_INSTALLER = """
+import subprocess, sys
+from rlsdk.cli import install
+from rlsdk.cli.install import Choices, install_isolated
+
+def slow(folder, python):
+    (folder / "bin").mkdir(parents=True)
+    (folder / "large").write_bytes(b"0" * 1000)
+    work = "subprocess.Popen(['sleep', '600']); print('at work', flush=True); time.sleep(600)"
+    subprocess.run([sys.executable, "-c", f"import subprocess, time; {work}"])
+
+install.make_environment = slow
+install_isolated("rlsdk-acme", Choices())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_install_that_is_killed_takes_its_installer_and_what_it_wrote_along(
+    number: signal.Signals, home: Path
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW_INSTALLER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert "sleep" in {member.name() for member in family}
+        assert list((home / "environments").glob("rlsdk-acme-*/large"))
+        process.send_signal(number)
+    alive = psutil.wait_procs(family, timeout=20)[1]
+    assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
+    assert list((home / "environments").glob("rlsdk-acme-*")) == []
