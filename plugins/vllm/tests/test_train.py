@@ -45,3 +45,26 @@ def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tm
     first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)
     assert first["parity/log_prob_diff_max"] < 2e-5
     assert second["policy/grad_norm"] > 0
+
+
+def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) -> None:
+    """On FSDP and vLLM, within what another processor does to the last digits of a sum."""
+    recorded = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())["steps"]
+    stop = tmp_path / "stop.py"
+    stop.write_text(
+        "def after(step, metrics):\n    if step == 3:\n        raise SystemError('three steps are enough')\n"
+    )
+    command = [sys.executable, "-m", "rlsdk.cli", "train", "--train-backend", "fsdp", "--rollout-backend", "vllm"]
+    command += ["--steps", "10", "--eval.at_start", "false", "--trainer.save_every_steps", "null"]
+    command += ["--tracking.trackers", "[jsonl]", "--trainer.callbacks", f"[{stop}:after]", "--trainer.run_name", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert "three steps are enough" in done.stdout + done.stderr
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [row for row in map(json.loads, lines) if "reward/mean" in row]
+    assert len(found) == len(recorded) == 3
+    for theirs, mine in zip(recorded, found, strict=True):
+        for name in ("reward/mean", "reward/std", "response/tokens_mean", "policy/grad_norm", "policy/loss"):
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-4), name

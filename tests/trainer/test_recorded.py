@@ -1,0 +1,84 @@
+"""The quickstart's numbers are those of a recorded run: same prompts, same samples, same updates."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlsdk.cli.train import resolve
+from rlsdk.config import dump_config, role_of, sft_optim_spec
+from rlsdk.config.role_names import ACTOR
+from rlsdk.trainer.assemble import build_materials, rl_stage, sft_stage
+from rlsdk.trainer.events import RunView
+from rlsdk.trainer.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.quickstart import make_model
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.turns import DeviceTurns
+
+RECORDED = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())
+REDEFINED = ("policy/approx_kl", "policy/ratio", "policy/clip_fraction", "policy/policy_loss", "policy/log_ratio_max",
+             "parity/")  # fmt: skip
+"""Means over other tokens since: rows that carry no gradient are left out of them."""
+
+
+class Recorder(RunView):
+    def __init__(self) -> None:
+        self.sft: list[Mapping[str, float]] = []
+        self.steps: list[Mapping[str, float]] = []
+        self.evals: list[Mapping[str, float]] = []
+
+    def sft_step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self.sft.append(metrics)
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.evals.append(metrics)
+
+
+def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) -> None:
+    """Within what another processor, or number of threads, does to the last digits of a sum."""
+    resolved = resolve(["--tracking.trackers", "[]", "--trainer.save_every_steps", "null"], device="cpu")
+    config, registry, view = make_model(resolved.config, tmp_path), resolved.registry, Recorder()
+    table = roles(config, "cpu")
+    make = functools.partial(start_in_process, registry=registry, seed=config.trainer.seed)
+    turns, store = DeviceTurns(), InProcessStore()
+    actor = role_of(table, ACTOR)
+    groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
+    with closing(build_materials(config, registry, tmp_path, view)) as materials:
+        steps = len(RECORDED["steps"])
+
+        def trainer(stage: object, session: Session) -> Trainer:
+            return Trainer(
+                stage, session, materials.output, tokenizer=materials.tokenizer, config_text=dump_config(config),
+                keep_checkpoints=1, stop=lambda: len(view.steps) == steps,
+            )  # type: ignore[arg-type]  # fmt: skip
+
+        session = Session(roles=groups, turns=turns, cluster=store)
+        with closing(sft_stage(config, materials, session)) as warm:
+            trainer(warm, session).fit()
+        groups[ACTOR].run("reset_optimizer", actor.optim)
+        groups |= start_roles([role for role in table if role.name != ACTOR], make, turns)
+        manager = sharding_manager(config.sharding, registry, groups[ACTOR], groups["rollout"], timeout_s=60.0)
+        session = Session(roles=groups, turns=turns, cluster=store, manager=manager)
+        with closing(rl_stage(config, registry, materials, session)) as stage:
+            trainer(stage, session).fit()
+    compare(RECORDED["sft"], view.sft[9::10])
+    compare([RECORDED["eval"]], view.evals[:1])
+    compare(RECORDED["steps"], view.steps)
+
+
+def compare(expected: list[Mapping[str, float]], found: list[Mapping[str, float]]) -> None:
+    assert len(found) == len(expected)
+    for theirs, mine in zip(expected, found, strict=True):
+        for name, value in theirs.items():
+            if name != "step" and not name.startswith(REDEFINED):
+                assert mine[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
