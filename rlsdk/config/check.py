@@ -16,7 +16,7 @@ from rlsdk.config.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.config.roles import Role, needed_roles, roles
 from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError
+from rlsdk.interfaces import BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError, reads_of
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -187,6 +187,19 @@ def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
     return ""
 
 
+def _unprepared(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    """Fields that an estimator reads, and that no role of the run makes."""
+    name = config.algorithm.advantage
+    try:
+        fields = reads_of(registry.function(ComponentKind.ADVANTAGE, name)).fields
+    except RlsdkError:
+        return  # Said where it is looked up.
+    if "values" in fields and not config.needs_values:
+        yield Problem(
+            "algorithm.advantage", f"{name!r} reads values, and a critic is started for the built-in 'gae' only; use it"
+        )
+
+
 def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
     """Whether rollout log-probs of this kind are those of the contract, under these settings."""
     return not _differs(kind, rollout)
@@ -197,6 +210,7 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     yield from _function(
         registry, ComponentKind.ADVANTAGE, "algorithm.advantage", algorithm.advantage, algorithm.advantage_options
     )
+    yield from _unprepared(config, registry)
     yield from _function(registry, ComponentKind.LOSS, "algorithm.loss", algorithm.loss, algorithm.loss_options)
     aggregation = algorithm.loss_aggregation
     yield from _function(registry, ComponentKind.AGGREGATION, "algorithm.loss_aggregation", aggregation, {})

@@ -50,6 +50,8 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
         yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
     elif role.is_trained and config.algorithm.entropy_coef:
         yield Capability.ENTROPY, "algorithm.entropy_coef"
+    elif role.is_trained and config.algorithm.entropy_share is not None:
+        yield Capability.ENTROPY, "algorithm.entropy_share"
 
 
 def devices_of(placement: PlacementConfig, role: str) -> int | None:

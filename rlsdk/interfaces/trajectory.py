@@ -73,6 +73,8 @@ class Trajectory:
         """`[L]` every token behind the prompt, tool tokens included."""
         import numpy as np
 
+        if len(self.spans) == 2:
+            return self.spans[1].token_ids
         return np.concatenate([np.empty(0, np.int64), *(span.token_ids for span in self.spans[1:])])
 
     @property

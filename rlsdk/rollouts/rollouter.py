@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlsdk.interfaces import (
     ConfigError,
     Generate,
@@ -21,13 +24,15 @@ from rlsdk.rollouts.client import GenerationClient
 from rlsdk.rollouts.group import GroupTask
 from rlsdk.rollouts.seeds import request_seed
 
+Tokens = Sequence[int] | NDArray[np.int64]
+
 
 class TextCodec(Protocol):
     """Between token ids and text."""
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Tokens) -> str: ...
 
 
 async def single_turn(prompt: PromptView, generate: Generate, **options: Any) -> Trajectory:
@@ -164,17 +169,17 @@ class SampleGenerate:
 
     def text(self, turn: Turn) -> str:
         """See `Generate`."""
-        return self.decode(without_stop(turn.span.token_ids.tolist(), self.sampling.stop_token_ids))
+        return self.decode(without_stop(turn.span.token_ids, self.sampling.stop_token_ids))
 
     def encode(self, text: str) -> list[int]:
         """See `Generate`."""
         return self._requests.codec.encode(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Tokens) -> str:
         """See `Generate`."""
         return self._requests.codec.decode(token_ids)
 
 
-def without_stop(token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sequence[int]:
+def without_stop(token_ids: Tokens, stop_token_ids: Sequence[int]) -> Tokens:
     """A response without the token that ended it."""
     return token_ids[:-1] if len(token_ids) and token_ids[-1] in stop_token_ids else token_ids

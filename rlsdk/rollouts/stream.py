@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rlsdk.interfaces import BatchError, DeadlineError, FinishReason, RewardSample, RlsdkError, Trajectory
 from rlsdk.rollouts.client import GenerationClient, Replica
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
-from rlsdk.rollouts.rollouter import GroupRequests, without_stop
+from rlsdk.rollouts.rollouter import GroupRequests, Tokens, without_stop
 
 Rollout = Callable[..., Awaitable[Trajectory]]
 
@@ -25,9 +25,9 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Tokens) -> str: ...
 
-    def decode_all(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
         """Many at once: much cheaper than one by one."""
         ...
 
@@ -190,7 +190,7 @@ class _Grading:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         texts = self._codec.decode_all(
-            [without_stop(trajectory.response_ids.tolist(), task.sampling.stop_token_ids)
+            [without_stop(trajectory.response_ids, task.sampling.stop_token_ids)
              for task, trajectory, _ in waiting]
         )  # fmt: skip
         if self._grader is None:

@@ -215,8 +215,8 @@ class PolicyLearner:
         return self.state.kl_coef if self.options.algorithm.kl_in_reward else 0.0
 
     def _wanted(self) -> tuple[str, ...]:
-        """Fields that the estimator asks for."""
-        return reads_of(self.options.advantage).fields
+        """Fields that the estimator and the loss ask for."""
+        return (*reads_of(self.options.advantage).fields, *self.options.objective.fields)
 
     def _plans(self, batch: Batch, step: int) -> list[tuple[Batch, list[Tensor]]]:
         """For each epoch, the batch with each token's share of the loss, and the rows of each mini-batch."""

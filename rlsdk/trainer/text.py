@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from rlsdk.rollouts.rollouter import Tokens
+
 
 class TokenCodec:
     """Satisfies `rlsdk.rollouts.Codec`. Special tokens are shown in what is decoded, and are text in what is encoded:
@@ -17,11 +21,11 @@ class TokenCodec:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Tokens) -> str:
         return self.decode_all([token_ids])[0]
 
-    def decode_all(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        rows = [list(map(int, ids)) for ids in token_ids]
+    def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
+        rows = [ids.tolist() if isinstance(ids, np.ndarray) else list(ids) for ids in token_ids]
         if self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces:
             # What `batch_decode` does in the end; row by row it costs ten times as much.
             texts: list[str] = self._tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RewardSample, VersionRun
 from rlsdk.rollouts import Collected, Grade, PackedOutputs
+from rlsdk.rollouts.rollouter import Tokens
 
 
 def tokens_of(request: GenerationRequest, index: int) -> list[int]:
@@ -85,10 +86,10 @@ class LetterCodec:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Tokens) -> str:
         return "".join(map(chr, token_ids))
 
-    def decode_all(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
         return [self.decode(ids) for ids in token_ids]
 
 
