@@ -103,7 +103,8 @@ class RolloutConfig(Section):
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Samples from tokens of at least this share of the likeliest one's probability; 0: all."""
     max_response_tokens: PositiveInt = 1024
-    """Tokens, the stop token included; longer responses are cut and marked truncated."""
+    """Tokens, the stop token included; longer responses are cut and marked truncated. Of one turn at most, with a
+    rollouter that has several."""
     rollouter: str = "single_turn"
     """Makes each sample of its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
     rollouter_options: Options = empty_mapping()
@@ -115,7 +116,7 @@ class RolloutConfig(Section):
     and those of the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
-    `max_response_tokens`."""
+    `max_response_tokens`. Must be given with a rollouter of one's own: all turns and tool answers of an episode."""
     max_running_samples: PositiveInt = 256
     """Samples that one replica decodes at once."""
     tp_size: PositiveInt = 1

@@ -24,6 +24,8 @@ from rlsdk.config.role_sections import (
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
+SINGLE_TURN = "single_turn"
+"""The rollouter that calls the policy once for each sample."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""
 
@@ -434,7 +436,7 @@ class RunConfig(Section):
 
     @property
     def max_model_tokens(self) -> int:
-        """Longest prompt plus response, in tokens."""
+        """Longest prompt plus response, or whole episode, in tokens."""
         return self.rollout.max_model_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
@@ -459,6 +461,13 @@ class RunConfig(Section):
             parts = f"{self.data.max_prompt_tokens} + {self.rollout.max_response_tokens} = {needed}"
             fields = "data.max_prompt_tokens + rollout.max_response_tokens"
             yield Problem("rollout.max_model_tokens", f"{self.max_model_tokens} is less than {fields} ({parts})")
+        elif self.rollout.rollouter != SINGLE_TURN and self.rollout.max_model_tokens is None:
+            yield Problem(
+                "rollout.max_model_tokens",
+                f"null makes room for a prompt and one response ({needed} tokens), but rollout.rollouter is "
+                f"{self.rollout.rollouter!r}: give the most tokens of a whole episode, all turns and tool answers "
+                f"included, for instance `--rollout.max_model_tokens {needed + 3 * self.rollout.max_response_tokens}`",
+            )
 
     def _group_problems(self) -> Iterator[Problem]:
         if self.algorithm.advantage in NEEDS_GROUP and self.trainer.samples_per_prompt < 2:

@@ -49,11 +49,12 @@ class Trajectory:
 
     spans: tuple[Span, ...]
     finish_reason: FinishReason
-    """Of the last sampled span. `length`: cut by a token limit; the row counts as truncated."""
+    """Of the last sampled span. `length`: cut by a token limit; the row counts as truncated. A rollouter that stops
+    because there is no room for another turn says `length`, too."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the episode (turns, tool calls); each is logged as the mean over a step, under `rollout/`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the rollouter hands to the rewards, as `RewardSample.extra`: JSON types only."""
+    """What the rollouter hands to the rewards, as `RewardSample.extra`: JSON types only; others end the run."""
 
     def __post_init__(self) -> None:
         if not self.spans or self.spans[0].sampled or not len(self.spans[0]):
@@ -101,8 +102,9 @@ class Turn:
     """What one call of `generate` came to."""
 
     span: Span
-    """As sampled, the stop token included."""
+    """As sampled, the stop token included. Goes into the trajectory as it is."""
     finish_reason: FinishReason
+    """`stop`: a stop token or a stop string; which one is seen at the end of the text of the span's tokens."""
 
 
 class Generate(Protocol):
@@ -112,16 +114,22 @@ class Generate(Protocol):
     """
 
     sampling: SamplingParams
-    """Of the run: temperature, filters, stop tokens, and `max_tokens`, the response tokens of one call."""
+    """Of the run: temperature, filters, stop tokens, and `max_tokens`, the response tokens of one call. Its `seed` is
+    not the one that is used."""
     max_model_tokens: int
-    """Most tokens of a whole trajectory."""
+    """Most tokens of a whole trajectory (`rollout.max_model_tokens`), those of tools included. The policy never goes
+    beyond; given spans behind the last turn are the rollouter's to count."""
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
         """Samples what follows `token_ids`: the exact ids of everything so far.
 
         Args:
-            token_ids: at least one, fewer than `max_model_tokens`.
-            max_tokens: most new tokens; None: `sampling.max_tokens`, or what the model has room for.
+            token_ids: at least one, fewer than `max_model_tokens`. A tool's answer may have taken the last of the room:
+                look before you call.
+            max_tokens: most new tokens; None: `sampling.max_tokens`. Never more than the model has room for.
+
+        Raises:
+            ConfigError: there is no room for another token. It ends the run, and not only the sample.
         """
         ...
 
@@ -130,19 +138,21 @@ class Generate(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens shown."""
+        """Text of token ids, special tokens and stop tokens shown: to look for the end of a tool call, say."""
         ...
 
     def text(self, turn: Turn) -> str:
-        """What was sampled, decoded without the stop token that ended it."""
+        """What was sampled, decoded without the stop token that ended it. A stop string stays in it."""
         ...
 
 
 class Rollouter(Protocol):
     """Makes one sample: `async def rollout(prompt, generate, **options) -> Trajectory`.
 
-    Called once for each sample of a group, all at once; it may await anything, and must bound what it awaits. What it
-    raises fails its sample, which is counted and carries no gradient.
+    Called once for each sample of a group, all at once on one event loop; it may await anything, must bound what it
+    awaits, and must not block: what takes longer than some milliseconds goes to `asyncio.to_thread`. What it raises
+    fails its sample, which is counted and carries no gradient; errors of rlsdk (`RlsdkError`, but for `BatchError`) end
+    the run. `docs/agents.md` shows one with a tool.
     """
 
     async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Trajectory: ...

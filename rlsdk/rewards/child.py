@@ -223,9 +223,16 @@ class _Task:
 
     def sample(self, at: int) -> RewardSample:
         """A sample with a row of its own: a function that changes it changes nobody else's."""
-        context, response, truncated = self._samples[at]
+        context, response, truncated, extra = self._samples[at]
         prompt, answer, row = json.loads(self._contexts[context])
-        return RewardSample(prompt=prompt, answer=answer, row=row, response=response, truncated=truncated)
+        return RewardSample(
+            prompt=prompt,
+            answer=answer,
+            row=row,
+            response=response,
+            truncated=truncated,
+            extra=json.loads(extra) if extra else {},
+        )
 
 
 def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up: Callable[[], None]) -> None:

@@ -54,7 +54,12 @@ class Task:
             "together": self.together,
             "items": items,
             "samples": [
-                (contexts[self.submission.context_of[at]], samples[at].response, samples[at].truncated)
+                (
+                    contexts[self.submission.context_of[at]],
+                    samples[at].response,
+                    samples[at].truncated,
+                    self.submission.extras[at],
+                )
                 for at in responses
             ],
         }
@@ -65,13 +70,15 @@ class Submission:
     """One `submit` call: values and failures of its items as they come, and the future of the whole."""
 
     def __init__(self, rewards: Sequence[RewardDef], samples: Sequence[RewardSample]) -> None:
-        """Raises `DataError` for a row that holds more than JSON types."""
+        """Raises `DataError` for a row, or for what a rollouter handed over, that holds more than JSON types."""
         self.rewards = rewards
         self.samples = samples
         self.future: Future[RewardResult] = Future()
         self.contexts: list[bytes] = []
         """Prompt, answer and row, as JSON; each once."""
         self.context_of = _encode_contexts(samples, self.contexts)
+        self.extras = [_encode_extra(sample.extra) for sample in samples]
+        """Of each sample, as JSON; empty where the rollouter handed nothing over."""
         self.queue: deque[Task] = deque()
         """Not yet handed out."""
         self.left = len(rewards) * len(samples)
@@ -173,15 +180,25 @@ def _encode_contexts(samples: Sequence[RewardSample], contexts: list[bytes]) -> 
             try:
                 contexts.append(json.dumps([sample.prompt, sample.answer, sample.row]).encode())
             except (TypeError, ValueError, RecursionError) as error:
-                raise DataError(f"a sample cannot be sent for grading: {error}{_bad_field(sample.row)}") from error
+                raise DataError(
+                    f"a sample cannot be sent for grading: {error}{_bad_field(sample.row, 'its row')}"
+                ) from error
         context_of.append(known[key])
     return context_of
 
 
-def _bad_field(row: Mapping[str, Any]) -> str:
-    for name, value in row.items():
+def _encode_extra(extra: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(extra)) if extra else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        where = _bad_field(extra, "the rollouter's Trajectory.extra")
+        raise DataError(f"a sample cannot be sent for grading: {error}{where}") from error
+
+
+def _bad_field(fields: Mapping[str, Any], whose: str) -> str:
+    for name, value in fields.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError, RecursionError):
-            return f"; field {name!r} of its row is a {type(value).__name__}, expected JSON types"
+            return f"; field {name!r} of {whose} is a {type(value).__name__}, expected JSON types"
     return ""

@@ -76,6 +76,12 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
         ({"train": {"optim": {"schedule": "cosine", "warmup_steps": 200}}}, "fewer than the run's 200 optimizer steps"),
         ({"train": {"optim": {"betas": [0.9, 1.0]}}}, "less than 1"),
         ({"rollout": {"max_model_tokens": 100}}, r"1024 \+ 1024 = 2048"),
+        (
+            {"rollout": {"rollouter": "own.py:play"}},
+            r"(?s)rollout.max_model_tokens: null makes room for a prompt and one response \(2048 tokens\), but "
+            r"rollout.rollouter is 'own.py:play': .* for instance `--rollout.max_model_tokens 5120`",
+        ),
+        ({"rollout": {"rollouter": "own.py:play", "max_model_tokens": 100}}, r"1024 \+ 1024 = 2048"),
         ({"rollout": {"stop_strings": [""]}}, "ends every response"),
         ({"data": {"system_prompt": "x", "chat_template": "never"}}, "needs a chat template"),
         ({"data": {"eval_options": {"a": 1}}}, "no effect"),

@@ -35,7 +35,8 @@ def answer_is_right(sample: RewardSample, *, right: float = 1.0) -> float:
 
 def echo_fields(sample: RewardSample) -> float:
     fields = (sample.prompt, sample.response, sample.answer, sample.row["n"], sample.row["deep"], sample.truncated)
-    return float(fields == ("p\ud83d é", "r\x00\n", None, 7, {"x": [None, 1.5]}, True))
+    as_sent = fields == ("p\ud83d é", "r\x00\n", None, 7, {"x": [None, 1.5]}, True)
+    return float(as_sent and sample.extra == {"given": "é", "turns": [1, None]})
 
 
 def interrupt() -> None:

@@ -117,8 +117,9 @@ def close_shared() -> object:
 
 def test_a_sample_arrives_as_it_was_sent(start: Start) -> None:
     sent = RewardSample(
-        prompt="p\ud83d é", response="r\x00\n", answer=None, row={"n": 7, "deep": {"x": [None, 1.5]}}, truncated=True
-    )
+        prompt="p\ud83d é", response="r\x00\n", answer=None, row={"n": 7, "deep": {"x": [None, 1.5]}}, truncated=True,
+        extra={"given": "é", "turns": [1, None]},
+    )  # fmt: skip
     assert start("echo_fields").score([sent]).scores.tolist() == [1.0]
 
 
@@ -265,6 +266,12 @@ def test_wrong_definitions_are_refused() -> None:
         RewardRunner([reward], num_workers=0)
     with pytest.raises(ConfigError, match="timeout_s is 0"):
         RewardLimits(timeout_s=0)
+
+
+def test_what_a_rollouter_hands_over_is_json(start: Start) -> None:
+    sent = RewardSample(prompt="p", response="r", answer=None, row={}, truncated=False, extra={"board": object()})
+    with pytest.raises(DataError, match=r"field 'board' of the rollouter's Trajectory\.extra is a object"):
+        start("length").score([sent])
 
 
 def test_a_row_that_is_not_json_is_named(start: Start) -> None:
