@@ -65,6 +65,24 @@ def sft(context: typer.Context) -> None:
         run(context.args)
 
 
+@app.command("reward-model", context_settings=ONLY_FIELDS, help="A model of scores, from pairs of answers.")
+def reward_model(context: typer.Context) -> None:
+    if not _explained(context.args, "reward-model", "A model of scores, from pairs of answers (Bradley-Terry)."):
+        from rlsdk.cli.pairs import run
+        from rlsdk.config import PairTraining
+
+        run(PairTraining.REWARD_MODEL, context.args)
+
+
+@app.command(context_settings=ONLY_FIELDS, help="Direct preference optimization: a policy, from pairs of answers.")
+def dpo(context: typer.Context) -> None:
+    if not _explained(context.args, "dpo", "Direct preference optimization: a policy, from pairs of answers."):
+        from rlsdk.cli.pairs import run
+        from rlsdk.config import PairTraining
+
+        run(PairTraining.DPO, context.args)
+
+
 @app.command("eval", context_settings=FIELDS, help="Accuracy of a checkpoint or model folder.")
 def evaluate(
     context: typer.Context,

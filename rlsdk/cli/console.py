@@ -86,6 +86,12 @@ class ConsoleView(RunView):
         if step == steps or step % max(steps // 5, 1) == 0:
             self._print(f"sft {step:>{len(str(steps))}}/{steps}  loss {metrics['sft/loss']:.4f}")
 
+    def pairs_step(self, label: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self._show_run("steps", step, steps)
+        if step == steps or step % max(steps // 10, 1) == 0:
+            loss, right = metrics[f"{label}/loss"], metrics[f"{label}/accuracy"]
+            self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  pairs right {right:.1%}")
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         parts = [
             f"{name.removeprefix('eval/accuracy_')} {value:.1%}"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.cluster.splitting import as_run, split_rows
+from rlsdk.cluster.splitting import as_run, split_groups, split_rows
+from rlsdk.interfaces import BatchError
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,8 @@ class BatchRef:
     """`[B]` int64, tokens in each row."""
     row_ids: torch.Tensor
     """`[B]` int64."""
+    uids: torch.Tensor | None = None
+    """`[B]` int64, each row's group; None: the batch does not say."""
     rows: torch.Tensor | None = None
     """`[B]` int64, which rows of the stored batch these are; None: all of them."""
 
@@ -66,15 +69,29 @@ class BatchRef:
 
         index = torch.as_tensor(rows, dtype=torch.int64)
         chosen = index if self.rows is None else self.rows[index]
-        return replace(self, lengths=self.lengths[index], row_ids=self.row_ids[index], rows=chosen)
+        uids = None if self.uids is None else self.uids[index]
+        return replace(self, lengths=self.lengths[index], row_ids=self.row_ids[index], uids=uids, rows=chosen)
 
-    def cut(self, parts: int) -> list[torch.Tensor | None]:
-        """Row numbers of each of `parts` shares of nearly equal token count; None: every row."""
+    def cut(self, parts: int, *, whole_groups: bool = False) -> list[torch.Tensor | None]:
+        """Row numbers of each of `parts` shares of nearly equal token count; None: every row.
+
+        With `whole_groups` rows of equal `uid` go to the same share.
+
+        Raises:
+            BatchError: whole groups of a batch without `uid`.
+        """
         import torch
 
         if parts == 1:
             return [None]
-        return [torch.tensor(rows, dtype=torch.int64) for rows in split_rows(self.lengths.tolist(), parts)]
+        lengths = self.lengths.tolist()
+        if not whole_groups:
+            cut = split_rows(lengths, parts)
+        elif self.uids is None:
+            raise BatchError("uid: required here but missing; groups can only be kept whole where rows say theirs")
+        else:
+            cut = split_groups(lengths, self.uids.tolist(), parts)
+        return [torch.tensor(rows, dtype=torch.int64) for rows in cut]
 
     def part(self, rows: torch.Tensor | None) -> StoredRows:
         """One share of `cut`, as a worker is sent it."""

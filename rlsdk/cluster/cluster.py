@@ -92,7 +92,7 @@ class Cluster:
         """Stores a batch once; the reference can be passed to any method of any group."""
         import ray
 
-        return BatchRef(ref=ray.put(batch), lengths=batch.lengths, row_ids=batch["row_id"])
+        return BatchRef(ref=ray.put(batch), lengths=batch.lengths, row_ids=batch["row_id"], uids=batch.rows.get("uid"))
 
     def create_group(
         self,

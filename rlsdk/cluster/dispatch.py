@@ -6,7 +6,7 @@ called; a method that says nothing runs on every rank and gives a list.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -22,7 +22,8 @@ class Split(StrEnum):
     """Every rank, all with the same arguments."""
     DATA = "data"
     """Every rank. A `Batch` or `BatchRef` is split by rows over the data-parallel ranks, balanced by tokens; the
-    model-parallel ranks of one data-parallel rank get the same rows. Other arguments go to all."""
+    model-parallel ranks of one data-parallel rank get the same rows. Other arguments go to all. Where one of them has a
+    true `whole_groups` (an objective), rows of equal `uid` go to the same rank."""
     RANK_ZERO = "rank_zero"
     """Rank 0 alone."""
     ANY = "any"
@@ -66,6 +67,11 @@ def dispatch(
         return method
 
     return mark
+
+
+def asks_whole_groups(arguments: Iterable[Any]) -> bool:
+    """Whether one of a call's arguments asks that rows of equal `uid` stay together."""
+    return any(getattr(value, "whole_groups", False) for value in arguments)
 
 
 def methods_of(host: type) -> dict[str, MethodSpec]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.daemons import check_daemons
-from rlsdk.cluster.dispatch import Join, MethodSpec, Split
+from rlsdk.cluster.dispatch import Join, MethodSpec, Split, asks_whole_groups
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.joining import joiner
 from rlsdk.cluster.messages import Call
@@ -143,7 +143,7 @@ class WorkerGroup:
         return spec
 
     def _submit_data(self, method: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
-        """Cuts every batch among the arguments by the same rows."""
+        """Cuts every batch among the arguments by the same rows; groups stay whole where another argument asks it."""
         values: dict[int | str, Any] = dict(enumerate(args))
         values.update(kwargs)
         batches = {key: self._stored(value) for key, value in values.items() if isinstance(value, Batch | BatchRef)}
@@ -158,7 +158,7 @@ class WorkerGroup:
                     f"{self.role}.{method}: batches to split have {first.num_rows} rows, but argument {key!r} has "
                     f"{batch.num_rows}"
                 )
-        cut = first.cut(self._dp_size)
+        cut = first.cut(self._dp_size, whole_groups=asks_whole_groups(values.values()))
         parts = {key: [batch.part(rows) for rows in cut] for key, batch in batches.items()}
         calls = {}
         for member in self.members:

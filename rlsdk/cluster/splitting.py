@@ -32,6 +32,16 @@ def split_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     return longest_first(lengths, parts)
 
 
+def split_groups(lengths: Sequence[int], groups: Sequence[int], parts: int) -> list[list[int]]:
+    """As `split_rows`, but rows of one group go to the same part; `groups` holds each row's group."""
+    rows: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    members = list(rows.values())
+    cut = split_rows([sum(lengths[row] for row in group) for group in members], parts)
+    return [sorted(row for group in part for row in members[group]) for part in cut]
+
+
 def longest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Each row, longest first, to the part that has least (Graham, 1969): at most 4/3 of the best split."""
     least = [(0, part) for part in range(parts)]

@@ -14,6 +14,8 @@ from rlsdk.config.engines import (
 )
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.options import backend_options, build_options
+from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, preference_optim_spec
+from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
@@ -45,8 +47,10 @@ __all__ = [
     "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
+    "PairTraining",
     "PlacementConfig",
     "PoolConfig",
+    "PreferencesConfig",
     "Problem",
     "RefConfig",
     "RewardConfig",
@@ -70,6 +74,9 @@ __all__ = [
     "load_config",
     "needed_roles",
     "optim_spec",
+    "pair_problems",
+    "pair_roles",
+    "preference_optim_spec",
     "reward_roles",
     "role_of",
     "role_requirements",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ def check_run(
     train_only: bool = False,
     model: Mapping[str, Any] | None = None,
     models: Mapping[str, Mapping[str, Any]] | None = None,
+    table: Sequence[Role] | None = None,
 ) -> list[Problem]:
     """Everything that keeps this configuration from running with what is installed.
 
@@ -44,11 +45,14 @@ def check_run(
         model_type: of the policy's `config.json`; None: not checked.
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
         devices: number of devices that each role gets; None: as far as `placement` itself says.
-        train_only: nothing is sampled (`rlsdk sft`): rollout, rewards and algorithm are not looked at.
+        train_only: nothing is sampled (`rlsdk sft`, `reward-model`, `dpo`): rollout, rewards and algorithm are not
+            looked at.
         model: fields of the policy's `config.json`, as far as they are known.
         models: the same of the other models, by role.
+        table: the roles; None: those that a run of `rlsdk train`, or with `train_only` of `rlsdk sft`, needs.
     """
-    table = roles(config, needed=needed_roles(config, train_only=train_only))
+    if table is None:
+        table = roles(config, needed=needed_roles(config, train_only=train_only))
     found = [*_missing_data(config)]
     policy = dict(model or {}) | ({"model_type": model_type} if model_type is not None else {})
     for role in table:

@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
+from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_sections import (
     CriticConfig,
@@ -429,6 +430,8 @@ class RunConfig(Section):
     """Seconds after which a wait is an error."""
     sft: SftConfig = SftConfig()
     """Supervised training on the reference answers."""
+    preferences: PreferencesConfig = PreferencesConfig()
+    """Training from pairs of answers: a reward model, or DPO."""
     sharding: ShardingConfig = ShardingConfig()
     """How weights go from the train to the rollout engine."""
     tracking: TrackingConfig = TrackingConfig()

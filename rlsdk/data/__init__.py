@@ -9,7 +9,7 @@ from rlsdk.data.answers import Answer, AnswerEncoder, AnswerReport, answer_repor
 from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
-from rlsdk.data.rows import DataRow, JsonValue, Messages, to_json, to_row
+from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
 from rlsdk.data.stream import PromptStream, epoch_order
@@ -37,6 +37,8 @@ __all__ = [
     "drop_seen",
     "epoch_order",
     "load_rows",
+    "lookup",
+    "missing_field",
     "next_part",
     "parse_source",
     "question_key",

@@ -43,8 +43,9 @@ class Objective(Protocol):
     All normalisers are global and travel with the batch (`loss_weight`, `meta`), so the gradient is the same for
     every micro-batch size and every parallel split.
 
-    An attribute `whole_groups`, where an objective has it and it is True, asks that rows of equal `uid` stay in one
-    micro-batch (`rlsdk.kit.microbatch.groups_to_keep`): the objective compares them.
+    An attribute `whole_groups`, where an objective has it and it is True, asks that rows of equal `uid` stay together:
+    the objective compares them. The controller sends them to one data-parallel rank, and the engine puts them into one
+    micro-batch (`rlsdk.kit.microbatch.groups_to_keep`).
     """
 
     @property

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig, comparable_log_probs
+from rlsdk.algorithms import DpoObjective, RewardModelObjective
+from rlsdk.config import PairTraining, RunConfig, comparable_log_probs
 from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import SamplingParams, SyncReport
 from rlsdk.registry import ComponentKind, Registry
@@ -17,6 +18,7 @@ from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import RewardGrader, start_rewards
+from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
     build_callbacks,
     build_objective,
@@ -27,6 +29,7 @@ from rlsdk.trainer.parts import (
 )
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import PolicyLearner, PolicyOptions
+from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_prompts, with_steps
@@ -230,6 +233,59 @@ def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftS
         rows_per_step=config.sft.rows_per_step,
         update_timeout_s=config.deadlines.update_s,
     )
+
+
+def pair_stage(config: RunConfig, kind: PairTraining, materials: Materials, session: Session) -> PairStage:
+    """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
+    own, output = config.preferences, materials.output
+    train = _pairs(config, materials, materials.train_prompts, "train")
+    held_out = _pairs(config, materials, materials.eval_prompts, "held-out") if materials.eval_prompts else None
+    prompts = materials.train_prompts.subset(train.positions)
+    objective = (
+        RewardModelObjective(center_coef=own.center_coef)
+        if kind is PairTraining.REWARD_MODEL
+        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing)
+    )
+    return PairStage(
+        session,
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "pairs"), shuffle=config.data.shuffle),
+        train,
+        held_out,
+        output,
+        StageSettings(
+            steps=own.steps,
+            save_every=own.save_every_steps,
+            saves_last=False,
+            folder=kind.checkpoints,
+            exports=False,
+        ),
+        PairOptions(
+            label=kind.label,
+            objective=objective,
+            pairs_per_step=own.pairs_per_step,
+            eval_every=config.eval.every_steps,
+            eval_at_start=config.eval.at_start,
+            update_timeout_s=config.deadlines.update_s,
+        ),
+    )
+
+
+def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], name: str) -> PairSet:
+    own = config.preferences
+    settings = PairSettings(
+        chosen_field=own.chosen_field,
+        rejected_field=own.rejected_field,
+        margin_field=own.margin_field,
+        answers=AnswerSettings(
+            template=own.answer_template,
+            max_tokens=config.rollout.max_response_tokens,
+            long_answers=own.long_answers,
+            allow_special_tokens=config.data.allow_special_tokens,
+        ),
+    )
+    pairs = encode_pairs(prompts, materials.tokenizer, settings)
+    materials.output.view.notice(f"{name} pairs: {pairs.report.line()}")
+    return pairs
 
 
 def _policy_options(config: RunConfig, registry: Registry, session: Session) -> PolicyOptions:

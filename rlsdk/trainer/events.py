@@ -26,6 +26,9 @@ class RunView:
     def sft_step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """One step of supervised training is done."""
 
+    def pairs_step(self, label: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """One step of training from pairs is done; its metrics begin with `label`."""
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""
 

@@ -61,13 +61,16 @@ def _pool_of(name: str, given: Mapping[str, str]) -> str:
     return given.get(name) or given.get(base_role(name)) or given[ACTOR]
 
 
-def role_devices(config: RunConfig, device: str, *, train_only: bool = False) -> dict[str, int]:
-    """How many devices each role gets.
+def role_devices(
+    config: RunConfig, device: str, *, train_only: bool = False, needed: Sequence[str] | None = None
+) -> dict[str, int]:
+    """How many devices each role gets: those of `needed`, else those that the run needs.
 
     Raises:
         ConfigError: the placement has fewer devices than pools.
     """
-    placement = placement_of(config.placement, needed_roles(config, train_only=train_only), device)
+    names = needed_roles(config, train_only=train_only) if needed is None else needed
+    placement = placement_of(config.placement, list(names), device)
     sizes = {pool.name: pool.num_devices for pool in placement.pools}
     return {role: sizes[pool] for role, pool in placement.roles.items()}
 

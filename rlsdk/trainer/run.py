@@ -124,12 +124,12 @@ def run_train(
             view=view,
             stop=stop,
         )
-        with _prepared(start) as (materials, cluster):
+        with prepared(start) as (materials, cluster):
             start = replace(start, config=materials.config, table=roles(materials.config, device))
             session = _rl_session(start, cluster, materials)
             stage = rl_stage(start.config, registry, materials, session)
             with closing(stage):
-                trainer = _trainer(start, materials, stage, session)
+                trainer = trainer_of(start, materials, stage, session)
                 if checkpoint is not None:
                     trainer.restore(checkpoint)
                     start.accept()
@@ -150,7 +150,8 @@ def _result(trainer: Trainer, stage: RlStage, run_dir: Path, began: float, stop:
     )
 
 
-def _trainer(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
+def trainer_of(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
+    """The loop over one stage of the run."""
     return Trainer(
         stage,
         session,
@@ -209,7 +210,7 @@ def _supervise(start: Start, materials: Materials, session: Session) -> SftStage
     """Supervised training, gone on with where a checkpoint of it was found."""
     stage = sft_stage(start.config, materials, session)
     with closing(stage):
-        trainer = _trainer(start, materials, stage, session)
+        trainer = trainer_of(start, materials, stage, session)
         if start.half_way is not None:
             trainer.restore(start.half_way)
             start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
@@ -237,7 +238,7 @@ def run_sft(
             view=view,
             stop=stop,
         )
-        with _prepared(start, rewarded=False) as (materials, cluster):
+        with prepared(start, rewarded=False) as (materials, cluster):
             turns = start.turns()
             groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
             session = Session(roles=groups, turns=turns, cluster=cluster)
@@ -263,7 +264,7 @@ def export_model(session: Session, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _prepared(start: Start, *, rewarded: bool = True) -> Iterator[tuple[Materials, Cluster]]:
+def prepared(start: Start, *, rewarded: bool = True) -> Iterator[tuple[Materials, Cluster]]:
     """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
     that others use is asked for devices only when nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlsdk.config import RunConfig, dump_config
+from rlsdk.config import PairTraining, RunConfig, dump_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import (
@@ -32,8 +32,8 @@ HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
 EARLIER = "earlier"
 """Folder of a run: what was set aside when it started anew, in `1/`, `2/` and so on."""
-OWN_FILES = ("metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints", "sft_checkpoints", "reference",
-             CONFIG_FILE)  # fmt: skip
+OWN_FILES = ("metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints", "sft_checkpoints",
+             *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
 """What belongs to one attempt."""
 NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")
 """Fields that say where a run is, not what it computes."""

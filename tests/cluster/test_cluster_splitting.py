@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
 from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import as_run, longest_first, split_rows
+from rlsdk.cluster.splitting import as_run, longest_first, split_groups, split_rows
 from rlsdk.interfaces import Batch, BatchError
 
 CutRows = Callable[[list[int], int], list[list[int]]]
@@ -37,6 +37,32 @@ def test_every_row_goes_to_exactly_one_rank(cut_rows: CutRows, lengths: list[int
 def test_no_rank_has_more_than_its_share_and_one_row(cut_rows: CutRows, lengths: list[int], parts: int) -> None:
     loads = [sum(lengths[row] for row in rows) for rows in cut_rows(lengths, parts)]
     assert max(loads) <= sum(lengths) / parts + max(lengths, default=0)
+
+
+@given(rows=st.lists(st.tuples(st.integers(1, 4000), st.integers(-3, 9)), max_size=60), parts=st.integers(1, 9))
+def test_rows_of_one_group_go_to_one_rank(rows: list[tuple[int, int]], parts: int) -> None:
+    lengths, groups = [length for length, _ in rows], [group for _, group in rows]
+    cut = split_groups(lengths, groups, parts)
+    assert len(cut) == parts
+    assert sorted(row for part in cut for row in part) == list(range(len(rows)))
+    assert all(part == sorted(part) for part in cut)
+    owners = [{groups[row] for row in part} for part in cut]
+    assert sum(map(len, owners)) == len(set(groups))
+
+
+def test_pairs_are_balanced_as_well_as_rows() -> None:
+    lengths = torch.randint(100, 4000, (1024,), generator=torch.Generator().manual_seed(1)).tolist()
+    loads = [sum(lengths[row] for row in part) for part in split_groups(lengths, [at // 2 for at in range(1024)], 8)]
+    assert max(loads) < 1.01 * sum(lengths) / 8
+
+
+def test_whole_groups_need_a_batch_that_says_which() -> None:
+    ref = BatchRef(ref=None, lengths=torch.tensor([3, 1, 2]), row_ids=torch.arange(3), uids=torch.tensor([7, 8, 7]))
+    parts = [part.tolist() for part in ref.cut(2, whole_groups=True) if part is not None]
+    assert parts == [[0, 2], [1]]
+    assert [part.tolist() for part in ref.select([2, 1]).cut(2, whole_groups=True) if part is not None] == [[0], [1]]
+    with pytest.raises(BatchError, match="uid: required here but missing"):
+        BatchRef(ref=None, lengths=torch.tensor([3, 1]), row_ids=torch.arange(2)).cut(2, whole_groups=True)
 
 
 def test_many_rows_are_cut_within_a_hundredth_of_even() -> None:

@@ -1,0 +1,69 @@
+"""A whole run of training from pairs: what `rlsdk reward-model` and `rlsdk dpo` call."""
+
+from __future__ import annotations
+
+import functools
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.config import PairTraining, RunConfig, pair_roles
+from rlsdk.trainer.assemble import pair_stage
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run import RunResult, Start, StopFlag, export_model, prepared, trainer_of
+from rlsdk.trainer.run_folder import find_checkpoint, run_lock
+from rlsdk.trainer.session import Session, start_role, start_roles
+
+if TYPE_CHECKING:
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.events import RunView
+
+
+def run_pairs(
+    config: RunConfig,
+    kind: PairTraining,
+    registry: Registry,
+    view: RunView,
+    *,
+    run_dir: Path,
+    device: str,
+    stop: StopFlag,
+) -> RunResult:
+    """Trains on pairs, gone on with where a checkpoint is found; leaves a Hugging Face folder `model/` in the run's
+    folder."""
+    began = time.perf_counter()
+    with run_lock(run_dir):
+        start = Start(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            table=pair_roles(config, kind, roles(config, device, needed=kind.role_names)),
+            checkpoint=find_checkpoint(config, run_dir, kind.checkpoints, view.notice),
+            half_way=None,
+            view=view,
+            stop=stop,
+        )
+        with prepared(start, rewarded=False) as (materials, cluster):
+            turns = start.turns()
+            groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
+            session = Session(roles=groups, turns=turns, cluster=cluster)
+            stage = pair_stage(config, kind, materials, session)
+            with closing(stage):
+                trainer = trainer_of(start, materials, stage, session)
+                if start.checkpoint is not None:
+                    trainer.restore(start.checkpoint)
+                    view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
+                start.accept()
+                trainer.fit()
+            export_model(session, materials.tokenizer, run_dir / "model")
+    return RunResult(
+        run_dir=run_dir,
+        steps=stage.step,
+        stopped=stop(),
+        seconds=time.perf_counter() - began,
+        checkpoint=run_dir / "model",
+        first_eval=stage.first_eval or {},
+        last_eval=stage.last_eval or stage.last,
+    )

@@ -1,0 +1,170 @@
+"""Training from pairs of answers as a stage: reward models, and direct preference optimization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from rlsdk.data import PromptStream
+from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
+from rlsdk.trainer.metrics import StepClock
+from rlsdk.trainer.pairs import PairSet
+from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.hosts import MiniBatchResult
+    from rlsdk.trainer.session import Session
+
+
+class PairObjective(Protocol):
+    """What a `PairStage` differentiates: see `rlsdk.algorithms.objectives.preference`."""
+
+    @property
+    def outputs(self) -> Sequence[str]: ...
+
+    @property
+    def fields(self) -> Sequence[str]: ...
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """What is trained, and how often it is measured."""
+
+    label: str
+    """Prefix of the metrics."""
+    objective: PairObjective
+    pairs_per_step: int
+    eval_every: int | None
+    """Steps between evaluations on held-out pairs, the last step always included; None: never."""
+    eval_at_start: bool
+    update_timeout_s: float | None = None
+
+
+class PairStage(Stage):
+    """One step: pairs of answers, one optimizer step of the actor; the reference gives its log-probs first where the
+    session has one."""
+
+    def __init__(
+        self,
+        session: Session,
+        stream: PromptStream,
+        pairs: PairSet,
+        held_out: PairSet | None,
+        output: RunOutput,
+        settings: StageSettings,
+        options: PairOptions,
+    ) -> None:
+        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on."""
+        self.session = session
+        self.stream = stream
+        self.pairs = pairs
+        self.held_out = held_out
+        self.output = output
+        self.settings = settings
+        self.options = options
+        self.last: Mapping[str, float] = {}
+        """Metrics of the last step."""
+        self.first_eval: Mapping[str, float] | None = None
+        self.last_eval: Mapping[str, float] = {}
+        self._held_batch: Batch | None = None
+
+    def begin(self) -> None:
+        self._progress = self.output.view.phase(self.options.label, total=self.settings.steps)
+        self._progress.__enter__()
+        self.output.view.advance(self.step)
+        if self.step == 0 and self.options.eval_at_start and self.options.eval_every is not None:
+            self.evaluate()
+
+    def advance(self) -> Mapping[str, float]:
+        clock, label, objective = StepClock(), self.options.label, self.options.objective
+        rows = self.stream.take(self.options.pairs_per_step)
+        batch = self._referred(self.pairs.batch([row.index for row in rows]))
+        actor = self.session.actor
+        with self.session.turns.using(actor.name, training=True):
+            result: MiniBatchResult = actor.run(
+                "update",
+                self.session.put(batch.keep(("input_ids", *objective.fields))),
+                objective,
+                timeout_s=self.options.update_timeout_s,
+            )
+        self.step += 1
+        self.last = {
+            **{f"{label}/{name}": value for name, value in means(result.update.sums).items()},
+            f"{label}/grad_norm": result.step.grad_norm,
+            f"{label}/lr": result.step.lr,
+            f"{label}/tokens": float(batch.num_tokens),
+            f"{label}/step_s": clock.metrics()["time/step_s"],
+        }
+        self.output.view.advance()
+        self.output.view.pairs_step(label, self.step, self.settings.steps, self.last)
+        self.output.track(self.step, self.last)
+        return self.last
+
+    def measure(self, *, last: bool) -> None:
+        every = self.options.eval_every
+        if every is not None and (last or self.step % every == 0):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Figures on the held-out pairs, by the objective that is trained."""
+        if self.held_out is None:
+            return
+        if self._held_batch is None:
+            self._held_batch = self._referred(self.held_out.batch(range(len(self.held_out))))
+        batch, objective = self._held_batch, self.options.objective
+        outputs = {name: self._forward(self.session.actor, batch, name) for name in objective.outputs}
+        with torch.no_grad():
+            sums = objective(outputs, batch).sums
+        metrics = {f"eval/{name}_pairs": value for name, value in means(sums).items()}
+        self.output.track(self.step, metrics)
+        self.output.view.evaluated(self.step, metrics)
+        self.last_eval = metrics
+        if self.first_eval is None:
+            self.first_eval = metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "pairs": self.stream.state_dict(),
+            "metrics": dict(self.last),
+            "first_eval": self.first_eval,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self.step, self.last, self.first_eval = int(state["step"]), dict(state["metrics"]), state["first_eval"]
+            self.stream.load_state_dict(state["pairs"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint is not one of training from pairs: {error!r} is wrong") from error
+
+    def close(self) -> None:
+        if hasattr(self, "_progress"):
+            self._progress.__exit__(None, None, None)
+
+    def _referred(self, batch: Batch) -> Batch:
+        """Adds what the reference gives, where there is one."""
+        if self.session.ref is None:
+            return batch
+        return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs"))
+
+    def _forward(self, role: RoleGroup, batch: Batch, output: str) -> Tensor:
+        needed = self.session.put(batch.keep(("input_ids", "response_mask")))
+        with self.session.turns.using(role.name):
+            answer: Batch = role.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
+        return answer[output]
+
+
+def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """What an objective on pairs added up, per pair; its loss as `loss`."""
+    weight = float(sums["metric_weight"])
+    names = [name for name in sums if not name.endswith("_weight")]
+    found = {name: float(sums[name]) / weight if weight else 0.0 for name in names}
+    return {"loss": found.pop("preference_loss"), **found}

@@ -1,0 +1,79 @@
+"""`rlsdk reward-model` and `rlsdk dpo` on the real cluster: ranks that share pairs, and what the commands leave."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REWARD, rlsdk
+
+from rlsdk.trainer.trackers import read_metrics
+
+TASK = [
+    "--data", "pairs.jsonl", "--data.max_prompt_tokens", "96", "--data.num_eval_rows", "12",
+    "--rollout.max_response_tokens", "9", "--preferences.pairs_per_step", "7", "--preferences.lr", "1e-3",
+    "--preferences.steps", "3", "--train.micro_batch_rows", "4", "--tracking.trackers", "[jsonl]",
+]  # fmt: skip
+TWO = ["--train-backend", "fsdp", "--placement.devices_per_node", "2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs whose rows are of very unlike length, so that a split by rows alone would part most of them."""
+    folder = tmp_path_factory.mktemp("runs")
+    drawn = random.Random(3)
+    lines = [
+        json.dumps({"question": f"{at} + {at} =", "chosen": str(drawn.randint(0, 9)), "rejected": "no" * (1 + at % 4)})
+        for at in range(60)
+    ]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def arguments(command: str, model: str, name: str, *extra: str) -> list[str]:
+    return [command, "--model", model, *TASK, "--trainer.run_name", name, *extra]
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [step for step in read_metrics(folder / "runs" / name) if any(key.endswith("/loss") for key in step)]
+
+
+@pytest.mark.parametrize(("command", "label"), [("reward-model", "reward_model"), ("dpo", "dpo")])
+def test_two_ranks_take_the_steps_of_one(command: str, label: str, folder: Path, model: str) -> None:
+    """Loss and gradient of each step: both rows of every pair reach the same rank, and the same micro-batch."""
+    rlsdk(*arguments(command, model, f"{label}-1"), cwd=folder)
+    said = rlsdk(*arguments(command, model, f"{label}-2", *TWO), cwd=folder)
+    one, two = metrics(folder, f"{label}-1"), metrics(folder, f"{label}-2")
+    assert len(one) == len(two) == 3
+    names = {name for name in one[0] if name.startswith(f"{label}/") and not name.endswith("step_s")}
+    assert {f"{label}/loss", f"{label}/grad_norm", f"{label}/accuracy"} <= names
+    for mine, theirs in zip(two, one, strict=True):
+        for name in names:
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
+    assert "held-out pairs right" in said
+    assert (folder / "runs" / f"{label}-2" / "model" / "config.json").is_file()
+
+
+def test_a_run_of_train_loads_the_reward_model_that_the_command_left(folder: Path, model: str) -> None:
+    trained = folder / "runs" / "reward_model-2" / "model"
+    rlsdk(
+        "train", "--model", model, "--data", "pairs.jsonl", "--data.max_prompt_tokens", "96", "--reward_models",
+        f"[{{path: {trained}}}]", "--rewards", f"[{{name: '{REWARD}:share_of_digits', weight: 0.0}}]",
+        "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
+        "--trainer.steps", "1", "--eval.every_steps", "null", "--tracking.trackers", "[jsonl]",
+        "--trainer.run_name", "rl",
+        cwd=folder,
+    )  # fmt: skip
+    (step,) = read_metrics(folder / "runs" / "rl")
+    assert step["reward/reward"] == pytest.approx(step["reward/mean"], abs=1e-5)
+
+
+def test_what_belongs_to_the_other_command_is_refused_before_a_folder_is_made(folder: Path, model: str) -> None:
+    said = rlsdk(*arguments("dpo", model, "never", "--preferences.center_coef", "0.1"), cwd=folder, expect=2)
+    assert "preferences.center_coef" in said
+    assert "no effect on `rlsdk dpo`" in said
+    assert not (folder / "runs" / "never").exists()
+    assert "--preferences.beta" in rlsdk("dpo", "--help", cwd=folder)
