@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rlsdk.interfaces import FinishReason, Span, Trajectory
+from rlsdk.interfaces import FinishReason, Span, Trajectory, joined_ids
 
 if TYPE_CHECKING:
     from rlsdk.interfaces import Generate, PromptView, RewardSample
@@ -39,14 +39,14 @@ async def calculate(prompt: PromptView, generate: Generate, *, max_turns: int = 
     spans = [Span.given(prompt.prompt_ids)]
     calls = errors = 0
     while True:
-        ids = [int(token) for span in spans for token in span.token_ids]
+        ids = joined_ids(spans)
         if len(ids) >= generate.max_model_tokens:  # a tool's answer took the last of the room
             reason = FinishReason.LENGTH
             break
         turn = await generate(ids, max_tokens=turn_tokens)
         spans.append(turn.span)
         reason = turn.finish_reason
-        asked = CALL.search(generate.decode(turn.span.token_ids.tolist()))
+        asked = CALL.search(generate.decode(turn.span.token_ids))
         if asked is None or reason is not FinishReason.STOP:
             break
         calls += 1

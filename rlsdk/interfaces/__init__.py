@@ -68,7 +68,7 @@ from rlsdk.interfaces.train import (
     OptimStepResult,
     TrainEngine,
 )
-from rlsdk.interfaces.trajectory import Generate, PromptView, Rollouter, Span, Trajectory, Turn
+from rlsdk.interfaces.trajectory import Generate, PromptView, Rollouter, Span, Trajectory, Turn, joined_ids
 from rlsdk.interfaces.weights import (
     DTYPE_BYTES,
     FINGERPRINT_MODULUS,
@@ -175,6 +175,7 @@ __all__ = [
     "fingerprint",
     "hookimpl",
     "hookspec",
+    "joined_ids",
     "nearest",
     "reads",
     "reads_of",

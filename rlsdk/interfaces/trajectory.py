@@ -43,6 +43,11 @@ class Span:
         return len(self.token_ids)
 
 
+def joined_ids(spans: Sequence[Span]) -> list[int]:
+    """Token ids of neighbouring spans, end to end: what the next call of `generate` is given."""
+    return [int(token) for span in spans for token in span.token_ids.tolist()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     """One sample: its spans in order, the prompt first."""
@@ -137,7 +142,7 @@ class Generate(Protocol):
         """Token ids of a text of the rollouter's own (a tool's answer), special tokens in it taken as text."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int] | NDArray[np.int64]) -> str:
         """Text of token ids, special tokens and stop tokens shown: to look for the end of a tool call, say."""
         ...
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import (
+    BatchError,
     ConfigError,
     Generate,
     GenerationOutput,
@@ -146,11 +147,11 @@ class SampleGenerate:
         """See `Generate`.
 
         Raises:
-            ConfigError: there is no room for another token.
+            BatchError: there is no room for another token; the sample fails.
         """
         room = self.max_model_tokens - len(token_ids)
         if not token_ids or room < 1:
-            raise ConfigError(
+            raise BatchError(
                 f"generate was called with {len(token_ids)} tokens; expected 1 to {self.max_model_tokens - 1}, fewer "
                 "than rollout.max_model_tokens"
             )

@@ -108,6 +108,8 @@ def run_train(
 ) -> RunResult:
     """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
     began = time.perf_counter()
+    if (recipe := config.algorithm.recipe) is not None:
+        view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
     with run_lock(run_dir):
         checkpoint = find_checkpoint(config, run_dir, notice=view.notice)
         half_way = None
