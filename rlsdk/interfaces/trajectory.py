@@ -134,7 +134,7 @@ class Generate(Protocol):
             max_tokens: most new tokens; None: `sampling.max_tokens`. Never more than the model has room for.
 
         Raises:
-            ConfigError: there is no room for another token. It ends the run, and not only the sample.
+            BatchError: there is no room for another token; let through, it fails the sample.
         """
         ...
 
