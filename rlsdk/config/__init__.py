@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlsdk.config.algorithm import AlgorithmConfig, CorrectionConfig, DynamicSamplingConfig, LengthConfig
 from rlsdk.config.check import check_backend, check_run, comparable_log_probs
 from rlsdk.config.engines import (
     ModelConfig,
@@ -21,12 +22,9 @@ from rlsdk.config.requirements import role_requirements
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
 from rlsdk.config.schema import (
-    AlgorithmConfig,
-    CorrectionConfig,
     DataConfig,
     DeadlinesConfig,
     EvalConfig,
-    LengthConfig,
     MixtureConfig,
     RewardConfig,
     RewardLimitsConfig,
@@ -42,6 +40,7 @@ __all__ = [
     "CriticConfig",
     "DataConfig",
     "DeadlinesConfig",
+    "DynamicSamplingConfig",
     "EvalConfig",
     "LengthConfig",
     "MixtureConfig",
