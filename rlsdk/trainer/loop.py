@@ -10,7 +10,7 @@ from rlsdk.interfaces import Capability, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.reference import reference_state
-from rlsdk.trainer.stage import OutputError, RunOutput, Stage
+from rlsdk.trainer.stage import OutputError, Stage
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
@@ -34,7 +34,6 @@ class Trainer:
         self,
         stage: Stage,
         session: Session,
-        output: RunOutput,
         *,
         tokenizer: Any,
         config_text: str,
@@ -47,7 +46,6 @@ class Trainer:
         Args:
             stage: what a step is.
             session: whose trained roles are saved, each in a folder of its name.
-            output: where numbers go.
             tokenizer: goes beside the exported model.
             config_text: goes into every checkpoint.
             keep_checkpoints: newest ones that are kept.
@@ -56,13 +54,13 @@ class Trainer:
         """
         self.stage = stage
         self.session = session
-        self.output = output
+        self.output = stage.output
         self.tokenizer = tokenizer
         self.config_text = config_text
         self.save_timeout_s = save_timeout_s
         self.stop = stop
         self.last_checkpoint: Path | None = None
-        self.store = CheckpointStore(output.run_dir / stage.settings.folder, keep_checkpoints)
+        self.store = CheckpointStore(stage.output.run_dir / stage.settings.folder, keep_checkpoints)
 
     def fit(self) -> None:
         """Steps until the stage is over or a stop is requested, which is saved.

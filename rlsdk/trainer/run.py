@@ -157,7 +157,6 @@ def trainer_of(start: Start, materials: Materials, stage: Stage, session: Sessio
     return Trainer(
         stage,
         session,
-        materials.output,
         tokenizer=materials.tokenizer,
         config_text=dump_config(start.config),
         keep_checkpoints=start.config.trainer.keep_checkpoints,

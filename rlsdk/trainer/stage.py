@@ -74,6 +74,8 @@ class Stage(ABC):
     """Steps of one kind: reinforcement learning, supervised training, a reward model, preferences."""
 
     settings: StageSettings
+    output: RunOutput
+    """Where its numbers go; a warm start has no step callbacks."""
     step: int = 0
     """Steps that are done."""
 

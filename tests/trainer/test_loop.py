@@ -101,7 +101,6 @@ def trainer_of(
                 Trainer(
                     stage,
                     session,
-                    materials.output,
                     tokenizer=materials.tokenizer,
                     config_text=dump_config(config),
                     keep_checkpoints=3,
@@ -296,7 +295,7 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
         with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
             stage = sft_stage(config, materials, session)
             trainer = Trainer(
-                stage, session, materials.output, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
                 stop=lambda stage=stage, after=stop_after: stage.step >= after,
             )  # fmt: skip
             with closing(stage):
@@ -363,3 +362,18 @@ def test_every_recipe_trains(model: str, registry: Registry, tmp_path: Path, nam
     assert config.algorithm.recipe == name
     view = run(config, registry, tmp_path / name)
     assert all(m["policy/grad_norm"] > 0 for m in view.steps)
+
+
+def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(
+        model, registry, 1, "--sft.steps", "4", "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]"
+    )
+    with closing(build_materials(config, registry, tmp_path, Recorder())) as materials:
+        (role,) = roles(config, "cpu", needed=["actor"])
+        groups = start_roles([role], lambda role: start_in_process(role, registry), DeviceTurns())
+        session = Session(roles=groups, turns=DeviceTurns(), cluster=InProcessStore())
+        with closing(sft_stage(config, materials, session)) as stage:
+            assert list(stage.output.callbacks) == []
+            assert stage.output.trackers is materials.output.trackers

@@ -129,7 +129,7 @@ def run(
     with closing(build_materials(config, registry, folder, view, rewarded=False)) as materials:
         stage = pair_stage(config, kind, materials, session)
         trainer = Trainer(
-            stage, session, materials.output, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+            stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
             stop=lambda: stop(stage),
         )  # fmt: skip
         with closing(stage):
@@ -294,9 +294,7 @@ def reinforce(config: RunConfig, registry: Registry, folder: Path) -> Sequence[M
     with closing(build_materials(config, registry, folder, view)) as materials:
         stage = rl_stage(config, registry, materials, session)
         with closing(stage):
-            Trainer(
-                stage, session, materials.output, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1
-            ).fit()
+            Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1).fit()
     return view.steps
 
 

@@ -58,7 +58,7 @@ def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) ->
 
         def trainer(stage: object, session: Session) -> Trainer:
             return Trainer(
-                stage, session, materials.output, tokenizer=materials.tokenizer, config_text=dump_config(config),
+                stage, session, tokenizer=materials.tokenizer, config_text=dump_config(config),
                 keep_checkpoints=1, stop=lambda: len(view.steps) == steps,
             )  # type: ignore[arg-type]  # fmt: skip
 
