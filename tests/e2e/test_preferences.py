@@ -50,8 +50,10 @@ def test_two_ranks_take_the_steps_of_one(command: str, label: str, folder: Path,
     assert len(one) == len(two) == 3
     names = {name for name in one[0] if name.startswith(f"{label}/") and not name.endswith("step_s")}
     assert {f"{label}/loss", f"{label}/grad_norm", f"{label}/accuracy"} <= names
-    for mine, theirs in zip(two, one, strict=True):
+    for step, (mine, theirs) in enumerate(zip(two, one, strict=True)):
         for name in names:
+            if step == 0 and name == "dpo/accuracy":
+                continue  # The policy still is its reference: every margin is 0, give or take a rounding.
             assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
     assert "held-out pairs right" in said
     assert (folder / "runs" / f"{label}-2" / "model" / "config.json").is_file()

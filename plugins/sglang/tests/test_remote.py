@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import time
@@ -21,10 +22,20 @@ from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk_sglang.config import SglangOptions
 
 
+def free_port() -> int:
+    """Below the range that systems hand out by themselves: nobody takes it while the server starts."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise RuntimeError("no free port between 20000 and 30000")
+
+
 @pytest.fixture(scope="module")
 def url(qwen2: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "rlsdk_sglang.server", "--model-path", str(qwen2), "--port", str(port)]
     command += ["--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native", "--disable-cuda-graph"]
     command += ["--max-total-tokens", "20000", "--max-running-requests", "16", "--context-length", "144"]
