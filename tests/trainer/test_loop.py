@@ -312,7 +312,8 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
 def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_data_went(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:
-    """Of the two halves of a run the second begins behind what the first refilled with."""
+    """Of the two halves of a run the second begins behind what the first refilled with. Which groups share a decoding
+    step depends on when others were graded, and so do the last digits of log-probs."""
     extra = ["--algorithm", "dapo", "--algorithm.dynamic_sampling.min_spread", "0.25"]
     whole = run(config_of(model, registry, 4, *extra), registry, tmp_path / "whole")
     assert sum(m["rollout/rejected_groups"] for m in whole.steps) > 0
@@ -326,7 +327,8 @@ def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_dat
         trainer.restore(checkpoint)
         trainer.fit()
         assert stage.source.rejected is not None
-    assert [*view.steps, *rest.steps] == whole.steps
+    for mine, theirs in zip([*view.steps, *rest.steps], whole.steps, strict=True):
+        assert mine == {name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in theirs.items()}
 
 
 def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: Registry, tmp_path: Path) -> None:
