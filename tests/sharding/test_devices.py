@@ -20,7 +20,7 @@ from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"w": (4, 4)}
-SETTINGS = WorkerSettings(timeout_s=1.0, num_threads=None, seed=0, log_dir=None, preload=())
+SETTINGS = WorkerSettings(timeout_s=1.0, collective_timeout_s=1.0, num_threads=None, seed=0, log_dir=None, preload=())
 
 
 def contexts(role: str, *places: tuple[str, str], device: str = "cuda", per_rank: int = 1) -> list[RankContext]:
@@ -59,7 +59,6 @@ def test_two_processes_share_a_device_where_node_and_physical_name_agree(
     actor, serving = contexts("actor", ("a", "0")), contexts("rollout", rollout)
     assert actor[0].device == serving[0].device == "cuda:0"
     ends = manager(actor, serving).ends()
-    assert ends.share_a_device is shared
     reaches = CudaIpcTransport.reaches
     assert reaches(ends.source[0], ends.target[0]) is shared
     near, far = Places.of(ends.source, ends.target)
@@ -84,4 +83,4 @@ def test_without_a_name_and_on_a_cpu_the_device_stays_as_the_engine_says() -> No
     assert (rank.device, rank.accelerators) == ("cpu", ())
     assert on_physical_device(whole_target(SHAPES, device="cpu"), ("0",)).device == "cpu"
     ends = manager([rank], contexts("rollout", ("a", ""), device="cpu")).ends()
-    assert not ends.share_a_device
+    assert not CudaIpcTransport.reaches(ends.source[0], ends.target[0])

@@ -31,7 +31,7 @@ class Theirs(ShardingManager):
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         return plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=TRANSPORTS)
 
-    def sync_weights(self, plan: ReshardPlan, version: int) -> SyncReport:
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         peers = dict(enumerate(self.train.peers()))
         arguments = [(part, peers, version, self.timeout_s) for part in plan.parts]
         receipts = self.rollout.run_each("pull_weights", arguments)
