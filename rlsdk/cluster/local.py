@@ -19,6 +19,7 @@ from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
+from rlsdk.interfaces import RlsdkError, WorkerError
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,12 @@ class LocalRay:
     """Starts Ray for a placement and connects to it; `stop` ends every process and removes its folder."""
 
     def __init__(self, placement: PlacementSpec) -> None:
-        """Raises PlacementError, before anything starts, when this machine does not have the devices."""
+        """Starts it.
+
+        Raises:
+            PlacementError: before anything starts, this machine does not have the devices.
+            WorkerError: Ray did not start.
+        """
         node = this_machine(placement)
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
@@ -61,8 +67,14 @@ class LocalRay:
                 os.environ.setdefault(name, value)
             with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
                 self._start(int(node.cpus), int(node.gpus))
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, Exception) and not isinstance(error, RlsdkError):
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+                raise WorkerError(
+                    f"Ray did not start on this machine: {said} Is it very busy, or short of memory or processes "
+                    "(ulimit -u)? Then try again; `rlsdk doctor` looks"
+                ) from error
             raise
 
     def stop(self) -> None:

@@ -1,0 +1,23 @@
+"""A Ray that does not start is an error in words, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsdk.cluster import preset_placement
+from rlsdk.cluster.local import LocalRay, temporary_parent
+from rlsdk.interfaces import WorkerError
+
+
+def test_a_ray_that_times_out_is_said_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object) -> None:
+        raise Exception("The current node timed out during startup.\nmore")
+
+    monkeypatch.setattr("rlsdk.cluster.local._start_lean_node", slow)
+    parent = Path(temporary_parent() or "/tmp")
+    before = set(parent.glob("rlsdk-*"))
+    with pytest.raises(WorkerError, match=r"Ray did not start .* timed out during startup\. Is it very"):
+        LocalRay(preset_placement("colocate_all", ["actor"]))
+    assert set(parent.glob("rlsdk-*")) <= before
