@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cli import EXIT_REFUSED, main
+from rlsdk.trainer.checkpoint import CheckpointStore
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef fn(*args, **kwargs):\n    return 1.0\n"
 
@@ -16,20 +17,21 @@ EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run whose configuration names a Python file beside it, and a checkpoint whose model brings code."""
-    checkpoint = tmp_path / "run" / "checkpoints" / "step_00000001"
-    (checkpoint / "model").mkdir(parents=True)
+    folder = tmp_path / "run"
+    checkpoint = folder / "checkpoints" / "step_00000001"
     code = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", None]}
-    (checkpoint / "model" / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
-    (checkpoint / "model" / "evil.py").write_text(EVIL)
-    (tmp_path / "run" / "evil.py").write_text(EVIL)
     config = f"""
 model: {{path: {checkpoint / "model"}, trust_remote_code: true}}
 data: {{train: "reasoning_gym:spell_backward"}}
-rewards: [{{name: "{tmp_path / "run" / "evil.py"}:fn"}}]
+rewards: [{{name: "{folder / "evil.py"}:fn"}}]
 """
-    for folder in (tmp_path / "run", checkpoint):
-        (folder / "config.yaml").write_text(config)
-    (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {}, "state": {}}))
+    with CheckpointStore(folder / "checkpoints", keep=1).write(1, {}) as draft:
+        (draft / "model").mkdir()
+        (draft / "model" / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+        (draft / "model" / "evil.py").write_text(EVIL)
+        (draft / "config.yaml").write_text(config)
+    (folder / "evil.py").write_text(EVIL)
+    (folder / "config.yaml").write_text(config)
     return tmp_path / "run"
 
 
