@@ -136,11 +136,6 @@ class GenerationClient:
         self._flights.clear()
         self._queue.clear()
 
-    @property
-    def outstanding(self) -> list[int]:
-        """Samples that each replica has."""
-        return [line.samples for line in self._lines]
-
     def _enqueue(self, flight: _Flight) -> None:
         heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
         self._flush_soon()

@@ -72,16 +72,10 @@ class RolloutStream:
         self._grader = grader
         self._done: queue.SimpleQueue[Group | BaseException] = queue.SimpleQueue()
         self._ready = threading.Event()
-        self._under_way = 0
         self._last_sample = time.monotonic()
         self._thread = threading.Thread(target=self._main, name="rlsdk-stream", daemon=True)
         self._thread.start()
         self._ready.wait()
-
-    @property
-    def under_way(self) -> int:
-        """Groups that were started and not taken."""
-        return self._under_way
 
     def seconds_since_last_sample(self) -> float:
         """What passed since a sample came: when all is sampled, the time that grading alone takes."""
@@ -89,7 +83,6 @@ class RolloutStream:
 
     def start(self, tasks: Sequence[GroupTask]) -> None:
         """Begins these groups, first ones first; returns at once."""
-        self._under_way += len(tasks)
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks))
 
     def take(self, timeout_s: float | None = None) -> Group:
@@ -103,7 +96,6 @@ class RolloutStream:
             found = self._done.get(timeout=timeout_s)
         except queue.Empty:
             raise DeadlineError(f"no group was finished within {timeout_s:g} s") from None
-        self._under_way -= 1
         if isinstance(found, BaseException):
             raise found
         return found
