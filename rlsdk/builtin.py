@@ -58,6 +58,15 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
 
 
 @hookimpl
+def rlsdk_register_algorithms(register: RegisterComponent) -> None:
+    register(
+        "policy_gradient",
+        "rlsdk.trainer.policy_gradient:PolicyGradient",
+        "Advantages, losses, KL, correction and critic, composed by the fields of `algorithm`.",
+    )
+
+
+@hookimpl
 def rlsdk_register_advantages(register: RegisterComponent) -> None:
     at = "rlsdk.algorithms.advantages"
     register("grpo", f"{at}:grpo", "Reward less the mean of its prompt's samples, over their deviation.")

@@ -16,6 +16,7 @@ from rlsdk.cli.console import ConsoleView
 from rlsdk.cli.signals import stop_on_signal
 from rlsdk.cli.terminal import SafeConsole
 from rlsdk.config import RunConfig, check_run, config_error, load_config, roles
+from rlsdk.config.declared import with_declared_roles
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
@@ -52,7 +53,7 @@ def resolve(args: Sequence[str], device: str | None = None) -> Resolved:
     registry = Registry.discover()
     quickstart = not names_a_task(args)
     recipe = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
-    config = load_config(recipe, list(args), registry)
+    config = with_declared_roles(load_config(recipe, list(args), registry), registry)
 
     from rlsdk.trainer.roles import resolve_device, role_devices
     from rlsdk.trainer.run_data import check_sources

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rlsdk.config.base import Options, Section, empty_mapping
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
 
 
@@ -76,6 +76,14 @@ class AlgorithmConfig(Section):
 
     recipe: str | None = None
     """Name of the parts that these fields begin with, also `--algorithm NAME`; `rlsdk algorithms list` shows them."""
+    name: str = "policy_gradient"
+    """Registered algorithm, `pkg.mod:Class`, or `file.py:Class` (see `rlsdk.interfaces.Algorithm`). policy_gradient is
+    composed of the fields below; another reads of them what it likes."""
+    options: Options = empty_mapping()
+    """Options of an algorithm of your own (`AlgorithmContext.options`)."""
+    roles: tuple[Literal["ref", "critic"], ...] = empty_tuple()
+    """Models that it asks, beside those that the fields below need. Filled in from what an algorithm or an estimator of
+    your own declares."""
     advantage: str = "grpo"
     """Registered advantage estimator, `pkg.mod:fn`, or `file.py:fn`."""
     advantage_options: Options = empty_mapping()

@@ -13,10 +13,10 @@ from rlsdk.config.explain import shown, unknown_key
 from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
 from rlsdk.config.requirements import device_of, devices_of, role_requirements
-from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.config.roles import Role, needed_roles, roles
-from rlsdk.config.schema import RunConfig
-from rlsdk.interfaces import BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError, reads_of
+from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
+from rlsdk.interfaces import Algorithm, BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -191,19 +191,6 @@ def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
     return ""
 
 
-def _unprepared(config: RunConfig, registry: Registry) -> Iterator[Problem]:
-    """Fields that an estimator reads, and that no role of the run makes."""
-    name = config.algorithm.advantage
-    try:
-        fields = reads_of(registry.function(ComponentKind.ADVANTAGE, name)).fields
-    except RlsdkError:
-        return  # Said where it is looked up.
-    if "values" in fields and not config.needs_values:
-        yield Problem(
-            "algorithm.advantage", f"{name!r} reads values, and a critic is started for the built-in 'gae' only; use it"
-        )
-
-
 def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
     """Whether rollout log-probs of this kind are those of the contract, under these settings."""
     return not _differs(kind, rollout)
@@ -211,10 +198,10 @@ def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
 
 def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     algorithm = config.algorithm
+    yield from _algorithm(registry, algorithm.name, algorithm.options)
     yield from _function(
         registry, ComponentKind.ADVANTAGE, "algorithm.advantage", algorithm.advantage, algorithm.advantage_options
     )
-    yield from _unprepared(config, registry)
     yield from _function(registry, ComponentKind.LOSS, "algorithm.loss", algorithm.loss, algorithm.loss_options)
     aggregation = algorithm.loss_aggregation
     yield from _function(registry, ComponentKind.AGGREGATION, "algorithm.loss_aggregation", aggregation, {})
@@ -238,6 +225,24 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     )
     if config.sharding.manager != "auto":
         yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
+
+
+def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
+    """A class of the interface, whose methods are all there; only one of your own has options."""
+    try:
+        found = registry.function(ComponentKind.ALGORITHM, name)
+    except RlsdkError as error:
+        yield Problem("algorithm.name", str(error))
+        return
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        yield Problem("algorithm.name", f"{name!r} is {found!r}: expected a subclass of rlsdk.interfaces.Algorithm")
+        return
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        yield Problem("algorithm.name", f"{name!r}: {found.__qualname__} lacks {missing}")
+    if odd := sorted({*found.roles} - {REF, CRITIC}):
+        yield Problem("algorithm.name", f"{name!r} asks for the roles {odd}: expected some of ['critic', 'ref']")
+    if options and name == POLICY_GRADIENT:
+        yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
 
 
 def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -> Iterator[Problem]:

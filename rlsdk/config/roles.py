@@ -81,7 +81,7 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     wanted = {
         ACTOR: True,
         ROLLOUT: True,
-        REF: config.algorithm.kl_coef > 0,
+        REF: config.algorithm.kl_coef > 0 or REF in config.algorithm.roles,
         CRITIC: config.needs_values,
     }
     return (

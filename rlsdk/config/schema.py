@@ -16,6 +16,7 @@ from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
+from rlsdk.config.role_names import CRITIC
 from rlsdk.config.role_sections import (
     CriticConfig,
     RefConfig,
@@ -28,6 +29,8 @@ NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", 
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
 SINGLE_TURN = "single_turn"
 """The rollouter that calls the policy once for each sample."""
+POLICY_GRADIENT = "policy_gradient"
+"""The algorithm that is composed of the other fields of `algorithm`."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""
 
@@ -322,8 +325,9 @@ class RunConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """True where the advantage reads the values of a critic."""
-        return self.algorithm.advantage in NEEDS_VALUES
+        """True where the advantage, or the algorithm, reads the values of a critic."""
+        own = self.algorithm
+        return CRITIC in own.roles or (own.name == POLICY_GRADIENT and own.advantage in NEEDS_VALUES)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._length_problems()
@@ -351,7 +355,8 @@ class RunConfig(Section):
             )
 
     def _group_problems(self) -> Iterator[Problem]:
-        if self.algorithm.advantage in NEEDS_GROUP and self.trainer.samples_per_prompt < 2:
+        compares = self.algorithm.name == POLICY_GRADIENT and self.algorithm.advantage in NEEDS_GROUP
+        if compares and self.trainer.samples_per_prompt < 2:
             yield Problem(
                 "trainer.samples_per_prompt",
                 f"{self.trainer.samples_per_prompt}: expected at least 2, because algorithm.advantage "

@@ -18,9 +18,9 @@ from rlsdk.config.tree import Place
 from rlsdk.interfaces import ConfigError
 
 TRUST_FLAG = "--trust-run"
-FUNCTION_FIELDS = ("rewards.*.name", "algorithm.advantage", "algorithm.loss", "algorithm.loss_aggregation",
-                   "algorithm.kl_estimator", "algorithm.kl_reward_estimator", "rollout.rollouter",
-                   "trainer.callbacks.*")  # fmt: skip
+FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "algorithm.loss",
+                   "algorithm.loss_aggregation", "algorithm.kl_estimator", "algorithm.kl_reward_estimator",
+                   "rollout.rollouter", "trainer.callbacks.*")  # fmt: skip
 """Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
 _IN_FILE = re.compile(r"\.py:\w+\s*$")
 _RUN_MARKS = ("checkpoints", "metrics.jsonl", ".lock")

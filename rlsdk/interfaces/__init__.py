@@ -5,6 +5,7 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
+from rlsdk.interfaces.algorithm import Algorithm, AlgorithmContext, Models, Update
 from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ChecksPlace, ComponentSpec
 from rlsdk.interfaces.batch import SCHEMA, Batch, FieldSpec, Per, check_batch, concat, rejoin
 from rlsdk.interfaces.capability import Capability, LogProbKind
@@ -88,6 +89,8 @@ __all__ = [
     "OUTPUTS",
     "SCHEMA",
     "AdvantageEstimator",
+    "Algorithm",
+    "AlgorithmContext",
     "BackendKind",
     "BackendSpec",
     "Batch",
@@ -120,6 +123,7 @@ __all__ = [
     "LogProbKind",
     "LossAggregation",
     "ModelSpec",
+    "Models",
     "Objective",
     "ObjectiveResult",
     "OptimSpec",
@@ -162,6 +166,7 @@ __all__ = [
     "Transfer",
     "Turn",
     "UnsupportedCapabilityError",
+    "Update",
     "VersionRun",
     "WeightLayout",
     "WeightShard",

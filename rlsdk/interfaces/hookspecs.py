@@ -31,6 +31,10 @@ class Hooks:
         """Train and rollout engines: `register(BackendSpec(...))`."""
 
     @hookspec
+    def rlsdk_register_algorithms(self, register: RegisterComponent) -> Any:
+        """Algorithms (`Algorithm`): classes that are called with an `AlgorithmContext`; chosen by `algorithm.name`."""
+
+    @hookspec
     def rlsdk_register_advantages(self, register: RegisterComponent) -> Any:
         """Advantage estimators (`AdvantageEstimator`)."""
 

@@ -12,6 +12,7 @@ from rlsdk.registry.row import PLUGIN, ComponentKind, Row, Source, State
 
 BACKEND_HOOK = "rlsdk_register_backends"
 COMPONENT_HOOKS: Mapping[str, ComponentKind] = {
+    "rlsdk_register_algorithms": ComponentKind.ALGORITHM,
     "rlsdk_register_advantages": ComponentKind.ADVANTAGE,
     "rlsdk_register_losses": ComponentKind.LOSS,
     "rlsdk_register_aggregations": ComponentKind.AGGREGATION,

@@ -28,6 +28,7 @@ from rlsdk.registry.row import ComponentKind, Isolation, Kind, Row, Source, Stat
 logger = logging.getLogger(__name__)
 
 TAKES: Mapping[ComponentKind, Sequence[str]] = {
+    ComponentKind.ALGORITHM: ("context",),
     ComponentKind.ADVANTAGE: ("batch",),
     ComponentKind.LOSS: ("inputs",),
     ComponentKind.AGGREGATION: ("batch", "counted", "max_tokens"),

@@ -13,6 +13,7 @@ from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
 class ComponentKind(StrEnum):
     """What a plugin can add besides engines; each has a hook of its own."""
 
+    ALGORITHM = "algorithm"
     ADVANTAGE = "advantage"
     LOSS = "loss"
     AGGREGATION = "aggregation"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,27 +12,27 @@ from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import PairTraining, RunConfig, comparable_log_probs
 from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import SamplingParams, SyncReport
-from rlsdk.registry import ComponentKind, Registry
+from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import RewardGrader, start_rewards
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
+    build_algorithm,
     build_callbacks,
-    build_objective,
     build_rollouter,
     build_trackers,
     load_run_tokenizer,
     sampling_params,
 )
 from rlsdk.trainer.phases import RolloutPhase
-from rlsdk.trainer.policy import PolicyLearner, PolicyOptions
+from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_prompts, with_steps
-from rlsdk.trainer.sampler import Draw, teaches
+from rlsdk.trainer.sampler import Draw, scores_of
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, StageSettings
@@ -151,7 +150,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
     stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice)
-    state = TrainerState(kl_coef=config.algorithm.kl_coef)
+    state = TrainerState()
     exact = session.actor.role.model.dtype == "float32"
 
     def sync() -> SyncReport:
@@ -163,14 +162,14 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         return session.turns.rollout(sync)
 
     phase = RolloutPhase(enter, stream, view)
-    options = _policy_options(config, registry, session)
+    comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
+    algorithm = build_algorithm(config, registry, comparable=comparable)
     draw = Draw(
         source="train",
-        num_samples=trainer.samples_per_prompt,
+        num_samples=algorithm.num_samples,
         sampling=materials.sampling,
-        greedy_baseline=options.needs_baseline,
+        greedy_baseline=algorithm.greedy_baseline,
     )
-    dynamic = config.algorithm.dynamic_sampling
     source = GroupSource(
         stream,
         PromptStream(materials.train_prompts, seed=trainer.seed, shuffle=config.data.shuffle),
@@ -179,12 +178,12 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         steps=trainer.steps,
         seed=trainer.seed,
         publish=phase.publish,
-        accept=functools.partial(teaches, min_spread=dynamic.min_spread) if dynamic.enabled else lambda group: True,
-        max_groups_per_step=round(dynamic.max_groups * trainer.prompts_per_step) if dynamic.enabled else None,
+        accept=lambda group: algorithm.accepts(scores_of(group)),
+        max_groups_per_step=algorithm.max_groups,
     )
     return RlStage(
         source,
-        PolicyLearner(session, options, state, view),
+        PolicyLearner(session, algorithm, _learner_options(config, session), state, view),
         phase,
         evaluation_of(config, materials, stream),
         materials.output,
@@ -288,23 +287,11 @@ def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], n
     return pairs
 
 
-def _policy_options(config: RunConfig, registry: Registry, session: Session) -> PolicyOptions:
-    trainer, algorithm = config.trainer, config.algorithm
+def _learner_options(config: RunConfig, session: Session) -> LearnerOptions:
     weights = [model.weight for model in config.reward_models]
-    return PolicyOptions(
-        algorithm=algorithm,
-        advantage=registry.function(ComponentKind.ADVANTAGE, algorithm.advantage),
-        objective=build_objective(algorithm, registry),
-        aggregation=registry.function(ComponentKind.AGGREGATION, algorithm.loss_aggregation),
-        kl_in_reward=registry.function(ComponentKind.KL_ESTIMATOR, algorithm.kl_reward_estimator),
+    return LearnerOptions(
         reward_weights=dict(zip(session.reward_models, weights, strict=True)),
-        critic_warmup_steps=config.critic.warmup_steps,
-        comparable=comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout),
-        updates_per_step=trainer.updates_per_step,
-        epochs_per_step=trainer.epochs_per_step,
-        seed=trainer.seed,
-        max_response_tokens=config.rollout.max_response_tokens,
         update_timeout_s=config.deadlines.update_s,
-        parity_threshold=trainer.parity_threshold,
-        parity_is_error=trainer.parity_action == "error",
+        parity_threshold=config.trainer.parity_threshold,
+        parity_is_error=config.trainer.parity_action == "error",
     )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.config import AlgorithmConfig, ModelConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import (
+    Algorithm,
+    AlgorithmContext,
     PolicyLossInputs,
     Reads,
     Rollouter,
@@ -80,27 +82,52 @@ def build_rollouter(name: str, registry: Registry) -> Rollouter:
     return rollouter
 
 
+def build_algorithm(config: RunConfig, registry: Registry, *, comparable: bool = True) -> Algorithm:
+    """What `algorithm.name` names, built for this run.
+
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        comparable: see `AlgorithmContext.comparable`.
+
+    Raises:
+        ConfigError: it does not exist, or cannot be built from this configuration.
+    """
+
+    def function(kind: str, name: str) -> Any:
+        return registry.function(ComponentKind(kind), name)
+
+    def portable(kind: str, name: str) -> Any:
+        return component_path(name, ComponentKind(kind), registry)
+
+    context = AlgorithmContext(
+        config=config,
+        options=config.algorithm.options,
+        comparable=comparable,
+        function=function,
+        portable=portable,
+    )
+    algorithm: Algorithm = registry.function(ComponentKind.ALGORITHM, config.algorithm.name)(context)
+    return algorithm
+
+
 def component_path(name: str, kind: ComponentKind, registry: Registry) -> Any:
-    """What a worker resolves: `pkg.mod:fn` of a registered name, or the function that was registered itself."""
+    """What a worker resolves: `pkg.mod:fn` of a registered name, the function that was registered itself, or for a loss
+    of a file what loads it there."""
+    if kind is ComponentKind.LOSS and ".py:" in name:
+        return LossOfFile(absolute(name))
     return name if ":" in name else registry.target(kind, name)
 
 
-def build_objective(algorithm: AlgorithmConfig, registry: Registry) -> PolicyObjective:
+def build_objective(algorithm: AlgorithmConfig, context: AlgorithmContext) -> PolicyObjective:
     """What the actor's updates differentiate."""
     return PolicyObjective(
-        loss=_loss_target(algorithm, registry),
+        loss=context.portable("loss", algorithm.loss),
         loss_options=dict(algorithm.loss_options),
         kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
-        kl_estimator=component_path(algorithm.kl_estimator, ComponentKind.KL_ESTIMATOR, registry),
+        kl_estimator=context.portable("kl estimator", algorithm.kl_estimator),
         entropy_coef=algorithm.entropy_coef,
     )
-
-
-def _loss_target(algorithm: AlgorithmConfig, registry: Registry) -> Any:
-    name = algorithm.loss
-    if ".py:" in name:
-        return LossOfFile(absolute(name))
-    return name if ":" in name else registry.target(ComponentKind.LOSS, name)
 
 
 @dataclass(frozen=True)

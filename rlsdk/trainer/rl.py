@@ -111,6 +111,7 @@ class RlStage(Stage):
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": {"step": self.step, **self.state.dump()},
+            "algorithm": dict(self.learner.algorithm.state_dict()),
             "source": dict(self.source.state_dict()),
             "first_eval": self.first_eval,
         }
@@ -119,6 +120,7 @@ class RlStage(Stage):
         saved = dict(state["trainer"])
         self.step = int(saved.pop("step"))
         self.state.restore(saved)
+        self.learner.algorithm.load_state_dict(state["algorithm"])
         self.source.load_state_dict(state["source"], step=self.step)
         self.first_eval = state["first_eval"]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from rlsdk.algorithms import has_signal
 from rlsdk.data import Prompt
 from rlsdk.interfaces import PromptView, SamplingParams
 from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
@@ -38,10 +35,9 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
     )
 
 
-def teaches(group: Group, *, min_spread: float = 0.0) -> bool:
-    """Whether the scores of a group differ; samples without a score count neither as wrong nor as different."""
-    scores = torch.tensor([sample.grade.score for sample in group.samples if sample.grade.valid], dtype=torch.float64)
-    return has_signal(scores, min_spread=min_spread)
+def scores_of(group: Group) -> list[float]:
+    """Of a group's samples, those whose reward failed left out."""
+    return [sample.grade.score for sample in group.samples if sample.grade.valid]
 
 
 def sample_all(

@@ -26,8 +26,6 @@ class TrainerState:
     """A gradient other than zero was seen: from now on every optimizer step changes the weights."""
     expects_change: bool = False
     """A step since the last sync was one that weights cannot sleep through: see `is_large`."""
-    kl_coef: float = 0.0
-    """Coefficient of the KL in the reward: as configured, or steered towards a target."""
     samples: int = 0
     tokens: int = 0
     reward_failures: dict[str, int] = field(default_factory=dict)

@@ -174,14 +174,14 @@ def test_the_kl_penalty_in_the_reward_reads_log_probs_of_every_row(
     view = Recorder()
     with trainer_of(config, registry, tmp_path / "kl", view) as (trainer, stage, _):
         rewards: list[torch.Tensor] = []
-        advantages = stage.learner.advantages
+        advantages = stage.learner.algorithm.advantages
 
         def seen(batch: Any) -> Any:
             found = advantages(batch)
             rewards.append(found[0]["token_level_rewards"] - _scores(found[0]))
             return found
 
-        stage.learner.advantages = seen  # type: ignore[method-assign]
+        stage.learner.algorithm.advantages = seen  # type: ignore[method-assign]
         trainer.fit()
     assert rewards[0].abs().max() < 1e-6
     assert view.steps[0]["policy/kl"] == pytest.approx(0.0, abs=1e-6)
@@ -267,14 +267,14 @@ def test_epochs_are_cut_anew(model: str, registry: Registry, tmp_path: Path) -> 
     config = config_of(model, registry, 1, "--trainer.epochs_per_step", "2")
     cuts: list[Sequence[Sequence[int]]] = []
     with trainer_of(config, registry, tmp_path / "epochs", Recorder()) as (trainer, stage, _):
-        plans = stage.learner._plans
+        plans = stage.learner.algorithm._plans  # type: ignore[attr-defined]
 
         def seen(batch: Any, step: int) -> Any:
             found = plans(batch, step)
             cuts.extend([rows.tolist() for rows in cut] for _, cut in found)
             return found
 
-        stage.learner._plans = seen  # type: ignore[method-assign]
+        stage.learner.algorithm._plans = seen  # type: ignore[attr-defined]
         trainer.fit()
     assert len(cuts) == 2
     assert cuts[0] != cuts[1]

@@ -1,0 +1,51 @@
+"""An algorithm of your own, whole: reward-ranked fine-tuning (RAFT, Dong et al. 2023, arXiv 2304.06767). Of each
+prompt's samples the best one is learned like a given answer; prompts whose samples all scored alike are left out.
+
+    rlsdk train --model m1 --data tests/data/gsm8k/train.jsonl --reward gsm8k --trainer.steps 2 \
+        --algorithm.name examples/best_of_n.py:BestOfN --algorithm.options '{min_score: 0.5}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms import SftObjective, loss_weights
+from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update
+
+
+class BestOfN(Algorithm):
+    """Samples, keeps the best, learns it."""
+
+    def __init__(self, context: AlgorithmContext) -> None:
+        super().__init__(context)
+        if odd := sorted(context.options.keys() - {"min_score"}):
+            raise ConfigError(f"algorithm.options {odd}: expected min_score")
+        self.min_score = float(context.options.get("min_score", 0.0))
+
+    def prepare(self, batch: Batch, models: Models) -> tuple[Batch, Mapping[str, float]]:
+        return batch, {}
+
+    def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
+        """1 on the tokens of the first best sample of each prompt, 0 on all others."""
+        chosen = torch.zeros(batch.num_rows)
+        for uid in torch.unique(batch["uid"]):
+            rows = ((batch["uid"] == uid) & batch["valid"]).nonzero()[:, 0]
+            scores = batch["scores"][rows]
+            if len(rows) and scores.max() > scores.min() and scores.max() >= self.min_score:
+                chosen[rows[scores.argmax()]] = 1.0
+        advantages = chosen[batch.row_of_token] * batch["response_mask"]
+        return batch.with_tokens(advantages=advantages), {"best_of_n/rows": float(chosen.sum())}
+
+    def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:
+        """One optimizer step on what was chosen; none where nothing was."""
+        rows: Tensor = (batch.row_sum(batch["advantages"]) > 0).nonzero()[:, 0]
+        if not len(rows):
+            return []
+        objective = SftObjective()
+        chosen = batch.select(rows)
+        chosen = chosen.with_tokens(loss_weight=loss_weights(chosen))
+        every = torch.arange(len(rows))
+        return [Update(role="actor", batch=chosen, rows=every, objective=objective, fields=objective.fields)]

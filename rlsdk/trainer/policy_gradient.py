@@ -1,0 +1,214 @@
+"""The policy gradient, whole: every recipe is this algorithm with other parts.
+
+Scores of reward models, log-probs, values, advantages, then one actor step for each mini-batch and epoch, and one of
+the critic where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms import (
+    Denominator,
+    KlController,
+    ValueObjective,
+    correct_rollout,
+    denominator,
+    has_signal,
+    keep_top_entropy,
+    length_penalty,
+    loss_weights,
+    mismatch,
+    overlong_filter,
+    overlong_punishment,
+    reject_rows,
+    relative_length_reward,
+    token_level_rewards,
+)
+from rlsdk.config import RunConfig
+from rlsdk.config.role_names import ACTOR, CRITIC, REF
+from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, Models, Update, reads_of
+from rlsdk.trainer.experience import cut_mini_batches, scatter_loss_weights, with_signal
+from rlsdk.trainer.parts import build_objective
+
+
+class PolicyGradient(Algorithm):
+    """Composed of registered functions by the fields of `algorithm`."""
+
+    def __init__(self, context: AlgorithmContext) -> None:
+        super().__init__(context)
+        self.run: RunConfig = context.config
+        self.config = config = self.run.algorithm
+        self.advantage = context.function("advantage", config.advantage)
+        self.aggregation = context.function("aggregation", config.loss_aggregation)
+        self.kl_in_reward = context.function("kl estimator", config.kl_reward_estimator)
+        self.objective = build_objective(config, context)
+        self.kl_coef = config.kl_coef
+        """Of the KL in the reward: as configured, or steered towards a target."""
+        self._on_policy_first = False
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """The estimator measures samples against a greedy one."""
+        return "baseline_scores" in reads_of(self.advantage).fields
+
+    @property
+    def max_groups(self) -> int | None:
+        dynamic = self.config.dynamic_sampling
+        return round(dynamic.max_groups * self.run.trainer.prompts_per_step) if dynamic.enabled else None
+
+    def accepts(self, scores: Sequence[float]) -> bool:
+        dynamic = self.config.dynamic_sampling
+        return not dynamic.enabled or has_signal(
+            torch.tensor(scores, dtype=torch.float64), min_spread=dynamic.min_spread
+        )
+
+    def prepare(self, batch: Batch, models: Models) -> tuple[Batch, Mapping[str, float]]:
+        batch, metrics = self._reward_models(batch, models)
+        decided = self._denominator(batch, models.policy_version)
+        self._on_policy_first = decided.first_on_policy
+        if decided.source == "rollout":
+            batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
+        elif decided.source == "recomputed" or self._penalty() or decided.correct:
+            batch = batch.with_tokens(old_log_probs=models.forward(ACTOR, batch, "log_probs"))
+        if self.config.entropy_share is not None or "entropy" in self._wanted():
+            batch = batch.with_tokens(entropy=models.forward(ACTOR, batch, "entropy"))
+        if REF in models.roles:
+            batch = batch.with_tokens(ref_log_probs=models.forward(REF, batch, "log_probs"))
+        if CRITIC in models.roles:
+            batch = batch.with_tokens(values=models.forward(CRITIC, batch, "values"))
+        if decided.source == "recomputed":
+            found = mismatch(batch, batch["old_log_probs"], batch["rollout_log_probs"])
+            metrics |= {f"mismatch/{name}": value for name, value in found.metrics().items()}
+        return self._corrected(batch, decided), metrics
+
+    def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
+        metrics: dict[str, float] = {}
+        batch = self._lengths(batch)
+        penalty, policy = self._penalty(), batch.tokens.get("old_log_probs", batch["rollout_log_probs"])
+        if self.config.kl_in_reward:
+            mask = batch["response_mask"]
+            kl = self.kl_in_reward(policy[mask], batch["ref_log_probs"][mask])
+            metrics = {"policy/kl": float(kl.mean()) if len(kl) else 0.0, "policy/kl_coef": penalty}
+            steered = KlController(coef=penalty, target=self.config.kl_target, horizon=self.config.kl_horizon)
+            self.kl_coef = steered.after(metrics["policy/kl"], batch.num_rows).coef
+        batch = token_level_rewards(batch, kl_coef=penalty, estimator=self.kl_in_reward, log_probs=policy)
+        batch = self.advantage(batch, **self.config.advantage_options)
+        batch.validate(("advantages",))
+        return batch, metrics
+
+    def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:
+        plans = self._plans(batch, step)
+        has_critic = "values" in batch
+        warming_up = has_critic and step < self.run.critic.warmup_steps
+        critic = self._critic_updates(plans) if has_critic else []
+        return critic if warming_up else [*critic, *self._actor_updates(plans)]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"kl_coef": self.kl_coef}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.kl_coef = float(state["kl_coef"])
+
+    def _actor_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]]) -> list[Update]:
+        """The first one sees the weights that `old_log_probs` stand for, unless they are the sampler's. Rows without
+        signal are left out where they have no gradient; their weights stay counted."""
+        later = self.objective
+        first = replace(later, on_policy=self._on_policy_first)
+        skips = self.config.skip_zero_advantage and later.zero_without_advantage
+        made: list[Update] = []
+        for weighed, cut in plans:
+            for rows in cut:
+                kept = with_signal(weighed, rows) if skips else rows
+                objective = later if made else first
+                made.append(Update(role=ACTOR, batch=weighed, rows=kept, objective=objective, fields=later.fields))
+        return made
+
+    def _critic_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]]) -> list[Update]:
+        objective = ValueObjective(clip=self.config.value_clip)
+        return [
+            Update(role=CRITIC, batch=weighed, rows=rows, objective=objective, fields=objective.fields)
+            for weighed, cut in plans
+            for rows in cut
+        ]
+
+    def _reward_models(self, batch: Batch, models: Models) -> tuple[Batch, dict[str, float]]:
+        """Adds what every reward model gives to the scores."""
+        metrics = {}
+        for name, weight in models.reward_weights.items():
+            given = models.forward(name, batch, "scores")
+            batch = batch.with_rows(scores=batch["scores"] + weight * given)
+            metrics[f"reward/{name}"] = float(given.mean()) if len(given) else 0.0
+        return batch, metrics
+
+    def _denominator(self, batch: Batch, policy_version: int) -> Denominator:
+        return denominator(
+            self.config.old_log_probs,
+            first_version=batch["policy_version"],
+            last_version=batch["last_policy_version"],
+            current_version=policy_version,
+            num_updates=self.run.trainer.updates_per_step * self.run.trainer.epochs_per_step,
+            correction=self.config.correction.is_on,
+            comparable=self.context.comparable,
+        )
+
+    def _corrected(self, batch: Batch, decided: Denominator) -> Batch:
+        correction = self.config.correction
+        if decided.correct and (correction.mode != "none" or correction.reject == "none"):
+            mode = "truncate" if correction.mode == "none" else correction.mode
+            level, upper, lower = correction.level, correction.upper, correction.lower
+            batch = correct_rollout(batch, level=level, mode=mode, upper=upper, lower=lower)
+        if correction.reject != "none":
+            upper, lower = correction.reject_upper, correction.reject_lower
+            batch = reject_rows(batch, level=correction.reject, upper=upper, lower=lower)
+        return batch
+
+    def _lengths(self, batch: Batch) -> Batch:
+        lengths, most = self.config.lengths, self.run.rollout.max_response_tokens
+        if lengths.soft_tokens is not None:
+            batch = overlong_punishment(
+                batch, max_tokens=most, cache_tokens=lengths.soft_tokens, factor=lengths.soft_factor
+            )
+        if lengths.penalty:
+            batch = length_penalty(batch, coef=lengths.penalty, free_tokens=lengths.free_tokens)
+        if lengths.shorter_reward:
+            batch = relative_length_reward(batch, coef=lengths.shorter_reward)
+        return overlong_filter(batch) if lengths.overlong_filter else batch
+
+    def _penalty(self) -> float:
+        """Coefficient of the KL in the reward."""
+        return self.kl_coef if self.config.kl_in_reward else 0.0
+
+    def _wanted(self) -> tuple[str, ...]:
+        """Fields that the estimator and the loss ask for."""
+        return (*reads_of(self.advantage).fields, *self.objective.fields)
+
+    def _plans(self, batch: Batch, step: int) -> list[tuple[Batch, list[Tensor]]]:
+        """For each epoch, the batch with each token's share of the loss, and the rows of each mini-batch."""
+        plans = []
+        for epoch in range(self.run.trainer.epochs_per_step):
+            seed = (self.run.trainer.seed, "cut", step) if epoch == 0 else (self.run.trainer.seed, "cut", step, epoch)
+            cut = cut_mini_batches(
+                batch.num_rows,
+                self.run.trainer.updates_per_step,
+                seed=seed,
+                groups=batch["uid"] if self.objective.whole_groups else None,
+            )
+            plans.append((self._weigh(batch, cut), cut))
+        return plans
+
+    def _weigh(self, batch: Batch, mini_batches: Sequence[Tensor]) -> Batch:
+        """Adds each token's share of its mini-batch's loss."""
+        aggregation, most = self.aggregation, self.run.rollout.max_response_tokens
+        share = self.config.entropy_share
+        weights = []
+        for rows in mini_batches:
+            part = batch.select(rows)
+            part = part.with_tokens(loss_weight=loss_weights(part, aggregation, max_tokens=most))
+            weights.append((part if share is None else keep_top_entropy(part, share))["loss_weight"])
+        return scatter_loss_weights(batch, mini_batches, weights)

@@ -1,0 +1,150 @@
+"""Algorithms as objects: one in a file, one of a plugin, and what an algorithm or an estimator declares."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_loop import Recorder, config_of, model, registry, trainer_of
+
+from rlsdk.config import check_run, needed_roles
+from rlsdk.config.declared import with_declared_roles
+from rlsdk.interfaces import Algorithm, Batch, ConfigError, Models, Update, hookimpl, reads
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.policy_gradient import PolicyGradient
+
+__all__ = ["model", "registry"]
+
+BEST_OF_N = Path(__file__).parents[2] / "examples" / "best_of_n.py"
+
+
+def test_an_algorithm_of_a_file_learns_from_the_best_of_each_group(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(model, registry, 3, "--algorithm.name", f"{BEST_OF_N}:BestOfN", "--train.optim.lr", "1e-2")
+    assert check_run(config, registry) == []
+    assert needed_roles(config) == ("actor", "rollout")
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "best", view) as (trainer, stage, _):
+        trainer.fit()
+    chosen = [step["best_of_n/rows"] for step in view.steps]
+    assert 0 < max(chosen) <= 4
+    assert stage.state.policy_version == sum(count > 0 for count in chosen)
+    learned = next(step for step in view.steps if step["best_of_n/rows"])
+    assert learned["policy/nll"] > 0
+    assert learned["policy/sft_loss"] == pytest.approx(learned["policy/loss"])
+
+
+class Weighed(PolicyGradient):
+    """The policy gradient, on groups of at least one right sample, with a count that it remembers."""
+
+    roles = ("ref",)
+    seen = 0
+
+    def accepts(self, scores: object) -> bool:
+        return True
+
+    def prepare(self, batch: Batch, models: Models) -> tuple[Batch, dict[str, float]]:
+        batch, metrics = super().prepare(batch, models)
+        self.seen += batch.num_rows
+        return batch, {**metrics, "own/ref_mean": float(batch["ref_log_probs"].mean())}
+
+    def state_dict(self) -> dict[str, float]:
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:  # type: ignore[override]
+        super().load_state_dict(state)
+        self.seen = int(state["seen"])
+
+
+class Plugin:
+    @hookimpl
+    def rlsdk_register_algorithms(self, register: object) -> None:
+        register("weighed", Weighed, "For the test.")  # type: ignore[operator]
+
+
+def test_an_algorithm_of_a_plugin_brings_its_roles_and_its_state(model: str, tmp_path: Path) -> None:
+    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    registry.register_module(Plugin())
+    assert "weighed" in registry.usable(ComponentKind.ALGORITHM)
+    config = with_declared_roles(config_of(model, registry, 2, "--algorithm.name", "weighed"), registry)
+    assert needed_roles(config) == ("actor", "rollout", "ref")
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "own", view) as (trainer, stage, _):
+        trainer.fit()
+        assert stage.state_dict()["algorithm"] == {"kl_coef": 0.0, "seen": 32}
+    assert all(step["own/ref_mean"] < 0 for step in view.steps)
+    with trainer_of(config, registry, tmp_path / "own", Recorder()) as (trainer, stage, _):
+        trainer.restore(tmp_path / "own" / "checkpoints" / "step_00000002")
+        assert stage.learner.algorithm.seen == 32  # type: ignore[attr-defined]
+
+
+@reads("values")
+def needs_values(batch: Batch) -> Batch:
+    """An estimator of a user's own that reads a critic."""
+    return batch.with_tokens(advantages=(batch["values"] * 0 + 1) * batch["response_mask"], returns=batch["values"])
+
+
+def test_an_estimator_that_reads_values_gets_a_critic(model: str, registry: Registry, tmp_path: Path) -> None:
+    own = config_of(model, registry, 1, "--algorithm.advantage", f"{__file__}:needs_values")
+    assert needed_roles(own) == ("actor", "rollout")
+    config = with_declared_roles(own, registry)
+    assert needed_roles(config) == ("actor", "rollout", "critic")
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "critic", view) as (trainer, _, _):
+        trainer.fit()
+    assert "critic/loss" in view.steps[0]
+    # Nothing is filled in where the fields of the configuration say it already.
+    built_in = config_of(model, registry, 1, "--algorithm.advantage", "gae")
+    assert with_declared_roles(built_in, registry) is built_in
+
+
+class Greedy(Algorithm):
+    """Asks a model that the run does not have."""
+
+    def prepare(self, batch: Batch, models: Models) -> tuple[Batch, dict[str, float]]:
+        return batch.with_tokens(values=models.forward("critik", batch, "values")), {}
+
+    def advantages(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        return batch, {}
+
+    def updates(self, batch: Batch, *, step: int) -> list[Update]:
+        return []
+
+
+class Half(Algorithm):
+    roles = ("judge",)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Half", "{}", "lacks ['advantages', 'prepare', 'updates']"),
+        ("Half", "{}", "asks for the roles ['judge']"),
+        ("needs_values", "{}", "expected a subclass of rlsdk.interfaces.Algorithm"),
+        ("Absent", "{}", "no function 'Absent'"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_before_anything_starts(
+    model: str, registry: Registry, name: str, options: str, said: str
+) -> None:
+    config = config_of(model, registry, 1, "--algorithm.name", f"{__file__}:{name}", "--algorithm.options", options)
+    found = [problem for problem in check_run(config, registry) if problem.path == "algorithm.name"]
+    assert any(said in problem.message for problem in found), found
+
+
+def test_options_belong_to_an_algorithm_of_ones_own(model: str, registry: Registry) -> None:
+    config = config_of(model, registry, 1, "--algorithm.options", "{clip_low: 0.2}")
+    assert [problem.path for problem in check_run(config, registry)] == ["algorithm.options"]
+
+
+def test_a_role_that_the_run_lacks_is_named(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 1, "--algorithm.name", f"{__file__}:Greedy")
+    with (
+        trainer_of(config, registry, tmp_path / "greedy", Recorder()) as (trainer, _, _),
+        pytest.raises(ConfigError, match=r"asks role 'critik'.*it has \['actor'\]"),
+    ):
+        trainer.fit()
