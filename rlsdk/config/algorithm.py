@@ -71,6 +71,26 @@ class DynamicSamplingConfig(Section):
     are trained on."""
 
 
+class PtxConfig(Section):
+    """A supervised term beside the policy gradient (PPO-ptx, arXiv 2203.02155): given answers are learned in the same
+    optimizer steps, so that the policy keeps what it was trained on before."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of the mean negative log-likelihood (nats per token) of the answers; 0: no such term."""
+    rows_per_update: PositiveInt = 16
+    """Answers in each optimizer step; all come before one comes again."""
+    source: str | None = None
+    """As `data.train`; null: the answers of the training prompts."""
+    source_options: Options = empty_mapping()
+    """Parameters of the source."""
+    answer_template: str = "{answer}"
+    """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.source is not None and not self.coef:
+            yield Problem("source", f"{self.source!r} has no effect: coef is 0.0")
+
+
 class AlgorithmConfig(Section):
     """How rewards become a gradient."""
 
@@ -125,6 +145,8 @@ class AlgorithmConfig(Section):
     """What the length of a response does."""
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """What is done about prompts that teach nothing."""
+    ptx: PtxConfig = PtxConfig()
+    """A supervised term on given answers."""
     skip_zero_advantage: bool = True
     """Leaves rows whose advantage is 0 out of updates, where loss and coefficients are such that they have no gradient:
     the same update for less work."""

@@ -5,7 +5,7 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
-from rlsdk.interfaces.algorithm import Algorithm, AlgorithmContext, Models, Update
+from rlsdk.interfaces.algorithm import Algorithm, AlgorithmContext, Example, Models, Update
 from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ChecksPlace, ComponentSpec
 from rlsdk.interfaces.batch import SCHEMA, Batch, FieldSpec, Per, check_batch, concat, rejoin
 from rlsdk.interfaces.capability import Capability, LogProbKind
@@ -107,6 +107,7 @@ __all__ = [
     "DeadlineError",
     "DuplicatePluginError",
     "EngineGroup",
+    "Example",
     "FieldSpec",
     "FinishReason",
     "Forecast",

@@ -44,9 +44,18 @@ class Models(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A given answer to a prompt, as tokens."""
+
+    prompt_ids: Sequence[int]
+    answer_ids: Sequence[int]
+    """With the token that ends it."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Update:
-    """One optimizer step of one role."""
+    """One optimizer step of one role, or a gradient that the next one takes along."""
 
     role: str
     """`actor` or `critic`."""
@@ -57,6 +66,8 @@ class Update:
     objective: Objective
     fields: Sequence[str]
     """Of `batch`, that the objective reads besides `input_ids`."""
+    adds: bool = False
+    """True: its gradient is added to that of the next update of the same role, which makes the step for both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,8 @@ class AlgorithmContext:
     """The run's configuration (`rlsdk.config.RunConfig`)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """`algorithm.options`."""
+    examples: Sequence[Example] = ()
+    """Given answers for a supervised term, where `algorithm.ptx.coef` is above 0."""
     comparable: bool = True
     """The sampler's log-probs are those of the contract, so that a ratio may be made of them."""
     function: Callable[[str, str], Any]

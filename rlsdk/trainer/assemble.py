@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import PairTraining, RunConfig, comparable_log_probs
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import SamplingParams, SyncReport
+from rlsdk.interfaces import Example, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.checkpoint import step_of
@@ -31,7 +31,7 @@ from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
-from rlsdk.trainer.run_data import load_prompts, with_steps
+from rlsdk.trainer.run_data import load_examples, load_prompts, with_steps
 from rlsdk.trainer.sampler import Draw, scores_of
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
@@ -54,6 +54,8 @@ class Materials:
     tokenizer: Any
     train_prompts: PromptDataset
     eval_prompts: Sequence[Prompt]
+    examples: Sequence[Example]
+    """Of the supervised term, where there is one."""
     rewards: RewardRunner | None
     """None where nothing is graded."""
     sampling: SamplingParams
@@ -98,6 +100,7 @@ def build_materials(
         tokenizer=tokenizer,
         train_prompts=train,
         eval_prompts=list(evaluation or ()),
+        examples=load_examples(config, registry, tokenizer, train, view) if rewarded else (),
         rewards=rewards,
         sampling=sampling_params(config.rollout, config.model, tokenizer),
         output=RunOutput(
@@ -163,7 +166,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
 
     phase = RolloutPhase(enter, stream, view)
     comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
-    algorithm = build_algorithm(config, registry, comparable=comparable)
+    algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
     draw = Draw(
         source="train",
         num_samples=algorithm.num_samples,

@@ -34,6 +34,20 @@ def cut_mini_batches(
     return [torch.isin(of_row, part).nonzero()[:, 0] for part in order.tensor_split(num_parts)]
 
 
+def rows_in_turn(num_rows: int, count: int, number: int, *, seed: Sequence[int | str]) -> list[int]:
+    """The `number`-th draw of `count` out of `num_rows`, where all come before one comes again, in an order drawn anew
+    each time. A pure function: nothing has to be remembered from draw to draw."""
+    orders: dict[int, list[int]] = {}
+    drawn = []
+    for at in range(number * count, (number + 1) * count):
+        turn, place = divmod(at, num_rows)
+        if turn not in orders:
+            generator = torch.Generator().manual_seed(request_seed(*seed, turn))
+            orders[turn] = torch.randperm(num_rows, generator=generator).tolist()
+        drawn.append(orders[turn][place])
+    return drawn
+
+
 def with_signal(batch: Batch, rows: Tensor) -> Tensor:
     """Those of `rows` `[M]` with an advantage that is not 0 on some token; the first of all where none has one.
 

@@ -80,6 +80,8 @@ class MiniBatchResult:
     update: ForwardBackwardResult
     step: OptimStepResult
     seconds: float
+    added: Sequence[ForwardBackwardResult] = ()
+    """Of gradients that were added before it, in order."""
 
 
 class TrainHost:
@@ -110,6 +112,11 @@ class TrainHost:
         update = self.engine.forward_backward(batch, objective)
         step = self.engine.optim_step()
         return MiniBatchResult(update=update, step=step, seconds=time.perf_counter() - start)
+
+    @dispatch(split=Split.DATA, join=Join.FIRST)
+    def add_gradient(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        """Adds the gradient of the objective over all ranks to those that the next `update` steps with."""
+        return self.engine.forward_backward(batch, objective)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def reset_optimizer(self, optim: OptimSpec) -> None:

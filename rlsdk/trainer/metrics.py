@@ -82,6 +82,8 @@ def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
     means = update_means([r.update.sums for r in results])
     for name in means.keys() - {"rollout_difference", "rollout_kl"}:
         metrics[f"policy/{name}"] = means[name]
+    added = update_means([each.sums for r in results for each in r.added])
+    metrics |= {f"policy/ptx_{name.removeprefix('sft_')}": value for name, value in added.items()}
     return {
         **metrics,
         "policy/log_ratio_max": max(r.update.maxima.get("log_ratio", 0.0) for r in results),

@@ -13,6 +13,7 @@ from rlsdk.config import AlgorithmConfig, ModelConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import (
     Algorithm,
     AlgorithmContext,
+    Example,
     PolicyLossInputs,
     Reads,
     Rollouter,
@@ -82,13 +83,16 @@ def build_rollouter(name: str, registry: Registry) -> Rollouter:
     return rollouter
 
 
-def build_algorithm(config: RunConfig, registry: Registry, *, comparable: bool = True) -> Algorithm:
+def build_algorithm(
+    config: RunConfig, registry: Registry, *, comparable: bool = True, examples: Sequence[Example] = ()
+) -> Algorithm:
     """What `algorithm.name` names, built for this run.
 
     Args:
         config: of the run.
         registry: of what is installed.
         comparable: see `AlgorithmContext.comparable`.
+        examples: see `AlgorithmContext.examples`.
 
     Raises:
         ConfigError: it does not exist, or cannot be built from this configuration.
@@ -104,6 +108,7 @@ def build_algorithm(config: RunConfig, registry: Registry, *, comparable: bool =
         config=config,
         options=config.algorithm.options,
         comparable=comparable,
+        examples=examples,
         function=function,
         portable=portable,
     )

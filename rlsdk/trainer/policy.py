@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
 from rlsdk.config.role_names import ACTOR, CRITIC
-from rlsdk.interfaces import Algorithm, Batch, ConfigError, ParityError, Update, nearest
+from rlsdk.interfaces import Algorithm, Batch, ConfigError, ForwardBackwardResult, ParityError, Update, nearest
 from rlsdk.trainer.hosts import MiniBatchResult
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.state import TrainerState
@@ -134,20 +134,32 @@ class PolicyLearner:
             for role, steps in groupby(updates, lambda update: update.role):
                 if role not in made:
                     raise ConfigError(f"the algorithm updates role {role!r}: expected one of {sorted(made)}")
-                made[role] += self._update_role(role, list(steps))
+                those = list(steps)
+                if those[-1].adds:
+                    raise ConfigError(f"the algorithm's last update of role {role!r} adds to a step that never comes")
+                made[role] += self._update_role(role, those)
         return made
 
     def _update_role(self, role: str, updates: Sequence[Update]) -> Iterator[MiniBatchResult]:
         """All are sent at once; the workers run them in order."""
         group = self._group(role)
         with self.session.turns.using(role, training=True):
+            stored: dict[Any, Any] = {}
             waiting: list[Any] = []
-            for _, shared in groupby(updates, lambda update: (id(update.batch), tuple(update.fields))):
-                steps = list(shared)
-                stored = self.session.put(steps[0].batch.keep(("input_ids", *steps[0].fields)))
-                waiting += [group.submit("update", stored.select(step.rows), step.objective) for step in steps]
-            for pending in waiting:
-                yield pending.result(self.options.update_timeout_s)
+            for step in updates:
+                key = (id(step.batch), tuple(step.fields))
+                if key not in stored:
+                    stored[key] = self.session.put(step.batch.keep(("input_ids", *step.fields)))
+                method = "add_gradient" if step.adds else "update"
+                waiting.append(group.submit(method, stored[key].select(step.rows), step.objective))
+            added: list[ForwardBackwardResult] = []
+            for step, pending in zip(updates, waiting, strict=True):
+                result = pending.result(self.options.update_timeout_s)
+                if step.adds:
+                    added.append(result)
+                else:
+                    yield replace(result, added=tuple(added))
+                    added.clear()
                 self.view.advance()
 
     def _check_parity(self, batch: Batch) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlsdk.algorithms import (
     Denominator,
     KlController,
+    SftObjective,
     ValueObjective,
     correct_rollout,
     denominator,
@@ -33,7 +34,13 @@ from rlsdk.algorithms import (
 from rlsdk.config import RunConfig
 from rlsdk.config.role_names import ACTOR, CRITIC, REF
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, Models, Update, reads_of
-from rlsdk.trainer.experience import cut_mini_batches, scatter_loss_weights, with_signal
+from rlsdk.trainer.experience import (
+    cut_mini_batches,
+    make_sft_batch,
+    rows_in_turn,
+    scatter_loss_weights,
+    with_signal,
+)
 from rlsdk.trainer.parts import build_objective
 
 
@@ -107,7 +114,7 @@ class PolicyGradient(Algorithm):
         has_critic = "values" in batch
         warming_up = has_critic and step < self.run.critic.warmup_steps
         critic = self._critic_updates(plans) if has_critic else []
-        return critic if warming_up else [*critic, *self._actor_updates(plans)]
+        return critic if warming_up else [*critic, *self._actor_updates(plans, step)]
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"kl_coef": self.kl_coef}
@@ -115,19 +122,32 @@ class PolicyGradient(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.kl_coef = float(state["kl_coef"])
 
-    def _actor_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]]) -> list[Update]:
+    def _actor_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]], step: int) -> list[Update]:
         """The first one sees the weights that `old_log_probs` stand for, unless they are the sampler's. Rows without
         signal are left out where they have no gradient; their weights stay counted."""
         later = self.objective
         first = replace(later, on_policy=self._on_policy_first)
         skips = self.config.skip_zero_advantage and later.zero_without_advantage
+        cuts = [(weighed, rows) for weighed, cut in plans for rows in cut]
         made: list[Update] = []
-        for weighed, cut in plans:
-            for rows in cut:
-                kept = with_signal(weighed, rows) if skips else rows
-                objective = later if made else first
-                made.append(Update(role=ACTOR, batch=weighed, rows=kept, objective=objective, fields=later.fields))
+        for at, (weighed, rows) in enumerate(cuts):
+            if self.config.ptx.coef:
+                made.append(self._supervised(step * len(cuts) + at))
+            kept = with_signal(weighed, rows) if skips else rows
+            objective = later if at else first
+            made.append(Update(role=ACTOR, batch=weighed, rows=kept, objective=objective, fields=later.fields))
         return made
+
+    def _supervised(self, number: int) -> Update:
+        """The supervised term of the run's optimizer step of this number."""
+        ptx, examples = self.config.ptx, self.context.examples
+        rows = rows_in_turn(len(examples), ptx.rows_per_update, number, seed=(self.run.trainer.seed, "ptx"))
+        chosen = [examples[row] for row in rows]
+        batch = make_sft_batch([each.prompt_ids for each in chosen], [each.answer_ids for each in chosen])
+        batch = batch.with_tokens(loss_weight=loss_weights(batch))
+        objective = SftObjective(coef=ptx.coef)
+        every = torch.arange(batch.num_rows)
+        return Update(role=ACTOR, batch=batch, rows=every, objective=objective, fields=objective.fields, adds=True)
 
     def _critic_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]]) -> list[Update]:
         objective = ValueObjective(clip=self.config.value_clip)

@@ -19,8 +19,9 @@ from rlsdk.data import (
     load_rows,
     split_by_content,
 )
-from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces import ConfigError, DataError, Example
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.sft import AnswerSettings, learned_answers
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -55,7 +56,9 @@ def source_names(config: RunConfig) -> dict[str, str]:
     data = config.data
     found = {f"data.mixture.{at}.source": part.source for at, part in enumerate(data.mixture)}
     found |= {} if data.train is None else {"data.train": data.train}
-    return found | ({} if data.eval is None else {"data.eval": data.eval})
+    found |= {} if data.eval is None else {"data.eval": data.eval}
+    ptx = config.algorithm.ptx.source
+    return found | ({} if ptx is None else {"algorithm.ptx.source": ptx})
 
 
 def check_sources(config: RunConfig, registry: Registry) -> None:
@@ -99,6 +102,37 @@ def load_prompts(
     evaluation = PromptDataset(held, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="eval")
     view.notice(f"eval data: {evaluation.report.line()}")
     return train, evaluation
+
+
+def load_examples(
+    config: RunConfig, registry: Registry, tokenizer: Any, train: PromptDataset, view: RunView
+) -> list[Example]:
+    """Prompts and answers of the supervised term (`algorithm.ptx`); none where its coefficient is 0.
+
+    Raises:
+        ConfigError, DataError: the source or a row of it cannot be used.
+    """
+    ptx = config.algorithm.ptx
+    if not ptx.coef:
+        return []
+    if ptx.source is not None:
+        rows = _load(registry, ptx.source, ptx.source_options, None)
+        form, limit = prompt_format(config), config.data.max_prompt_tokens
+        train = PromptDataset(rows, tokenizer, form, max_prompt_tokens=limit, name="algorithm.ptx")
+        view.notice(f"ptx data: {train.report.line()}")
+    settings = AnswerSettings(
+        template=ptx.answer_template,
+        max_tokens=config.rollout.max_response_tokens,
+        long_answers="drop",
+        allow_special_tokens=config.data.allow_special_tokens,
+        section="algorithm.ptx",
+        can_cut=False,
+    )
+    prompts, answers = learned_answers(train, tokenizer, settings, view.notice)
+    return [
+        Example(prompt_ids=prompt.prompt_ids, answer_ids=answer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:

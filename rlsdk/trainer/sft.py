@@ -30,6 +30,10 @@ class AnswerSettings:
     """Of an answer, its end included."""
     long_answers: Literal["drop", "cut"]
     allow_special_tokens: bool
+    section: str = "sft"
+    """Of the configuration, for messages."""
+    can_cut: bool = True
+    """The section has a field `long_answers`."""
 
 
 class SftStage(Stage):
@@ -119,11 +123,12 @@ def learned_answers(
     answers = encoder.encode(texts, sources)
     report = answer_report(answers, sources, limit, choice)
     if report.num_long:
-        notice(f"sft: {report.line()}")
+        notice(f"{settings.section}: {report.line()}")
     kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
     if not kept:
         raise DataError(
-            f"sft.long_answers {choice!r}: {report.line()}; raise rollout.max_response_tokens {limit}, or choose 'cut'"
+            f"{settings.section}: {report.line()}; raise rollout.max_response_tokens {limit}"
+            + (f", or choose {settings.section}.long_answers 'cut', which is {choice!r}" if settings.can_cut else "")
         )
     return prompts.subset(kept), [answers[at].token_ids for at in kept]
 
@@ -132,6 +137,7 @@ def answer_text(prompt: Prompt, template: str) -> str:
     """What is learned behind a prompt, as text."""
     if prompt.answer is None:
         raise DataError(
-            f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or set sft.steps to 0"
+            f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "
+            "supervised training (sft.steps 0, algorithm.ptx.coef 0)"
         )
     return Template(template).fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)

@@ -12,8 +12,9 @@ from test_loop import Recorder, config_of, model, registry, trainer_of
 
 from rlsdk.config import check_run, needed_roles
 from rlsdk.config.declared import with_declared_roles
-from rlsdk.interfaces import Algorithm, Batch, ConfigError, Models, Update, hookimpl, reads
+from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.experience import rows_in_turn
 from rlsdk.trainer.policy_gradient import PolicyGradient
 
 __all__ = ["model", "registry"]
@@ -148,3 +149,47 @@ def test_a_role_that_the_run_lacks_is_named(model: str, registry: Registry, tmp_
         pytest.raises(ConfigError, match=r"asks role 'critik'.*it has \['actor'\]"),
     ):
         trainer.fit()
+
+
+def first_norm(model: str, registry: Registry, folder: Path, *extra: str) -> tuple[float, list[dict[str, float]]]:
+    """Gradient norm of the first update of a run without any signal from rewards, and all metrics."""
+    view = Recorder()
+    config = config_of(model, registry, 4, *extra, "--trainer.updates_per_step", "1", reward="constant")
+    with trainer_of(config, registry, folder, view) as (trainer, _, _):
+        trainer.fit()
+    return view.steps[0]["policy/grad_norm"], [dict(step) for step in view.steps]
+
+
+def test_the_supervised_term_adds_its_gradient_to_the_same_optimizer_step(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Without signal from rewards the gradient is that of the term alone: in proportion to its coefficient."""
+    none, _ = first_norm(model, registry, tmp_path / "none")
+    one, steps = first_norm(model, registry, tmp_path / "one", "--algorithm.ptx.coef", "0.01")
+    two, _ = first_norm(model, registry, tmp_path / "two", "--algorithm.ptx.coef", "0.02")
+    assert none == 0.0
+    assert one > 0
+    assert two == pytest.approx(2 * one, rel=1e-4)
+    assert [step["policy/ptx_nll"] for step in steps] == sorted((s["policy/ptx_nll"] for s in steps), reverse=True)
+    assert steps[0]["policy/ptx_loss"] == pytest.approx(0.01 * steps[0]["policy/ptx_nll"])
+    assert steps[-1]["policy/version"] == 4
+
+
+def test_the_supervised_term_may_have_data_of_its_own(model: str, registry: Registry, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{at}+1=", "answer": "{at + 1}"}}\n' for at in range(5)))
+    extra = ["--algorithm.ptx.coef", "0.1", "--algorithm.ptx.source", str(rows), "--algorithm.ptx.rows_per_update", "3"]
+    _, steps = first_norm(model, registry, tmp_path / "own", *extra)
+    assert steps[0]["policy/ptx_nll"] > 0
+    config = config_of(model, registry, 1, "--algorithm.ptx.coef", "0.1", "--rollout.max_response_tokens", "1")
+    said = pytest.raises(DataError, match=r"algorithm.ptx: .*raise rollout.max_response_tokens 1")
+    with said, trainer_of(config, registry, tmp_path / "long", Recorder()):
+        pass
+
+
+def test_rows_come_in_turn() -> None:
+    drawn = [rows_in_turn(5, 3, number, seed=(0, "ptx")) for number in range(5)]
+    every = [row for rows in drawn for row in rows]
+    assert sorted(every) == sorted([*range(5)] * 3)
+    assert sorted(every[:5]) == sorted(every[5:10]) == list(range(5))
+    assert drawn[4] == rows_in_turn(5, 3, 4, seed=(0, "ptx"))
