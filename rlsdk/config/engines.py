@@ -71,6 +71,9 @@ class TrainConfig(Section):
     """Most rows in one forward and backward pass on one device."""
     activation_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
+    ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Keeps an exponential moving average of the actor's weights, of which this share stays at each trainer step (0.99
+    looks back over about 100 steps); float32 in main memory, `model_average/` in each checkpoint. null: none."""
     options: Options = empty_mapping()
     """The backend's own options; also written `train.BACKEND.OPTION`. `rlsdk plugins info BACKEND` lists them."""
     engine_kwargs: Options = empty_mapping()

@@ -14,6 +14,7 @@ from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import Example, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
+from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import RewardGrader, start_rewards
@@ -165,6 +166,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         return session.turns.rollout(sync)
 
     phase = RolloutPhase(enter, stream, view)
+    decay = config.train.ema_decay
     comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
     algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
     draw = Draw(
@@ -206,6 +208,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             exports=True,
         ),
         state,
+        None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
     )
 
 

@@ -39,6 +39,7 @@ from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.trainer.average import WeightAverage
 
 if TYPE_CHECKING:
     from rlsdk.interfaces import Peer
@@ -91,6 +92,8 @@ class TrainHost:
         self.engine: TrainEngine = GuardedTrainEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.source = WeightSource(self.engine, ctx.accelerators)
+        self.rank = ctx.rank
+        self.average: WeightAverage | None = None
 
     @property
     def parallel(self) -> Parallel:
@@ -121,6 +124,27 @@ class TrainHost:
     @dispatch(split=Split.ALL, join=Join.NONE)
     def reset_optimizer(self, optim: OptimSpec) -> None:
         self.engine.reset_optimizer(optim)
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def start_average(self, decay: float) -> None:
+        """Begins an average of the weights; those of a checkpoint that is loaded later take its place."""
+        self.average = WeightAverage(self.engine, decay)
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def update_average(self) -> None:
+        assert self.average is not None
+        self.average.update()
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def save_average(self, folder: str) -> None:
+        """This rank's part of the average, into a folder that is there."""
+        assert self.average is not None
+        self.average.save(Path(folder) / f"rank_{self.rank:05d}.safetensors")
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def load_average(self, folder: str) -> None:
+        assert self.average is not None
+        self.average.load(Path(folder))
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def save_checkpoint(self, path: str) -> None:

@@ -10,13 +10,10 @@ from rlsdk.interfaces import Capability, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import CheckpointStore, read_state
 from rlsdk.trainer.reference import reference_state
-from rlsdk.trainer.stage import OutputError, Stage
+from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
-
-MODEL_FOLDER = "model"
-"""Of a checkpoint: the policy in Hugging Face form."""
 
 
 def export_policy(session: Session, tokenizer: Any, folder: Path, *, timeout_s: float | None = None) -> None:
@@ -93,6 +90,7 @@ class Trainer:
             self.session.save_roles(draft, timeout_s=self.save_timeout_s)
             if self.stage.settings.exports and self.session.actor.can(Capability.EXPORT):
                 export_policy(self.session, self.tokenizer, draft / MODEL_FOLDER, timeout_s=self.save_timeout_s)
+            self.stage.save_parts(draft)
             atomic_write_text(draft / "config.yaml", self.config_text)
         self.last_checkpoint = self.store.folder / f"step_{step:08d}"
         self.output.view.saved(step, self.last_checkpoint)
@@ -115,6 +113,7 @@ class Trainer:
         saved = read_state(checkpoint)
         self.session.load_roles(checkpoint, timeout_s=self.save_timeout_s)
         self.stage.load_state_dict(saved)
+        self.stage.load_parts(checkpoint)
         self.last_checkpoint = checkpoint
 
     def _call_back(self, metrics: Any) -> Exception | None:

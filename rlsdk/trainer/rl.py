@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
+from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
 from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
@@ -47,6 +49,7 @@ class RlStage(Stage):
         options: RlOptions,
         settings: StageSettings,
         state: TrainerState,
+        average: PolicyAverage | None = None,
     ) -> None:
         """`state` is shared with `phase`, which brings its policy version to the replicas."""
         self.source = source
@@ -57,6 +60,7 @@ class RlStage(Stage):
         self.options = options
         self.settings = settings
         self.state = state
+        self.average = average
         self.first_eval: Mapping[str, float] | None = None
         self.last_eval: Mapping[str, float] = {}
 
@@ -75,6 +79,9 @@ class RlStage(Stage):
         for result in learned.actor:
             self.state.count_update(result.step)
         self.state.count_batch(batch)
+        if self.average is not None:
+            with clock.measure("average"):
+                self.average.update()
         self.source.updated()
         self.step += 1
         metrics = self._metrics(groups, learned, summary, clock)
@@ -123,6 +130,14 @@ class RlStage(Stage):
         self.learner.algorithm.load_state_dict(state["algorithm"])
         self.source.load_state_dict(state["source"], step=self.step)
         self.first_eval = state["first_eval"]
+
+    def save_parts(self, checkpoint: Path) -> None:
+        if self.average is not None:
+            self.average.save(checkpoint)
+
+    def load_parts(self, checkpoint: Path) -> None:
+        if self.average is not None:
+            self.average.load(checkpoint)
 
     def close(self) -> None:
         self.source.close()

@@ -12,6 +12,9 @@ from typing import Any
 from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
 from rlsdk.trainer.events import RunView
 
+MODEL_FOLDER = "model"
+"""Of a checkpoint: the policy in Hugging Face form."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings:
@@ -100,6 +103,12 @@ class Stage(ABC):
         Raises:
             CheckpointError: it is of other data, or of another version of rlsdk.
         """
+
+    def save_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
+        """Writes into a checkpoint what is too large for `state_dict`; roles and model are there already."""
+
+    def load_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
+        """Takes back what `save_parts` wrote; roles and state were loaded before."""
 
     def close(self) -> None:  # noqa: B027 - a working default
         """Frees what the stage started."""

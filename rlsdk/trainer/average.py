@@ -1,0 +1,170 @@
+"""The exponential moving average of the actor's weights: kept by each rank of what it holds, exported as a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlsdk.algorithms import update_average
+from rlsdk.config.role_names import ACTOR
+from rlsdk.interfaces import Box, CheckpointError, TrainEngine
+from rlsdk.trainer.stage import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.session import Session
+
+AVERAGE_FOLDER = "model_average"
+"""Of a checkpoint: the average in Hugging Face form."""
+_PARTS_FOLDER = "actor_average"
+"""Of a checkpoint: what each rank holds of the average."""
+_BOXES = "boxes"
+"""Key in a file's metadata: its boxes, in the order of its tensors."""
+
+
+class WeightAverage:
+    """Of one rank, in float32 in main memory. Begins as the weights of now."""
+
+    def __init__(self, engine: TrainEngine, decay: float) -> None:
+        """
+        Args:
+            engine: whose weights are on its device.
+            decay: share of the average that stays at an update.
+        """
+        self._engine = engine
+        self._decay = decay
+        self._boxes = {str(at): (shard.name, shard.box) for at, shard in enumerate(engine.shards())}
+        self._means = {key: tensor.clone() for key, tensor in self._weights()}
+
+    def update(self) -> None:
+        """Takes the weights of now in, shard by shard."""
+        for key, weights in self._weights():
+            update_average({key: self._means[key]}, {key: weights}, self._decay)
+
+    def save(self, file: Path) -> None:
+        """Writes this rank's part."""
+        boxes = [[name, box.offset, box.size] for name, box in self._boxes.values()]
+        save_file(self._means, file, metadata={_BOXES: json.dumps(boxes)})
+
+    def load(self, folder: Path) -> None:
+        """Takes its boxes out of what any number of ranks wrote.
+
+        Raises:
+            CheckpointError: a part of a tensor is missing.
+        """
+        with _Parts(folder) as parts:
+            for key, (name, box) in self._boxes.items():
+                self._means[key].copy_(parts.read(name, box))
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        for at, shard in enumerate(self._engine.shards()):
+            yield str(at), shard.tensor.detach().to("cpu", torch.float32)
+
+
+def export_average(parts: Path, model: Path, target: Path) -> None:
+    """Writes the average as a Hugging Face folder: files, names and dtypes of `model`, values of the average.
+
+    Args:
+        parts: what the ranks wrote.
+        model: the folder of the model whose average it is; what it holds besides weights is copied.
+        target: a new folder.
+    """
+    target.mkdir()
+    with _Parts(parts) as average:
+        for file in sorted(model.iterdir()):
+            if file.suffix != ".safetensors":
+                shutil.copy(file, target / file.name)
+                continue
+            weights = load_file(file)
+            averaged = {
+                name: average.read(name, Box.whole(tuple(tensor.shape))).to(tensor.dtype) if name in average else tensor
+                for name, tensor in weights.items()
+            }
+            save_file(averaged, target / file.name, metadata={"format": "pt"})
+
+
+class PolicyAverage:
+    """The average of a run's policy, over all its ranks. Lives in the controller."""
+
+    def __init__(self, session: Session, decay: float, *, timeout_s: float | None = None) -> None:
+        """Begins it as the weights of now.
+
+        Args:
+            session: whose actor is averaged.
+            decay: share of the average that stays at an update.
+            timeout_s: for each part of a checkpoint; None: that of the actor's group.
+        """
+        self._session = session
+        self._decay = decay
+        self._timeout_s = timeout_s
+        self._start()
+
+    def update(self) -> None:
+        """Takes the weights of now in."""
+        with self._session.turns.using(ACTOR):
+            self._session.actor.run("update_average")
+
+    def save(self, checkpoint: Path) -> None:
+        """Writes it into a checkpoint, and beside the exported model, where there is one, the model that it is."""
+        parts = checkpoint / _PARTS_FOLDER
+        parts.mkdir()
+        self._session.actor.run("save_average", str(parts), timeout_s=self._timeout_s)
+        if (checkpoint / MODEL_FOLDER).is_dir():
+            export_average(parts, checkpoint / MODEL_FOLDER, checkpoint / AVERAGE_FOLDER)
+
+    def load(self, checkpoint: Path) -> None:
+        """Goes on from a checkpoint; from its weights, where the run had no average until then."""
+        parts = checkpoint / _PARTS_FOLDER
+        if parts.is_dir():
+            self._session.actor.run("load_average", str(parts), timeout_s=self._timeout_s)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        with self._session.turns.using(ACTOR):
+            self._session.actor.run("start_average", self._decay)
+
+
+class _Parts:
+    """The boxes in the files of a folder, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._of: dict[str, list[tuple[Any, str, Box]]] = {}
+
+    def __enter__(self) -> _Parts:
+        for path in sorted(self._folder.glob("*.safetensors")):
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            boxes = json.loads(file.metadata()[_BOXES])
+            for key, (name, offset, size) in enumerate(boxes):
+                self._of.setdefault(name, []).append((file, str(key), Box(tuple(offset), tuple(size))))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """`box.size` float32."""
+        values = torch.full(box.size, torch.nan)
+        for file, key, here in self._of.get(name, ()):
+            common = here.intersect(box)
+            if common is not None:
+                values[common.slices(box)] = file.get_tensor(key)[common.slices(here)]
+        if values.isnan().any():
+            raise CheckpointError(
+                f"{str(self._folder)!r}: the average of {name!r} at {box} is not whole: a file of a rank is missing, "
+                "or the weights were not finite; set train.ema_decay null to go on without the average"
+            )
+        return values
