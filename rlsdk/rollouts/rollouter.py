@@ -64,6 +64,15 @@ class GroupRequests:
         """What the rollouter of one sample is given."""
         return SampleGenerate(self, index)
 
+    def whole(self) -> Mapping[int, asyncio.Future[GenerationOutput]] | None:
+        """One request for the first turn of every sample at once, by sample: what they would come to if each called.
+        None: there is no room for a token."""
+        room = self.max_model_tokens - len(self.task.prompt.prompt_ids)
+        if room < 1:
+            return None
+        wanted = min(self.task.sampling.max_tokens, room)
+        return self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
+
     async def generate(self, call: _Call) -> GenerationOutput:
         if not self._calls:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -85,19 +94,24 @@ class GroupRequests:
 
     def _send(self, run: Sequence[_Call]) -> None:
         first = run[0]
-        self._count += 1
-        # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
-        seed = self.task.seed if first.turn == 0 else (*self.task.seed, "turn", first.turn)
-        request = GenerationRequest(
-            request_id=f"{self.task.id}#{self.name}{self._count}",
-            prompt_ids=first.token_ids,
-            sampling=replace(self.task.sampling, max_tokens=first.max_tokens, seed=request_seed(*seed)),
-            n=len(run),
-            first_sample=first.sample,
-        )
-        futures = self.client.generate(request, priority=self.task.ordinal)
+        futures = self._request(first.turn, first.sample, len(run), first.token_ids, first.max_tokens)
         for call in run:
             _forward(futures, call)
+
+    def _request(
+        self, turn: int, first_sample: int, n: int, token_ids: tuple[int, ...], max_tokens: int
+    ) -> Mapping[int, asyncio.Future[GenerationOutput]]:
+        self._count += 1
+        # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
+        seed = self.task.seed if turn == 0 else (*self.task.seed, "turn", turn)
+        request = GenerationRequest(
+            request_id=f"{self.task.id}#{self.name}{self._count}",
+            prompt_ids=token_ids,
+            sampling=replace(self.task.sampling, max_tokens=max_tokens, seed=request_seed(*seed)),
+            n=n,
+            first_sample=first_sample,
+        )
+        return self.client.generate(request, priority=self.task.ordinal)
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -12,12 +13,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rlsdk.interfaces import BatchError, DeadlineError, FinishReason, RewardSample, RlsdkError, Trajectory
+from rlsdk.interfaces import (
+    BatchError,
+    DeadlineError,
+    FinishReason,
+    GenerationOutput,
+    RewardSample,
+    RlsdkError,
+    Span,
+    Trajectory,
+)
 from rlsdk.rollouts.client import GenerationClient, Replica
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
-from rlsdk.rollouts.rollouter import GroupRequests, Tokens, without_stop
+from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, Tokens, single_turn, without_stop
 
 Rollout = Callable[..., Awaitable[Trajectory]]
+Deliver = Callable[[Sample | BaseException], None]
+"""Takes a sample, or what ended the rollout of its group."""
+GREEDY = "greedy"
+"""Name of the requests of greedy baselines."""
 
 
 class Codec(Protocol):
@@ -127,40 +141,107 @@ class RolloutStream:
         await asyncio.gather(collecting, return_exceptions=True)
 
     def _begin(self, tasks: Sequence[GroupTask]) -> None:
+        single = self._options.rollout is single_turn and not self._options.rollout_options
         for task in tasks:
+            if single and len(task.prompt.prompt_ids) < self._options.max_model_tokens:
+                self._begin_single(task)
+                continue
             running = self._loop.create_task(self._group(task))
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
 
+    def _begin_single(self, task: GroupTask) -> None:
+        """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds
+        of samples in one decoding step, and all of them wait for the last one's coroutine."""
+        collected = _Collected(task, self._done.put)
+        for part, name in self._parts(task):
+            prompt = Span.given(part.prompt.prompt_ids)
+            futures = self._requests(part, name).whole()
+            assert futures is not None
+            for index, future in futures.items():
+                deliver = functools.partial(collected.take, name, index)
+                future.add_done_callback(functools.partial(self._answered, part, prompt, deliver))
+
+    def _answered(
+        self, task: GroupTask, prompt: Span, deliver: Deliver, future: asyncio.Future[GenerationOutput]
+    ) -> None:
+        if future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            deliver(_failed(error) if isinstance(error, BatchError) else error)
+            return
+        output = future.result()
+        span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
+        self._last_sample = time.monotonic()
+        self._grading.add(task, Trajectory(spans=(prompt, span), finish_reason=output.finish_reason), deliver)
+
+    def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:
+        """What is sampled for a group, with the name of its requests: its samples, and the greedy one."""
+        if not task.greedy_baseline:
+            return [(task, "")]
+        return [(task, ""), (replace(task, sampling=replace(task.sampling, temperature=0.0), num_samples=1), GREEDY)]
+
+    def _requests(self, task: GroupTask, name: str) -> GroupRequests:
+        return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
+
     async def _group(self, task: GroupTask) -> None:
-        requests = GroupRequests(task, self._client, self._codec, self._options.max_model_tokens)
+        collected = _Collected(task, self._done.put)
         try:
-            work = [self._sample(task, requests, at) for at in range(task.num_samples)]
-            if task.greedy_baseline:
-                greedy = replace(task, sampling=replace(task.sampling, temperature=0.0), num_samples=1)
-                beside = GroupRequests(greedy, self._client, self._codec, self._options.max_model_tokens, "greedy")
-                work.append(self._sample(greedy, beside, 0))
-            samples = await asyncio.gather(*work)
-            baseline = samples.pop() if task.greedy_baseline else None
-            self._done.put(Group(task=task, samples=samples, baseline=baseline))
+            work = []
+            for part, name in self._parts(task):
+                requests = self._requests(part, name)
+                for index in range(part.num_samples):
+                    deliver = functools.partial(collected.take, name, index)
+                    work.append(self._sample(part, requests.of_sample(index), deliver))
+            await asyncio.gather(*work)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._done.put(error)
+            collected.fail(error)
 
-    async def _sample(self, task: GroupTask, requests: GroupRequests, index: int) -> Sample:
+    async def _sample(self, task: GroupTask, generate: SampleGenerate, deliver: Deliver) -> None:
         try:
-            trajectory = await self._options.rollout(
-                task.prompt, requests.of_sample(index), **self._options.rollout_options
-            )
+            trajectory = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
         except BatchError as error:
-            return _failed(error)
+            deliver(_failed(error))
         except RlsdkError:
             raise
         except Exception as error:
-            return _failed(error)
-        self._last_sample = time.monotonic()
-        return await self._grading.grade(task, trajectory)
+            deliver(_failed(error))
+        else:
+            self._last_sample = time.monotonic()
+            self._grading.add(task, trajectory, deliver)
+
+
+class _Collected:
+    """The samples of one group, as they come."""
+
+    def __init__(self, task: GroupTask, done: Callable[[Group | BaseException], None]) -> None:
+        """`done` is called once, with the group or with what ended it."""
+        self._task = task
+        self._done = done
+        self._samples: dict[int, Sample] = {}
+        self._baseline: Sample | None = None
+        self._left = task.num_samples + task.greedy_baseline
+
+    def take(self, name: str, index: int, sample: Sample | BaseException) -> None:
+        if isinstance(sample, BaseException):
+            self.fail(sample)
+            return
+        if name == GREEDY:
+            self._baseline = sample
+        else:
+            self._samples[index] = sample
+        self._left -= 1
+        if not self._left:
+            samples = [self._samples[at] for at in range(self._task.num_samples)]
+            self._done(Group(task=self._task, samples=samples, baseline=self._baseline))
+
+    def fail(self, error: BaseException) -> None:
+        """Of all that goes wrong with a group, the first is told."""
+        if self._left > 0:
+            self._left = -1
+            self._done(error)
 
 
 class _Grading:
@@ -169,25 +250,30 @@ class _Grading:
     def __init__(self, grader: Grader | None, codec: Codec) -> None:
         self._grader = grader
         self._codec = codec
-        self._waiting: list[tuple[GroupTask, Trajectory, asyncio.Future[Sample]]] = []
+        self._waiting: list[tuple[GroupTask, Trajectory, Deliver]] = []
 
-    async def grade(self, task: GroupTask, trajectory: Trajectory) -> Sample:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sample] = loop.create_future()
+    def add(self, task: GroupTask, trajectory: Trajectory, deliver: Deliver) -> None:
+        """`deliver` is called with the graded sample, or with what went wrong."""
         if not self._waiting:
-            loop.call_soon(self._flush)
-        self._waiting.append((task, trajectory, future))
-        return await future
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append((task, trajectory, deliver))
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
+        try:
+            self._submit(waiting)
+        except Exception as error:
+            for _, _, deliver in waiting:
+                deliver(error)
+
+    def _submit(self, waiting: Sequence[tuple[GroupTask, Trajectory, Deliver]]) -> None:
         texts = self._codec.decode_all(
             [without_stop(trajectory.response_ids, task.sampling.stop_token_ids)
              for task, trajectory, _ in waiting]
         )  # fmt: skip
         if self._grader is None:
-            for (_, trajectory, future), text in zip(waiting, texts, strict=True):
-                future.set_result(Sample(trajectory=trajectory, text=text, grade=Grade()))
+            for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
+                deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
             return
         samples = [
             RewardSample(
@@ -206,23 +292,21 @@ class _Grading:
 
 def _deliver(
     done: asyncio.Future[Sequence[Grade]],
-    waiting: Sequence[tuple[GroupTask, Trajectory, asyncio.Future[Sample]]],
+    waiting: Sequence[tuple[GroupTask, Trajectory, Deliver]],
     texts: Sequence[str],
 ) -> None:
     """Gives each sample its grade, or all of them the error."""
-    error = None if done.cancelled() else done.exception()
-    for at, (_, trajectory, future) in enumerate(waiting):
-        if future.done():
-            continue
-        if done.cancelled():
-            future.cancel()
-        elif error is not None:
-            future.set_exception(error)
+    if done.cancelled():
+        return
+    error = done.exception()
+    for at, (_, trajectory, deliver) in enumerate(waiting):
+        if error is not None:
+            deliver(error)
         else:
-            future.set_result(Sample(trajectory=trajectory, text=texts[at], grade=done.result()[at]))
+            deliver(Sample(trajectory=trajectory, text=texts[at], grade=done.result()[at]))
 
 
-def _failed(error: Exception) -> Sample:
+def _failed(error: BaseException) -> Sample:
     """A rollouter that raised costs its own sample."""
     message = f"{type(error).__name__}: {error}"
     failure = Failure(kind="exception", source="rollout", message=message)

@@ -23,7 +23,6 @@ from rlsdk.trainer.assemble import build_materials, rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.metrics import StepClock
-from rlsdk.trainer.parts import build_objective
 from rlsdk.trainer.rl import RlStage, rollout_info
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
@@ -233,9 +232,9 @@ def weighed(batch: Batch, engine: Any, registry: Registry) -> Batch:
 
 
 def test_nothing_about_the_tools_tokens_reaches_loss_or_gradient(
-    stage: RlStage, groups: list[Group], config: RunConfig, registry: Registry
+    stage: RlStage, groups: list[Group], registry: Registry
 ) -> None:
-    objective, engine = build_objective(config.algorithm, registry), engine_of(stage)
+    objective, engine = stage.learner.algorithm.objective, engine_of(stage)  # type: ignore[attr-defined]
     # Warm enough for a gradient: what was learned by heart has none left where it was sampled.
     batch = weighed(make_batch(groups, temperature=5.0), engine, registry)
 

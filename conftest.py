@@ -1,0 +1,9 @@
+"""Settings of every test, of the core and of the plugins."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# A test says nothing about speed: on a busy machine any example can take long.
+settings.register_profile("rlsdk", deadline=None)
+settings.load_profile("rlsdk")
