@@ -87,7 +87,7 @@ class Schedule:
     @property
     def settled(self) -> bool:
         """The newest weights are served, or nobody will need them."""
-        return self.served == self.trained or self._needs_no_weights()
+        return not self._publishing and (self.served == self.trained or self._needs_no_weights())
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none when the run is over already."""
@@ -158,8 +158,9 @@ class Schedule:
         return [Train(self.trained + 1, groups)]
 
     def _needs_no_weights(self) -> bool:
-        """No sample will be drawn any more."""
-        return not self._order.running and self._order.has_started(self.limits.last_step)
+        """No token will be drawn any more with others than those now served."""
+        done = self.limits.drains or not self._order.running
+        return done and self._order.has_started(self.limits.last_step)
 
     def _expect(self, condition: bool, event: Event) -> None:
         if not condition:

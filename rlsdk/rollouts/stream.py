@@ -143,7 +143,7 @@ class RolloutStream:
             RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
         """
         try:
-            found = self._done.get(timeout=timeout_s)
+            found: Group | BaseException = self._done.get(timeout=timeout_s)
         except queue.Empty:
             raise DeadlineError(f"no group was finished within {timeout_s:g} s") from None
         if isinstance(found, BaseException):

@@ -11,6 +11,7 @@ from rlsdk.interfaces import SyncReport
 
 if TYPE_CHECKING:
     from rlsdk.rollouts import RolloutStream
+    from rlsdk.trainer.phases import RolloutPhase
     from rlsdk.trainer.session import Session
     from rlsdk.trainer.state import TrainerState
 
@@ -20,6 +21,14 @@ OnNewWeights = Literal["drain", "recompute", "keep"]
 
 class Publisher(Protocol):
     """What a source of groups needs to have weights published."""
+
+    seconds: float
+    """That the last publish took from the replicas."""
+
+    @property
+    def last_report(self) -> SyncReport | None:
+        """Of the last publish."""
+        ...
 
     def hold(self) -> None:
         """Keeps the weights of now aside for the next `publish`; what is trained later does not change them."""
@@ -32,6 +41,28 @@ class Publisher(Protocol):
             done: called when every replica serves them, or with what went wrong; from any thread.
         """
         ...
+
+
+class TurnsPublisher:
+    """Satisfies `Publisher` where groups are made between steps: brings the weights of now, and waits for it."""
+
+    def __init__(self, phase: RolloutPhase) -> None:
+        self._phase = phase
+        self.seconds = 0.0
+
+    @property
+    def last_report(self) -> SyncReport | None:
+        """Of the last publish."""
+        return self._phase.last_report
+
+    def hold(self) -> None:
+        raise RuntimeError("a synchronous schedule holds no weights: a driver's mistake")
+
+    def publish(self, done: Done) -> None:
+        start = time.perf_counter()
+        self._phase.publish()
+        self.seconds = time.perf_counter() - start
+        done(None)
 
 
 class OverlappedPublisher:
@@ -68,9 +99,13 @@ class OverlappedPublisher:
         self._synced = synced
         self._held: tuple[int, bool] | None = None
         self._thread: threading.Thread | None = None
-        self.last_report: SyncReport | None = None
+        self._report: SyncReport | None = None
         self.seconds = 0.0
-        """That the replicas did not decode for the last publish."""
+
+    @property
+    def last_report(self) -> SyncReport | None:
+        """Of the last publish."""
+        return self._report
 
     def hold(self) -> None:
         """See `Publisher`. Blocks until the copy is made."""
@@ -112,7 +147,7 @@ class OverlappedPublisher:
         running = self._on_new_weights != "drain"
         if running:
             self._stream.interrupt(self._timeout_s)
-        self.last_report = self._session.weights().sync(version, expect_change=changed)
+        self._report = report = self._session.weights().sync(version, expect_change=changed)
         if running:
             self._stream.go_on(self._timeout_s, keep_cache=self._on_new_weights == "keep")
-        self._synced(self.last_report)
+        self._synced(report)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -143,14 +142,20 @@ class GroupSource:
         self._current = found
         return found.groups
 
-    def updated(self) -> None:
-        """The update on the groups of the last `next` is done."""
-        self._due.append(Updated(self._current.step))
-        if self._config.overlaps:
-            self._inbox.put(self._due.pop())
-            self._wait(lambda: self._schedule.trained == self._current.step)
-        else:
+    def updated(self, *, quiet: bool = False) -> None:
+        """The update on the groups of the last `next` is done.
+
+        Args:
+            quiet: `served` follows, so that nothing shall start with the new weights before.
+        """
+        if not self._config.overlaps:
             self._close_groups()
+            self._due.append(Updated(self._current.step))
+        else:
+            if quiet:
+                self._inbox.put(_Quiet(self._drains))
+            self._inbox.put(Updated(self._current.step))
+            self._wait(lambda: self._schedule.trained == self._current.step)
 
     @contextmanager
     def served(self) -> Iterator[bool]:
@@ -159,9 +164,8 @@ class GroupSource:
         if not self._config.overlaps or self._thread is None:
             yield False
             return
-        quiet = self._config.on_new_weights == "drain"
-        self._inbox.put(_Quiet(quiet))
-        self._wait(lambda: self._schedule.settled and self._quiet is quiet and not (quiet and self._schedule.running))
+        self._inbox.put(_Quiet(self._drains))
+        self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
         try:
             yield self._schedule.served == self._schedule.trained
         finally:
@@ -203,6 +207,10 @@ class GroupSource:
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def _drains(self) -> bool:
+        return self._config.on_new_weights == "drain"
+
     def _schedule_from(self, step: int) -> Schedule:
         return Schedule(
             groups_per_step=self._groups_per_step,
@@ -211,7 +219,7 @@ class GroupSource:
             next_group=self._ledger.next_group,
             max_staleness=self._config.max_staleness,
             order=self._config.order,
-            drains=self._config.on_new_weights == "drain",
+            drains=self._drains,
             max_groups_per_step=self._max_groups_per_step,
             again=self._ledger.open_by_step(),
         )
@@ -275,7 +283,7 @@ class GroupSource:
                     self._publisher.hold()
                 case Publish(step):
                     self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
-                case Start() as start if self._quiet:
+                case Start() as start if self._quiet and self._schedule.settled:
                     self._kept.append(start)
                 case Start(step, groups):
                     self._start(step, groups)
