@@ -50,6 +50,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.ABORT,
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,
+                    Capability.STALE_CACHE,
                 }
             ),
             max_ranks=1,

@@ -21,6 +21,7 @@ from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
+from rlsdk.config.schedule import ScheduleConfig
 from rlsdk.config.schema import (
     DataConfig,
     DeadlinesConfig,
@@ -58,6 +59,7 @@ __all__ = [
     "Role",
     "RolloutConfig",
     "RunConfig",
+    "ScheduleConfig",
     "SftConfig",
     "ShardingConfig",
     "TrackingConfig",

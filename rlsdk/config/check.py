@@ -16,7 +16,7 @@ from rlsdk.config.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.config.roles import Role, needed_roles, roles
 from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
-from rlsdk.interfaces import Algorithm, BackendKind, ChecksPlace, Head, LogProbKind, RlsdkError
+from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -66,6 +66,7 @@ def check_run(
             *_transport(config, device),
             *_log_prob_kind(config, registry),
             *_components(config, registry),
+            *_schedule(config, registry),
         ]
     return list(dict.fromkeys(found))  # Roles that share a section share its problems.
 
@@ -243,6 +244,35 @@ def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Prob
         yield Problem("algorithm.name", f"{name!r} asks for the roles {odd}: expected some of ['critic', 'ref']")
     if options and name == POLICY_GRADIENT:
         yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
+
+
+def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    """What the rollout backend cannot do for this schedule."""
+    schedule, name = config.schedule, config.rollout.backend
+    if not schedule.overlaps or name not in registry.usable(BackendKind.ROLLOUT):
+        return
+    spec = registry.backend(BackendKind.ROLLOUT, name)
+    can = spec.capabilities
+    if schedule.on_new_weights == "recompute" and not can & {Capability.PARTIAL_ROLLOUT, Capability.ABORT}:
+        yield Problem(
+            "schedule.on_new_weights",
+            f"'recompute' needs a rollout backend that pauses or aborts what runs; {name!r} claims neither "
+            "'partial_rollout' nor 'abort'. Use 'drain'",
+        )
+    if schedule.on_new_weights == "keep" and not {Capability.PARTIAL_ROLLOUT, Capability.STALE_CACHE} <= can:
+        yield Problem(
+            "schedule.on_new_weights",
+            f"'keep' needs a rollout backend that goes on with keys and values of older weights; {name!r} does not "
+            "claim 'stale_cache'. Use 'recompute'",
+        )
+    uncompared = _differs(spec.log_prob_kind, config.rollout)
+    if uncompared and config.algorithm.old_log_probs == "auto" and not schedule.uncorrected:
+        yield Problem(
+            "schedule.max_staleness",
+            f"{schedule.max_staleness} needs a correction of stale samples, but rollout backend {name!r} gives "
+            f"log-probs {spec.log_prob_kind.value!r}, which differ with {uncompared}; change that, or say "
+            "`--schedule.uncorrected true`",
+        )
 
 
 def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -> Iterator[Problem]:

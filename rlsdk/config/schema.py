@@ -24,6 +24,7 @@ from rlsdk.config.role_sections import (
     critic_warmup_problems,
     reward_model_problems,
 )
+from rlsdk.config.schedule import ScheduleConfig, schedule_problems
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
@@ -307,6 +308,8 @@ class RunConfig(Section):
     """Which role runs where."""
     trainer: TrainerConfig = TrainerConfig()
     """The loop."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """When groups are made, and with which weights."""
     deadlines: DeadlinesConfig = DeadlinesConfig()
     """Seconds after which a wait is an error."""
     sft: SftConfig = SftConfig()
@@ -333,6 +336,7 @@ class RunConfig(Section):
         yield from self._length_problems()
         yield from self._group_problems()
         yield from self._schedule_problems()
+        yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_model_problems(self.reward_models)
         if self.needs_values:
             trainer = self.trainer

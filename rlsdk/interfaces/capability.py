@@ -40,6 +40,8 @@ class Capability(StrEnum):
     """Rollout: `abort` ends chosen requests; each still yields what it has, with finish reason `abort`."""
     PARTIAL_ROLLOUT = "partial_rollout"
     """Rollout: `pause` keeps unfinished requests and `resume` goes on with them, under new weights if they came."""
+    STALE_CACHE = "stale_cache"
+    """Rollout: `resume(keep_cache=True)` goes on with keys and values of older weights."""
     SEED = "seed"
     """Rollout: same seed and same request give the same tokens, whatever else runs in the batch, and also where a part
     of them came as `GenerationRequest.response_ids`."""

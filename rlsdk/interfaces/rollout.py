@@ -94,9 +94,14 @@ class RolloutEngine(ABC):
         """Stops decoding before the next step and keeps unfinished requests; calls of `generate` wait meanwhile."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
         """Continues what `pause` kept, under the weights now served: keys and values of older weights are computed
-        again, tokens and log-probs that were sampled stay as they are."""
+        again, tokens and log-probs that were sampled stay as they are.
+
+        Args:
+            keep_cache: the samples that were paused go on with the keys and values that they have; no other sample
+                sees them. Only asked of engines that claim `Capability.STALE_CACHE`.
+        """
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def sleep(self, level: int = 1) -> None:

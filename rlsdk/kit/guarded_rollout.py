@@ -119,13 +119,16 @@ class GuardedRolloutEngine(RolloutEngine):
             self.engine.pause()
             self._paused = True
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
         """See `RolloutEngine`. Without weights it is refused, and what is paused stays so: a whole update may come, or
         `abort`."""
         if not self.is_closed:
             self._check_served()
             self._paused = False
-            self.engine.resume()
+            if keep_cache:
+                self.engine.resume(keep_cache=True)
+            else:
+                self.engine.resume()
 
     def sleep(self, level: int = 1) -> None:
         """See `RolloutEngine`. Nothing happens where all is asleep already, as deeply.

@@ -107,14 +107,22 @@ class Decoder:
             self.waiting, self.prefilled = [], None
             self.running.clear()
 
+    def keep_old(self, version: int) -> None:
+        """Rows that run go on with the keys and values that they have; prompts are run anew for others."""
+        self._drop_prompts()
+        self.version = version
+
     def _drop_old(self, version: int) -> None:
         """Nothing that was computed with other weights is used again."""
-        if self.prefilled is not None:
-            self.waiting += [job for job in self.prefilled.jobs if job.pending]
-            self.prefilled = None
+        self._drop_prompts()
         if self.running.num_alive:
             self.running.recompute()
         self.version = version
+
+    def _drop_prompts(self) -> None:
+        if self.prefilled is not None:
+            self.waiting += [job for job in self.prefilled.jobs if job.pending]
+            self.prefilled = None
 
     def _pending(self) -> int:
         """Samples that are not rows yet."""

@@ -115,7 +115,10 @@ class TransformersRolloutEngine(RolloutEngine):
         """Takes effect before the next pass; unfinished requests keep what they have."""
         self.paused = True
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
+        if keep_cache:
+            with self.lock:
+                self.decoder.keep_old(self.version)
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:

@@ -8,7 +8,7 @@ from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Samp
 from rlsdk.rollouts.packed import PackedOutputs
 from rlsdk.rollouts.pump import Collected, Lost, Pump
 from rlsdk.rollouts.rollouter import single_turn
-from rlsdk.rollouts.schedule import Finished, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts.schedule import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
 from rlsdk.rollouts.seeds import request_seed
 from rlsdk.rollouts.stream import Codec, Grader, RolloutStream, StreamOptions
 
@@ -23,6 +23,7 @@ __all__ = [
     "Group",
     "GroupId",
     "GroupTask",
+    "Hold",
     "Lost",
     "PackedOutputs",
     "Publish",

@@ -15,7 +15,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rlsdk.interfaces import DeadlineError, GenerationOutput, GenerationRequest, RlsdkError, WorkerError
+from rlsdk.interfaces import (
+    DeadlineError,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    RlsdkError,
+    WorkerError,
+)
+from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
 
 LOOK_S = 0.5
@@ -43,6 +51,15 @@ class Replica(Protocol):
 
     async def abort(self, request_ids: Sequence[str]) -> None: ...
 
+    @property
+    def keeps_unfinished(self) -> bool:
+        """`pause` and `resume` are served; otherwise what runs is aborted, and goes on from the tokens it has."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self, keep_cache: bool) -> None: ...
+
 
 @dataclass(eq=False)
 class _Flight:
@@ -54,6 +71,8 @@ class _Flight:
     """By sample index; those that are not finished."""
     replica: int | None = None
     attempts: int = 0
+    begun: dict[int, GenerationOutput] = field(default_factory=dict)
+    """By sample index: what it had before it was interrupted, which its request repeats as `response_ids`."""
 
     @property
     def tokens(self) -> int:
@@ -75,6 +94,19 @@ class _Line:
     moved: float = 0.0
     """When `seen` last changed."""
     error: BaseException | None = None
+    busy_s: float = 0.0
+    """Seconds with a sample to make, up to `since`."""
+    since: float | None = None
+    """When it got the first of the samples that it now has."""
+
+    def count(self, samples: int) -> None:
+        """So many more samples, or fewer."""
+        self.samples += samples
+        if self.samples and self.since is None:
+            self.since = time.monotonic()
+        elif not self.samples and self.since is not None:
+            self.busy_s += time.monotonic() - self.since
+            self.since = None
 
 
 class GenerationClient:
@@ -97,6 +129,44 @@ class GenerationClient:
         self._work = [asyncio.Event() for _ in replicas]
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
+        self._interrupted = False
+
+    def busy_s(self) -> float:
+        """Seconds in which replicas had samples to make, added up over them. May be called from any thread."""
+        now = time.monotonic()
+        return sum(line.busy_s + (now - since if (since := line.since) is not None else 0.0) for line in self._lines)
+
+    @property
+    def num_replicas(self) -> int:
+        """Those that were lost included."""
+        return len(self._lines)
+
+    async def interrupt(self) -> None:
+        """Brings all decoding to a stop, for an update of the weights; requests wait meanwhile."""
+        self._interrupted = True
+        await asyncio.gather(*(self._interrupt(at) for at in range(len(self._lines))))
+
+    async def go_on(self, *, keep_cache: bool) -> None:
+        """Goes on with what `interrupt` stopped; `keep_cache`: with the keys and values of older weights."""
+        alive = [line for line in self._lines if line.error is None]
+        await asyncio.gather(*(line.replica.resume(keep_cache) for line in alive if line.replica.keeps_unfinished))
+        for line in alive:
+            line.moved = time.monotonic()
+        self._interrupted = False
+        self._flush_soon()
+
+    async def _interrupt(self, at: int) -> None:
+        line = self._lines[at]
+        while self._sending:  # What is on its way out must have arrived: an abort means what an engine has.
+            await asyncio.wait(set(self._sending))
+        if line.error is not None:
+            return
+        if line.replica.keeps_unfinished:
+            await line.replica.pause()
+            return
+        while line.samples and line.error is None:
+            await line.replica.abort([name for name, flight in self._flights.items() if flight.replica == at])
+            await asyncio.sleep(LOOK_S / 50)
 
     def generate(
         self, request: GenerationRequest, *, priority: int = 0
@@ -148,6 +218,8 @@ class GenerationClient:
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        if self._interrupted:
+            return
         errors = [line.error for line in self._lines if line.error is not None]
         if len(errors) == len(self._lines):
             self._give_up(errors[-1])
@@ -173,7 +245,7 @@ class GenerationClient:
             line.moved = time.monotonic()
         flight.replica = at
         flight.attempts += 1
-        line.samples += len(flight.samples)
+        line.count(len(flight.samples))
         line.tokens += flight.tokens
         line.to_send.append(flight.request)
 
@@ -207,7 +279,7 @@ class GenerationClient:
         progress = (came.num_decoded, line.seen[1] + len(came.outputs))
         if progress != line.seen:
             line.seen, line.moved = progress, time.monotonic()
-        elif line.samples and time.monotonic() - line.moved > self._progress_s:
+        elif line.samples and not self._interrupted and time.monotonic() - line.moved > self._progress_s:
             self._line_failed(
                 at,
                 DeadlineError(
@@ -224,19 +296,34 @@ class GenerationClient:
         if flight is None or future is None:
             return  # aborted meanwhile, or given by a replica that was taken for dead
         line = self._lines[at]
-        line.samples -= 1
+        line.count(-1)
         line.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
         if not flight.samples:
             line.tokens -= len(flight.request.prompt_ids)
             del self._flights[output.request_id]
-        if not future.done():
+        if (begun := flight.begun.get(output.sample_index)) is not None:
+            output = joined(begun, output)
+        if self._interrupted and output.finish_reason is FinishReason.ABORT:
+            self._continue(flight, output, future)
+        elif not future.done():
             future.set_result(output)
+
+    def _continue(self, flight: _Flight, output: GenerationOutput, future: asyncio.Future[GenerationOutput]) -> None:
+        """Queues an interrupted sample anew, behind the tokens that it has."""
+        index = output.sample_index
+        name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._order)}"
+        request = replace(unfinished(flight.request, output), request_id=name)
+        again = _Flight(request, flight.priority, {index: future}, attempts=flight.attempts)
+        if len(output.token_ids):
+            again.begun[index] = output
+        self._flights[name] = again
+        self._enqueue(again)
 
     def _request_lost(self, at: int, name: str, error: BaseException) -> None:
         """An engine refused or dropped a request: that is an answer, not a lost replica."""
         flight = self._flights.pop(name, None)
         if flight is not None:
-            self._lines[at].samples -= len(flight.samples)
+            self._lines[at].count(-len(flight.samples))
             self._lines[at].tokens -= flight.tokens
             _fail(flight, error)
 
@@ -246,7 +333,8 @@ class GenerationClient:
         if line.error is not None:
             return
         line.error = error
-        line.samples = line.tokens = 0
+        line.count(-line.samples)
+        line.tokens = 0
         for flight in [flight for flight in self._flights.values() if flight.replica == at]:
             del self._flights[flight.request.request_id]
             if flight.attempts < self._max_attempts:
@@ -281,12 +369,13 @@ def _reissued(flight: _Flight) -> list[_Flight]:
     name = flight.request.request_id.partition("~")[0]
     return [
         _Flight(
-            replace(flight.request, request_id=f"{name}~{flight.attempts}.{at}", first_sample=run[0], n=len(run)),
+            replace(flight.request, request_id=f"{name}~{flight.attempts}.{run[0]}", first_sample=run[0], n=len(run)),
             flight.priority,
             {index: flight.samples[index] for index in run},
             attempts=flight.attempts,
+            begun=flight.begun,
         )
-        for at, run in enumerate(runs)
+        for run in runs
     ]
 
 

@@ -1,93 +1,31 @@
 """When: the schedule of a run as a pure state machine. Events in, commands out; no clock, no I/O.
 
 One law: *a group for step k may start once the weights of step k - 1 - max_staleness are served, and nothing older is
-trained on.* `max_staleness` 0 is the synchronous run. Steps are counted from 1; the weights of step 0 are those that
-the run starts from.
+trained on.* `max_staleness` 0 is the synchronous run.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
+from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Start, Train, Updated
+from rlsdk.rollouts.orders import FinishOrder, Limits, Order, PromptOrder
 
-@dataclass(frozen=True)
-class Publish:
-    """Bring the weights of this step to every replica, then answer `Published`."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Start:
-    """Begin these groups, by ordinal; they are for `step`."""
-
-    step: int
-    groups: range
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train on these groups, in this order, then answer `Updated`."""
-
-    step: int
-    groups: tuple[int, ...]
-
-
-Command = Publish | Start | Train
-
-
-@dataclass(frozen=True)
-class Published:
-    step: int
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A group was made and graded."""
-
-    group: int
-    accepted: bool = True
-    """False: it teaches nothing, and another is started in its place, up to `max_groups_per_step`."""
-
-
-@dataclass(frozen=True)
-class Updated:
-    step: int
-
-
-Event = Published | Finished | Updated
-
-
-@dataclass
-class _OpenStep:
-    """A step whose groups were started and not sent to train."""
-
-    step: int
-    wanted: int
-    """Groups that it trains."""
-    started: list[int]
-    waiting: set[int]
-    """Started, not finished."""
-    accepted: list[int]
-    rejected: list[int]
-
-    @property
-    def groups(self) -> tuple[int, ...] | None:
-        """Those to train, in the order of their ordinals, as soon as they are certain: rejected ones, oldest first,
-        where not enough were accepted within the bound."""
-        if self.waiting:
-            return None
-        spare = sorted(self.rejected)[: self.wanted - len(self.accepted)]
-        return tuple(sorted([*self.accepted, *spare]))
+__all__ = ["Command", "Event", "Finished", "Hold", "Publish", "Published", "Schedule", "Start", "Train", "Updated"]
 
 
 class Schedule:
     """Which group may start, and which step may train, given what has happened.
 
     `begin` gives the first commands, `handle` those that an event allows. A driver carries commands out in order; it
-    need not wait for a `Start` to come to its end before the next command.
+    need not wait for a `Start`, a `Publish` or a `Train` to come to its end before the next command.
+
+    Past `max_staleness` 0 weights are kept aside (`Hold`) after an update, and published while the next step trains.
+    At most one version waits: before it was published, the step after the next does not train.
+
+    With `drains` the groups of step k are made, whole, with the weights of step k - 1 - `max_staleness` (0 at least),
+    one step's groups at a time, whatever happens when.
     """
 
     def __init__(
@@ -98,7 +36,10 @@ class Schedule:
         done: int = 0,
         next_group: int = 0,
         max_staleness: int = 0,
+        order: Literal["prompt", "finish"] = "prompt",
+        drains: bool = True,
         max_groups_per_step: int | None = None,
+        again: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Stands before the first command.
 
@@ -106,29 +47,54 @@ class Schedule:
             groups_per_step: that a step trains.
             last_step: after which nothing is started.
             done: steps that lie behind (a resumed run).
-            next_group: ordinal of the first group to start.
+            next_group: ordinal of the first new group to start.
             max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
+            order: `prompt`: a step trains the groups that were started for it; `finish`: whoever finished first.
+            drains: weights are published only when no group is under way.
             max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
                 that all are trained.
+            again: groups that were started before a restart and not trained, by the step of their `Start`.
         """
-        self.groups_per_step = groups_per_step
-        self.last_step = last_step
-        self.max_staleness = max_staleness
+        most = max(groups_per_step, max_groups_per_step or groups_per_step)
+        self.limits = Limits(
+            groups_per_step=groups_per_step,
+            max_groups_per_step=most,
+            last_step=last_step,
+            max_staleness=max_staleness,
+            drains=drains,
+        )
         self.trained = done
         """Newest step whose update is done."""
         self.served: int | None = None
         """Newest step whose weights every replica serves."""
-        self._started = done
-        """Newest step whose groups were started."""
-        self._next_group = next_group
-        self._max_groups = max(groups_per_step, max_groups_per_step or groups_per_step)
-        self._open: deque[_OpenStep] = deque()
-        """Oldest first."""
+        kind = PromptOrder if order == "prompt" else FinishOrder
+        self._order: Order = kind(self.limits, done=done, next_group=next_group, again=again or {})
+        self._held = done
+        """Newest step whose weights were kept aside, or published."""
+        self._publishing = False
         self._training = False
+
+    @property
+    def next_group(self) -> int:
+        """Ordinal of the next group that will be started."""
+        return self._order.next_group
+
+    @property
+    def running(self) -> int:
+        """Groups that are under way."""
+        return self._order.running
+
+    @property
+    def settled(self) -> bool:
+        """The newest weights are served, or nobody will need them."""
+        return not self._publishing and (self.served == self.trained or self._needs_no_weights())
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none when the run is over already."""
-        return [Publish(self.trained)] if self.trained < self.last_step else []
+        if self.trained >= self.limits.last_step:
+            return []
+        self._publishing = True
+        return [Publish(self.trained)]
 
     def handle(self, event: Event) -> Sequence[Command]:
         """What may be done now that this has happened.
@@ -138,61 +104,63 @@ class Schedule:
         """
         match event:
             case Published(step):
-                self._expect(step == self.trained and (self.served is None or step > self.served), event)
-                self.served = step
-                return [*self._starts(), *self._train()]
+                self._expect(self._publishing and step == self._held, event)
+                self.served, self._publishing = step, False
+                return self._follow(self._order.start(step))
             case Finished(group, accepted):
-                found = next((open_step for open_step in self._open if group in open_step.waiting), None)
-                self._expect(found is not None, event)
-                return [] if found is None else [*self._finish(found, group, accepted), *self._train()]
+                commands = self._order.finish(group, accepted)
+                self._expect(commands is not None, event)
+                return self._follow(commands or [])
             case Updated(step):
                 self._expect(self._training and step == self.trained + 1, event)
                 self.trained, self._training = step, False
-                if self.trained == self.last_step:
-                    return []
-                return [Publish(self.trained)]
+                return self._follow([])
 
-    @property
-    def next_group(self) -> int:
-        """Ordinal of the next group that will be started."""
-        return self._next_group
+    def _follow(self, starts: Sequence[Start]) -> list[Command]:
+        """What follows from where everything stands now."""
+        commands: list[Command] = list(starts)
+        if self.limits.drains and self.served is not None and not self._order.running and not self._publishing:
+            commands += self._order.start(self.served)
+        return [*commands, *self._hold(), *self._publish(), *self._train()]
 
-    def _starts(self) -> list[Command]:
-        """Every step that the law admits."""
-        commands: list[Command] = []
-        assert self.served is not None
-        while self._started < min(self.served + 1 + self.max_staleness, self.last_step):
-            self._started += 1
-            step = _OpenStep(self._started, self.groups_per_step, [], set(), [], [])
-            self._open.append(step)
-            commands.append(self._start(step, self.groups_per_step))
-        return commands
-
-    def _start(self, step: _OpenStep, count: int) -> Start:
-        groups = range(self._next_group, self._next_group + count)
-        self._next_group = groups.stop
-        step.started += groups
-        step.waiting.update(groups)
-        return Start(step.step, groups)
-
-    def _finish(self, step: _OpenStep, group: int, accepted: bool) -> list[Command]:
-        """Books a group; one that is not accepted is replaced as long as the bound allows."""
-        step.waiting.discard(group)
-        (step.accepted if accepted else step.rejected).append(group)
-        if accepted or len(step.started) >= self._max_groups:
+    def _hold(self) -> list[Command]:
+        """Weights are kept aside as soon as those before them are published."""
+        if self._held == self.trained or self._held != self.served or self._needs_no_weights():
             return []
-        return [self._start(step, 1)]
+        self._held = self.trained
+        return [Hold(self.trained)] if self.limits.max_staleness else []
+
+    def _publish(self) -> list[Command]:
+        if self._publishing or self._held == self.served or self._needs_no_weights():
+            return []
+        if self.limits.drains and not self._is_drained():
+            return []
+        self._publishing = True
+        return [Publish(self._held)]
+
+    def _is_drained(self) -> bool:
+        """All that the weights now served may begin was begun and is made."""
+        assert self.served is not None
+        return not self._order.running and self._order.has_started(self.limits.newest(self.served))
 
     def _train(self) -> list[Command]:
-        """The oldest open step, when it is whole and its turn has come."""
-        if self._training or not self._open or self.served != self.trained:
+        """The next step, when it is whole and its turn has come."""
+        if self._training or self.trained == self.limits.last_step:
             return []
-        groups = self._open[0].groups
+        if self._held != self.trained and not self._needs_no_weights():
+            return []  # The update would change weights that are to be published.
+        if not self.limits.max_staleness and self.served != self.trained:
+            return []
+        groups = self._order.take(self.trained + 1)
         if groups is None:
             return []
-        step = self._open.popleft()
         self._training = True
-        return [Train(step.step, groups)]
+        return [Train(self.trained + 1, groups)]
+
+    def _needs_no_weights(self) -> bool:
+        """No token will be drawn any more with others than those now served."""
+        done = self.limits.drains or not self._order.running
+        return done and self._order.has_started(self.limits.last_step)
 
     def _expect(self, condition: bool, event: Event) -> None:
         if not condition:

@@ -8,8 +8,9 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ Deliver = Callable[[Sample | BaseException], None]
 """Takes a sample, or what ended the rollout of its group."""
 GREEDY = "greedy"
 """Name of the requests of greedy baselines."""
+Inbox = queue.SimpleQueue[Any]
+"""Where groups are delivered, or what ended their rollout."""
 
 
 class Codec(Protocol):
@@ -84,7 +87,7 @@ class RolloutStream:
         self._codec = codec
         self._options = options
         self._grader = grader
-        self._done: queue.SimpleQueue[Group | BaseException] = queue.SimpleQueue()
+        self._done: Inbox = queue.SimpleQueue()
         self._ready = threading.Event()
         self._last_sample = time.monotonic()
         self._thread = threading.Thread(target=self._main, name="rlsdk-stream", daemon=True)
@@ -95,9 +98,42 @@ class RolloutStream:
         """What passed since a sample came: when all is sampled, the time that grading alone takes."""
         return time.monotonic() - self._last_sample
 
-    def start(self, tasks: Sequence[GroupTask]) -> None:
-        """Begins these groups, first ones first; returns at once."""
-        self._loop.call_soon_threadsafe(self._begin, tuple(tasks))
+    def start(self, tasks: Sequence[GroupTask], into: Inbox | None = None) -> None:
+        """Begins these groups, first ones first; returns at once.
+
+        Args:
+            tasks: the groups.
+            into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
+        """
+        self._loop.call_soon_threadsafe(self._begin, tuple(tasks), self._done if into is None else into)
+
+    def interrupt(self, timeout_s: float) -> None:
+        """Brings all decoding to a stop, for an update of the weights. Samples keep what they have.
+
+        Raises:
+            DeadlineError: a replica did not answer in time.
+        """
+        self._wait(self._client.interrupt(), timeout_s, "pause")
+
+    def go_on(self, timeout_s: float, *, keep_cache: bool = False) -> None:
+        """Goes on with what `interrupt` stopped, under the weights that are served now.
+
+        Raises:
+            DeadlineError: a replica did not answer in time.
+        """
+        self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
+
+    def busy_s(self) -> float:
+        """Seconds in which a replica had samples to make, on the average of the replicas."""
+        return self._client.busy_s() / self._client.num_replicas
+
+    def _wait(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        except FutureTimeoutError:
+            raise DeadlineError(
+                f"a rollout replica did not {doing} within {timeout_s:g} s (deadlines.sync_s)"
+            ) from None
 
     def take(self, timeout_s: float | None = None) -> Group:
         """The next group that is finished.
@@ -107,7 +143,7 @@ class RolloutStream:
             RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
         """
         try:
-            found = self._done.get(timeout=timeout_s)
+            found: Group | BaseException = self._done.get(timeout=timeout_s)
         except queue.Empty:
             raise DeadlineError(f"no group was finished within {timeout_s:g} s") from None
         if isinstance(found, BaseException):
@@ -140,20 +176,20 @@ class RolloutStream:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
 
-    def _begin(self, tasks: Sequence[GroupTask]) -> None:
+    def _begin(self, tasks: Sequence[GroupTask], into: Inbox) -> None:
         single = self._options.rollout is single_turn and not self._options.rollout_options
         for task in tasks:
             if single and len(task.prompt.prompt_ids) < self._options.max_model_tokens:
-                self._begin_single(task)
+                self._begin_single(task, into)
                 continue
-            running = self._loop.create_task(self._group(task))
+            running = self._loop.create_task(self._group(task, into))
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
 
-    def _begin_single(self, task: GroupTask) -> None:
+    def _begin_single(self, task: GroupTask, into: Inbox) -> None:
         """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds
         of samples in one decoding step, and all of them wait for the last one's coroutine."""
-        collected = _Collected(task, self._done.put)
+        collected = _Collected(task, into.put)
         for part, name in self._parts(task):
             prompt = Span.given(part.prompt.prompt_ids)
             futures = self._requests(part, name).whole()
@@ -184,8 +220,8 @@ class RolloutStream:
     def _requests(self, task: GroupTask, name: str) -> GroupRequests:
         return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
 
-    async def _group(self, task: GroupTask) -> None:
-        collected = _Collected(task, self._done.put)
+    async def _group(self, task: GroupTask, into: Inbox) -> None:
+        collected = _Collected(task, into.put)
         try:
             work = []
             for part, name in self._parts(task):

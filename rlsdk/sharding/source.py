@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +38,27 @@ class WeightSource:
         self._layout: WeightLayout | None = None
         self._places: dict[str, list[int]] = {}
         self._transports: dict[int, Transport] = {}
+        self._copies: list[WeightShard] = []
+        """One per box of the layout, kept from sync to sync."""
+        self._holds = False
+
+    def hold(self) -> None:
+        """Copies the weights of now. Until `release` a sync takes the copy: the engine may train meanwhile.
+
+        The memory of the copy, as much as the weights of this rank, is kept for the next time.
+        """
+        with self._lock, torch.no_grad():
+            for at, shard in enumerate(self._engine.shards()):
+                if at == len(self._copies):
+                    self._copies.append(replace(shard, tensor=shard.tensor.detach().clone()))
+                else:
+                    self._copies[at].tensor.copy_(shard.tensor)
+            self._holds = True
+
+    def release(self) -> None:
+        """From now on a sync takes the engine's own weights again."""
+        with self._lock:
+            self._holds = False
 
     def layout(self) -> WeightLayout:
         """What this rank holds."""
@@ -92,7 +114,7 @@ class WeightSource:
         wanted = set(places)
         last = max(wanted, default=-1)
         found = {}
-        for at, shard in enumerate(self._engine.shards()):
+        for at, shard in enumerate(self._copies if self._holds else self._engine.shards()):
             if at in wanted:
                 found[at] = shard
             if at >= last:

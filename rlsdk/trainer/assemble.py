@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import PairTraining, RunConfig, comparable_log_probs
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import Example, SamplingParams, SyncReport
+from rlsdk.interfaces import BackendKind, Capability, Example, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.average import PolicyAverage
@@ -30,6 +30,7 @@ from rlsdk.trainer.parts import (
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.preferences import PairOptions, PairStage
+from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_steps
@@ -123,8 +124,14 @@ def open_stream(
 ) -> RolloutStream:
     """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
     rollout = config.rollout
+    spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(
-        replicas_of(group, backend=rollout.backend, max_running=rollout.max_running_samples),
+        replicas_of(
+            group,
+            backend=rollout.backend,
+            max_running=rollout.max_running_samples,
+            keeps_unfinished=Capability.PARTIAL_ROLLOUT in spec.capabilities,
+        ),
         TokenCodec(tokenizer),
         StreamOptions(
             rollout=build_rollouter(rollout.rollouter, registry),
@@ -167,6 +174,9 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
 
     phase = RolloutPhase(enter, stream, view)
     decay = config.train.ema_decay
+    if config.schedule.uncorrected:
+        view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
+    publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
     comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
     algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
     draw = Draw(
@@ -182,7 +192,8 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         groups_per_step=trainer.prompts_per_step,
         steps=trainer.steps,
         seed=trainer.seed,
-        publish=phase.publish,
+        publisher=publisher,
+        schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
     )
@@ -190,6 +201,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         source,
         PolicyLearner(session, algorithm, _learner_options(config, session), state, view),
         phase,
+        publisher,
         evaluation_of(config, materials, stream),
         materials.output,
         RlOptions(
@@ -199,6 +211,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             eval_every=config.eval.every_steps,
             eval_at_start=config.eval.at_start,
             shown_samples=config.tracking.samples_per_step,
+            max_staleness=config.schedule.max_staleness,
         ),
         StageSettings(
             steps=trainer.steps,
@@ -209,6 +222,30 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         ),
         state,
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
+    )
+
+
+def _publisher(
+    config: RunConfig,
+    session: Session,
+    stream: RolloutStream,
+    state: TrainerState,
+    phase: RolloutPhase,
+    view: RunView,
+    *,
+    expects_change: bool,
+) -> Publisher:
+    """How weights get to the replicas: between steps, or while the next one trains."""
+    if not config.schedule.overlaps:
+        return TurnsPublisher(phase)
+    return OverlappedPublisher(
+        session,
+        stream,
+        state,
+        on_new_weights=config.schedule.on_new_weights,
+        expects_change=expects_change,
+        timeout_s=config.deadlines.sync_s,
+        synced=view.synced,
     )
 
 

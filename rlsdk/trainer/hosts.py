@@ -174,7 +174,17 @@ class TrainHost:
     def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
         return self.source.export(bucket)
 
-    @dispatch(split=Split.ALL, join=Join.LIST)
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def hold_weights(self) -> None:
+        """Keeps a copy of the weights of now, which a sync then takes, whatever is trained meanwhile."""
+        self.source.hold()
+
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def release_weights(self) -> None:
+        """From now on a sync takes the engine's own weights again."""
+        self.source.release()
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
         return self.source.fingerprints(transfers)
 
@@ -222,8 +232,11 @@ class RolloutHost:
         self.engine.pause()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
-    def resume(self) -> None:
-        self.engine.resume()
+    def resume(self, keep_cache: bool = False) -> None:
+        if keep_cache:
+            self.engine.resume(keep_cache=True)
+        else:
+            self.engine.resume()
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def sleep(self, level: int) -> None:

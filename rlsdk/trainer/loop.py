@@ -101,6 +101,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Writes a checkpoint: the state of every trained role, the model, and everything else a resume needs."""
+        self.stage.settle()
         step = self.stage.step
         state = {**self.stage.state_dict(), **reference_state(self.session.reference, self.store.folder)}
         with self.output.view.phase("save"), self.store.write(step, state) as draft:

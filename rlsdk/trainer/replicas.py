@@ -29,6 +29,7 @@ class GroupReplica:
     rank: int
     name: str
     max_running: int
+    keeps_unfinished: bool = False
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         await self._call("submit_requests", requests)
@@ -40,13 +41,27 @@ class GroupReplica:
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self._call("abort", request_ids)
 
+    async def pause(self) -> None:
+        await self._call("pause")
+
+    async def resume(self, keep_cache: bool) -> None:
+        await self._call("resume", keep_cache)
+
     async def _call(self, method: str, *args: Any) -> Any:
         return await asyncio.wrap_future(self.group.future(self.rank, method, *args))
 
 
-def replicas_of(group: CallsRanks, *, backend: str, max_running: int) -> list[GroupReplica]:
-    """One per rank."""
+def replicas_of(
+    group: CallsRanks, *, backend: str, max_running: int, keeps_unfinished: bool = False
+) -> list[GroupReplica]:
+    """One per rank; `keeps_unfinished`: its backend claims `Capability.PARTIAL_ROLLOUT`."""
     return [
-        GroupReplica(group=group, rank=rank, name=f"replica {rank} of {backend!r}", max_running=max_running)
+        GroupReplica(
+            group=group,
+            rank=rank,
+            name=f"replica {rank} of {backend!r}",
+            max_running=max_running,
+            keeps_unfinished=keeps_unfinished,
+        )
         for rank in range(group.world_size)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
 from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
+from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.samples import shown_samples
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.timeline import staleness_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class RlOptions:
     eval_at_start: bool
     shown_samples: int
     """Logged with their text, each step."""
+    max_staleness: int = 0
+    """Above 0, groups are made while a step trains."""
 
 
 class RlStage(Stage):
@@ -44,6 +49,7 @@ class RlStage(Stage):
         source: GroupSource,
         learner: PolicyLearner,
         phase: RolloutPhase,
+        publisher: Publisher,
         evaluation: Evaluation | None,
         output: RunOutput,
         options: RlOptions,
@@ -51,10 +57,11 @@ class RlStage(Stage):
         state: TrainerState,
         average: PolicyAverage | None = None,
     ) -> None:
-        """`state` is shared with `phase`, which brings its policy version to the replicas."""
+        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas."""
         self.source = source
         self.learner = learner
         self.phase = phase
+        self.publisher = publisher
         self.evaluation = evaluation
         self.output = output
         self.options = options
@@ -63,6 +70,8 @@ class RlStage(Stage):
         self.average = average
         self.first_eval: Mapping[str, float] | None = None
         self.last_eval: Mapping[str, float] = {}
+        self._step_of = {state.policy_version: 0}
+        """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
     def begin(self) -> None:
         if self.step == 0 and self.options.eval_at_start and self.options.eval_every is not None:
@@ -75,6 +84,7 @@ class RlStage(Stage):
         self.state.count_failures(summary.failures)
         check_failures(summary, self.options.max_failure_share, self.output.view)
         batch = make_batch(groups, temperature=self.options.temperature)
+        staleness = staleness_metrics(batch, self.step, self._step_of, self.options.max_staleness)
         learned = self.learner.learn(batch, self.step, clock)
         for result in learned.actor:
             self.state.count_update(result.step)
@@ -82,29 +92,43 @@ class RlStage(Stage):
         if self.average is not None:
             with clock.measure("average"):
                 self.average.update()
-        self.source.updated()
         self.step += 1
-        metrics = self._metrics(groups, learned, summary, clock)
+        self.source.updated(quiet=self._measures(self.step))
+        self._note_version()
+        metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
         return metrics
 
     def collect(self, clock: StepClock) -> list[Group]:
-        """The groups of the next step. What they wait for after the last sample is counted as time of the rewards."""
+        """The groups of the next step. What they wait for after the last sample is counted as time of the rewards,
+        where none are made meanwhile for other steps."""
+        if self.options.max_staleness:
+            with self.output.view.phase("rollout"), clock.measure("rollout"):
+                return self.source.next()
         with self.output.view.phase("rollout"), self.phase.clocked(clock):
             return self.source.next()
 
     def measure(self, *, last: bool) -> None:
-        every = self.options.eval_every
-        if every is not None and (last or self.step % every == 0):
+        if self._measures(self.step):
             self.evaluate()
+
+    def _measures(self, step: int) -> bool:
+        """An evaluation is due behind this step."""
+        every = self.options.eval_every
+        if every is None or self.evaluation is None:
+            return False
+        return step == self.settings.steps or step % every == 0
 
     def evaluate(self) -> None:
         """Figures of the current weights on held-out prompts."""
         if self.evaluation is None:
             return
         start = time.perf_counter()
-        with self.output.view.phase("eval"), self.phase.serving():
+        with ExitStack() as stack:
+            stack.enter_context(self.output.view.phase("eval"))
+            if not stack.enter_context(self.source.served()):
+                stack.enter_context(self.phase.serving())
             metrics = self.evaluation.run()
         for text in self.evaluation.notices:
             self.output.view.notice(text)
@@ -115,12 +139,16 @@ class RlStage(Stage):
         if self.first_eval is None:
             self.first_eval = metrics
 
+    def settle(self) -> None:
+        self.source.settle()
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": {"step": self.step, **self.state.dump()},
             "algorithm": dict(self.learner.algorithm.state_dict()),
             "source": dict(self.source.state_dict()),
             "first_eval": self.first_eval,
+            "versions": sorted(self._step_of.items()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -130,6 +158,7 @@ class RlStage(Stage):
         self.learner.algorithm.load_state_dict(state["algorithm"])
         self.source.load_state_dict(state["source"], step=self.step)
         self.first_eval = state["first_eval"]
+        self._step_of = {int(version): int(step) for version, step in state["versions"]}
 
     def save_parts(self, checkpoint: Path) -> None:
         if self.average is not None:
@@ -149,7 +178,7 @@ class RlStage(Stage):
         summary: GradeSummary,
         clock: StepClock,
     ) -> dict[str, float]:
-        report: SyncReport | None = self.phase.last_report
+        report: SyncReport | None = self.publisher.last_report
         synced = {} if report is None else {
             "sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes),
         }  # fmt: skip
@@ -163,10 +192,18 @@ class RlStage(Stage):
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
+            **self.source.timeline.metrics(self.publisher.seconds),
             **clock.metrics(),
         }
         metrics["throughput/tokens_per_s"] = learned.batch.num_tokens / metrics["time/step_s"]
         return metrics
+
+    def _note_version(self) -> None:
+        """Of the weights that the step came to. Older ones than any sample may have are forgotten."""
+        self._step_of[self.state.policy_version] = self.step
+        oldest = self.step - self.options.max_staleness - 1
+        while len(self._step_of) > 1 and list(self._step_of.values())[1] <= oldest:
+            del self._step_of[next(iter(self._step_of))]
 
     def _report(self, metrics: Mapping[str, float], groups: Sequence[Group], batch: Batch) -> None:
         samples = shown_samples(groups, batch, self.options.shown_samples)

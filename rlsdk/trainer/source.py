@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
 from rlsdk.rollouts import (
     Finished,
     Group,
     GroupTask,
+    Hold,
     Publish,
     Published,
     RolloutStream,
@@ -19,12 +25,44 @@ from rlsdk.rollouts import (
     Train,
     Updated,
 )
-from rlsdk.rollouts.schedule import Command
+from rlsdk.rollouts.schedule import Command, Event
+from rlsdk.trainer.ledger import Ledger
+from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.sampler import Draw, group_task
+from rlsdk.trainer.timeline import Lengths, Timeline
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """The first `next`."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The driver's thread shall end."""
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """Groups that may start wait (`on`), or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGroups:
+    """What a step trains."""
+
+    step: int
+    groups: list[Group]
+    """In the order of the data."""
+    rejected: list[Group] = field(default_factory=list)
+    """Made for it, and not trained on."""
 
 
 class GroupSource:
-    """Drives a `Schedule`. `next` gives the groups of the next step; `updated` says that their update is done."""
+    """Drives a `Schedule` on a thread of its own, so that groups start and weights go out while a step trains. `next`
+    gives the groups of the next step; `updated` says that their update is done."""
 
     def __init__(
         self,
@@ -35,7 +73,8 @@ class GroupSource:
         groups_per_step: int,
         steps: int,
         seed: int,
-        publish: Callable[[], None],
+        publisher: Publisher,
+        schedule: ScheduleConfig,
         accept: Callable[[Group], bool] = lambda group: True,
         max_groups_per_step: int | None = None,
     ) -> None:
@@ -48,8 +87,10 @@ class GroupSource:
             groups_per_step: that a step trains.
             steps: of the whole stage.
             seed: of the run.
-            publish: brings the current weights to every replica.
-            accept: whether a group teaches anything; another is started in place of one that does not.
+            publisher: brings weights to every replica.
+            schedule: when groups start and which are trained.
+            accept: whether a group teaches anything; another is started in place of one that does not. Called on the
+                driver's thread.
             max_groups_per_step: that may be started for one step; past it, others are trained on, too.
         """
         self._stream = stream
@@ -57,58 +98,98 @@ class GroupSource:
         self._steps = steps
         self._accept = accept
         self._max_groups_per_step = max_groups_per_step
-        self._schedule = self._schedule_from(0, 0)
-        self._prompts = prompts
+        self._config = schedule
+        self._ledger = Ledger(prompts)
+        self._schedule = self._schedule_from(0)
         self._draw = draw
         self._seed = seed
-        self._publish = publish
+        self._publisher = publisher
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What the driver is told."""
+        self._ready: queue.SimpleQueue[StepGroups | BaseException] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
         self._commands: deque[Command] = deque()
-        self._begun = False
+        self._kept: list[Start] = []
+        self._quiet = False
+        self._failed: BaseException | None = None
+        self._due: list[Event] = []
+        """What a synchronous run is told with the next `next`: until then the devices are training's."""
         self._finished: dict[int, Group] = {}
-        self._until: dict[int, int] = {}
-        """By step that is open: behind the ordinal of its last group."""
-        self._positions: dict[int, Mapping[str, Any]] = {}
-        self._trained: Mapping[str, Any] = self._position()
-        self._rejected: list[Group] = []
+        self._rejected: set[int] = set()
+        """Of these, the ones that were not accepted."""
+        self._current = StepGroups(step=0, groups=[])
+        self._state = self._ledger.state_dict()
+        self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step))
 
     def next(self) -> list[Group]:
-        """The groups of the next step, in the order of the data; waits for them."""
-        if not self._begun:
-            self._begun = True
-            self._commands.extend(self._schedule.begin())
-        while True:
-            while self._commands:
-                match self._commands.popleft():
-                    case Publish(step):
-                        self._publish()
-                        self._commands.extend(self._schedule.handle(Published(step)))
-                    case Start(step, groups):
-                        self._start(step, groups)
-                    case Train(step, groups):
-                        self._training = step
-                        return self._take(groups)
-            group = self._stream.take()
-            self._finished[group.task.ordinal] = group
-            self._commands.extend(self._schedule.handle(Finished(group.task.ordinal, self._accept(group))))
+        """The groups of the next step, in the order of the data; waits for them.
 
-    def updated(self) -> None:
-        """The update on the groups of the last `next` is done."""
-        self._trained = self._positions.pop(self._training)
-        self._commands.extend(self._schedule.handle(Updated(self._training)))
+        Raises:
+            Exception: what ended the rollout, or a publish.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
+            self._thread.start()
+            self._inbox.put(_Begin())
+        for event in self._due:
+            self._inbox.put(event)
+        self._due.clear()
+        with self.timeline.waiting():
+            found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        self._current = found
+        return found.groups
+
+    def updated(self, *, quiet: bool = False) -> None:
+        """The update on the groups of the last `next` is done.
+
+        Args:
+            quiet: `served` follows, so that nothing shall start with the new weights before.
+        """
+        if not self._config.overlaps:
+            self._close_groups()
+            self._due.append(Updated(self._current.step))
+        else:
+            if quiet:
+                self._inbox.put(_Quiet(self._drains))
+            self._inbox.put(Updated(self._current.step))
+            self._wait(lambda: self._schedule.trained == self._current.step)
+
+    @contextmanager
+    def served(self) -> Iterator[bool]:
+        """Inside, every replica serves the newest weights, and where samples drain, no group is under way. False where
+        the caller has to publish them itself: a synchronous run, one that has not begun, or that is over."""
+        if not self._config.overlaps or self._thread is None:
+            yield False
+            return
+        self._inbox.put(_Quiet(self._drains))
+        self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
+        try:
+            yield self._schedule.served == self._schedule.trained
+        finally:
+            self._inbox.put(_Quiet(False))
+
+    def settle(self) -> None:
+        """Waits until the newest weights are served: where samples drain, all that older ones began is made then."""
+        if self._config.overlaps and self._thread is not None:
+            self._wait(lambda: self._schedule.settled)
 
     @property
     def rejected(self) -> Sequence[Group]:
-        """Groups of the last `next` that were made and are not trained on."""
-        return self._rejected
+        """Groups that were made since the step before the last `next`, and are not trained on."""
+        return self._current.rejected
 
     @property
     def epoch(self) -> int:
         """Full passes over the data that are behind the last step that was trained."""
-        return int(self._trained["prompts"]["epoch"])
+        return int(self._state["prompts"]["epoch"])
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Where the data stands behind the last step that was trained; what was started beyond it is made again."""
-        return self._trained
+        """Where the data stands behind the last step that was trained, and which groups were started and not trained:
+        they are made again."""
+        return self._state
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
         """Goes to where `state` was taken, behind `step`.
@@ -116,45 +197,125 @@ class GroupSource:
         Raises:
             CheckpointError: the data is not what it was.
         """
-        self._prompts.load_state_dict(state["prompts"])
-        self._schedule = self._schedule_from(step, int(state["next_group"]))
-        self._trained = self._position()
+        self._ledger.load_state_dict(state)
+        self._schedule = self._schedule_from(step)
+        self._state = self._ledger.state_dict()
 
     def close(self) -> None:
+        self._inbox.put(_End())
         self._stream.close()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _schedule_from(self, step: int, next_group: int) -> Schedule:
+    @property
+    def _drains(self) -> bool:
+        return self._config.on_new_weights == "drain"
+
+    def _schedule_from(self, step: int) -> Schedule:
         return Schedule(
             groups_per_step=self._groups_per_step,
             last_step=self._steps,
             done=step,
-            next_group=next_group,
+            next_group=self._ledger.next_group,
+            max_staleness=self._config.max_staleness,
+            order=self._config.order,
+            drains=self._drains,
             max_groups_per_step=self._max_groups_per_step,
+            again=self._ledger.open_by_step(),
         )
 
-    def _position(self) -> Mapping[str, Any]:
-        """Where the data stands, and the ordinal of the group that comes next."""
-        return {"prompts": self._prompts.state_dict(), "next_group": self._schedule.next_group}
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Until the driver has come so far, or has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._failed is not None)
 
-    def _take(self, groups: Sequence[int]) -> list[Group]:
-        """The groups of a step; those that were rejected for it, older than its last, are let go."""
-        taken = [self._finished.pop(ordinal) for ordinal in groups]
-        self._rejected = [self._finished.pop(at) for at in sorted(self._finished) if at < self._until[self._training]]
-        del self._until[self._training]
-        return taken
+    # On the driver's thread:
 
-    def _start(self, step: int, groups: range) -> None:
-        self._stream.start([self._task(ordinal) for ordinal in groups])
-        self._until[step] = groups.stop
-        self._positions[step] = self._position()
+    def _drive(self) -> None:
+        while not isinstance(item := self._inbox.get(), _End):
+            if self._failed is not None:
+                continue
+            try:
+                with self._changed:
+                    self._take(item)
+                    self._changed.notify_all()
+                self._carry_out()
+            except BaseException as error:
+                with self._changed:
+                    self._failed = error
+                    self._changed.notify_all()
+                self._ready.put(error)
 
-    def _task(self, ordinal: int) -> GroupTask:
-        """The next prompt as the group of this ordinal.
+    def _take(self, item: Any) -> None:
+        match item:
+            case BaseException():
+                raise item
+            case _Begin():
+                self._commands.extend(self._schedule.begin())
+            case _Quiet(on):
+                self._quiet = on
+                if not on:
+                    self._commands.extendleft(reversed(self._kept))
+                    self._kept.clear()
+            case Group():
+                ordinal, accepted = item.task.ordinal, self._accept(item)
+                self._finished[ordinal] = item
+                if not accepted:
+                    self._rejected.add(ordinal)
+                self.timeline.lengths.made(item, accepted=accepted)
+                self._handle(Finished(ordinal, accepted))
+            case Updated():
+                if self._config.overlaps:
+                    self._close_groups()
+                self.timeline.updated(item.step)
+                self._handle(item)
+            case _:
+                self.timeline.published(item.step)
+                self._handle(item)
+
+    def _handle(self, event: Event) -> None:
+        self._commands.extend(self._schedule.handle(event))
+
+    def _carry_out(self) -> None:
+        while self._commands:
+            match self._commands.popleft():
+                case Hold():
+                    self._publisher.hold()
+                case Publish(step):
+                    self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
+                case Start() as start if self._quiet and self._schedule.settled:
+                    self._kept.append(start)
+                case Start(step, groups):
+                    self._start(step, groups)
+                case Train(step, groups):
+                    self._ready.put(self._gather(step, groups))
+
+    def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
+        """The groups of a step; those that were rejected for it are let go."""
+        groups = [self._finished.pop(ordinal) for ordinal in ordinals]
+        self._rejected.difference_update(ordinals)
+        # With `finish` those of later steps, too: no step waits for them.
+        last = step if self._config.order == "prompt" else step + self._config.max_staleness
+        gone = sorted(ordinal for ordinal in self._rejected if self._ledger.open[ordinal] <= last)
+        self._rejected.difference_update(gone)
+        self.timeline.lengths.trained(groups)
+        return StepGroups(step=step, groups=groups, rejected=[self._finished.pop(ordinal) for ordinal in gone])
+
+    def _close_groups(self) -> None:
+        """The groups of the step that was trained are accounted for."""
+        done = [*self._current.groups, *self._current.rejected]
+        self._ledger.close(group.task.ordinal for group in done)
+        self._state = self._ledger.state_dict()
+
+    def _start(self, step: int, groups: Sequence[int]) -> None:
+        self.timeline.lengths.started(groups)
+        self._stream.start([self._task(ordinal, step) for ordinal in groups], self._inbox)
+
+    def _task(self, ordinal: int, step: int) -> GroupTask:
+        """The prompt of this ordinal as a group.
 
         Its randomness comes from the step that it is for in a synchronous run, and its place in it.
         """
-        prompt = self._prompts.take(1)[0]
-        # After `take`: an epoch that begins with this prompt counts.
-        epoch = self._prompts.epoch
+        prompt, epoch = self._ledger.start(ordinal, step)
         seed = (self._seed, "train", *divmod(ordinal, self._groups_per_step))
         return group_task(prompt, self._draw, epoch=epoch, ordinal=ordinal, seed=seed)

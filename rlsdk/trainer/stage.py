@@ -92,6 +92,9 @@ class Stage(ABC):
     def measure(self, *, last: bool) -> None:  # noqa: B027 - a working default
         """Behind a step, before it is saved: evaluations that are due."""
 
+    def settle(self) -> None:  # noqa: B027 - a working default
+        """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs besides the engines' own state: JSON types."""

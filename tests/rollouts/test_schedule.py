@@ -4,14 +4,91 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts.events import Event
 
 
+class Driver:
+    """Carries commands out in any order that a real one may, and holds every event against the law."""
+
+    def __init__(self, schedule: Schedule, random: Random, *, groups: int, staleness: int, drains: bool, done: int):
+        self.schedule, self.random = schedule, random
+        self.groups, self.staleness, self.drains = groups, staleness, drains
+        self.served, self.trained, self.held = -1, done, done
+        self.commands = deque(schedule.begin())
+        self.running: dict[int, int] = {}
+        """Ordinal -> the weights that were served when it began."""
+        self.made: dict[int, int] = {}
+        self.began: dict[int, int] = {}
+        self.publishing: int | None = None
+        self.updating: int | None = None
+        self.seen: list[tuple[int, ...]] = []
+
+    def run(self, rejects: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        while self.commands or self.running or self.updating is not None or self.publishing is not None:
+            self.turn(rejects)
+
+    def turn(self, rejects: set[int]) -> None:
+        """One event, drawn from those that may come now."""
+        choices = [*(["command"] if self.commands else []), *(["finish"] if self.running else [])]
+        choices += ["update"] if self.updating is not None else []
+        choices += ["publish"] if self.publishing is not None else []
+        match self.random.choice(choices):
+            case "command":
+                self.carry_out()
+            case "finish":
+                group = self.random.choice(sorted(self.running))
+                self.made[group] = self.running.pop(group)
+                self.tell(Finished(group, group not in rejects))
+            case "update":
+                self.trained, self.updating = self.updating or 0, None
+                self.tell(Updated(self.trained))
+            case "publish":
+                self.served, self.publishing = self.publishing or 0, None
+                self.tell(Published(self.served))
+
+    def tell(self, event: Event) -> None:
+        self.commands.extend(self.schedule.handle(event))
+
+    def carry_out(self) -> None:
+        match self.commands.popleft():
+            case Hold(step):
+                assert step == self.trained
+                assert self.updating is None
+                self.held = step
+            case Publish(step):
+                # The weights were kept aside, or nothing has changed them since.
+                assert step == self.held or (step == self.trained and self.updating is None)
+                assert self.publishing is None
+                assert step > self.served
+                assert not (self.drains and self.running)
+                self.publishing = self.held = step
+            case Start(step, ordinals):
+                assert not set(ordinals) & self.began.keys()
+                assert step - 1 - self.staleness <= self.served
+                self.running |= dict.fromkeys(ordinals, self.served)
+                self.began |= dict.fromkeys(ordinals, self.served)
+            case Train(step, ordinals):
+                assert step == self.trained + 1
+                assert self.updating is None
+                # Nothing older than the bound, however slow it was.
+                assert min(self.made.pop(ordinal) for ordinal in ordinals) >= step - 1 - self.staleness
+                assert len(ordinals) == self.groups
+                assert self.publishing is None or self.publishing == self.held
+                self.seen.append(ordinals)
+                self.updating = step
+
+
+KINDS = [("prompt", True), ("prompt", False), ("finish", False)]
+
+
+@pytest.mark.parametrize(("order", "drains"), KINDS)
 @given(
     groups=st.integers(1, 4),
     steps=st.integers(0, 6),
@@ -20,44 +97,111 @@ from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train,
     random=st.randoms(use_true_random=False),
 )
 @settings(deadline=None)
-def test_every_group_is_trained_once_in_order_and_none_starts_before_the_law_admits_it(
-    groups: int, steps: int, staleness: int, done: int, random: Random
+def test_every_group_is_trained_once_and_nothing_older_than_the_bound(
+    order: Any, drains: bool, groups: int, steps: int, staleness: int, done: int, random: Random
+) -> None:
+    first = done * groups
+    schedule = Schedule(
+        groups_per_step=groups, last_step=steps, done=done, next_group=first, max_staleness=staleness, order=order,
+        drains=drains,
+    )  # fmt: skip
+    driver = Driver(schedule, random, groups=groups, staleness=staleness, drains=drains, done=done)
+    driver.run()
+    assert sorted(group for ordinals in driver.seen for group in ordinals) == list(
+        range(first, max(steps, done) * groups)
+    )
+    if order == "prompt":
+        assert driver.seen == [tuple(range(at * groups, (at + 1) * groups)) for at in range(done, max(steps, done))]
+    if drains:  # Which weights began a group is a matter of its step, whatever happened when.
+        expected = {g: max(done, g // groups - staleness) for g in range(first, max(steps, done) * groups)}
+        assert driver.began == expected
+
+
+@pytest.mark.parametrize(("order", "drains"), KINDS)
+@given(
+    groups=st.integers(1, 3),
+    staleness=st.integers(0, 3),
+    bad=st.sets(st.integers(0, 30)),
+    random=st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_groups_that_are_refused_are_replaced_and_the_bound_still_holds(
+    order: Any, drains: bool, groups: int, staleness: int, bad: set[int], random: Random
 ) -> None:
     schedule = Schedule(
-        groups_per_step=groups, last_step=steps, done=done, next_group=done * groups, max_staleness=staleness
+        groups_per_step=groups, last_step=4, max_staleness=staleness, order=order, drains=drains,
+        max_groups_per_step=3 * groups,
+    )  # fmt: skip
+    driver = Driver(schedule, random, groups=groups, staleness=staleness, drains=drains, done=0)
+    driver.run(bad)
+    assert len(driver.seen) == 4
+    trained = [group for ordinals in driver.seen for group in ordinals]
+    assert len(set(trained)) == len(trained) == 4 * groups
+
+
+@pytest.mark.parametrize(("order", "drains"), KINDS)
+@given(
+    groups=st.integers(1, 3),
+    staleness=st.integers(1, 3),
+    events=st.integers(0, 60),
+    random=st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_a_restart_makes_what_was_open_again_and_loses_nothing(
+    order: Any, drains: bool, groups: int, staleness: int, events: int, random: Random
+) -> None:
+    def machine(done: int, next_group: int, again: dict[int, list[int]]) -> Schedule:
+        return Schedule(
+            groups_per_step=groups, last_step=5, done=done, next_group=next_group, max_staleness=staleness,
+            order=order, drains=drains, again=again,
+        )  # fmt: skip
+
+    driver = Driver(machine(0, 0, {}), random, groups=groups, staleness=staleness, drains=drains, done=0)
+    for _ in range(events):
+        if driver.commands or driver.running or driver.updating is not None or driver.publishing is not None:
+            driver.turn(set())
+    # What a checkpoint behind the last update knows: trained groups, and the bound of all others that were begun.
+    done = driver.trained
+    trained = [group for ordinals in driver.seen[:done] for group in ordinals]
+    waiting = [c for c in driver.commands if isinstance(c, Start)]
+    next_group = driver.schedule.next_group - sum(len(c.groups) for c in waiting)
+    due = {group: min(version + 1 + staleness, 5) for group, version in driver.began.items()}
+    if order == "prompt":
+        due = {group: group // groups + 1 for group in driver.began}
+    again: dict[int, list[int]] = {}
+    for group in sorted(set(driver.began) - set(trained)):
+        again.setdefault(due[group], []).append(group)
+    rest = Driver(
+        machine(done, next_group, again), random, groups=groups, staleness=staleness, drains=drains, done=done
     )
-    served, trained, under_way, possible = -1, done, [], list(schedule.begin())
-    finished: set[int] = set()
-    seen: list[int] = []
-    updating: int | None = None
-    while possible or under_way or updating is not None:
-        choices = [*(["command"] if possible else []), *(["finish"] if under_way else [])]
-        choices += ["update"] if updating is not None else []
-        match random.choice(choices):
-            case "command":
-                match possible.pop(0):
-                    case Publish(step):
-                        assert step == trained
-                        served = step
-                        possible += schedule.handle(Published(step))
-                    case Start(step, ordinals):
-                        assert step - 1 - staleness <= served
-                        assert ordinals == range((step - 1) * groups, step * groups)
-                        under_way += ordinals
-                    case Train(step, ordinals):
-                        assert step == trained + 1
-                        assert set(ordinals) <= finished
-                        assert updating is None
-                        seen += ordinals
-                        updating = step
-            case "finish":
-                group = under_way.pop(random.randrange(len(under_way)))
-                finished.add(group)
-                possible += schedule.handle(Finished(group))
-            case "update":
-                trained, updating = updating, None
-                possible += schedule.handle(Updated(trained))
-    assert seen == list(range(done * groups, max(steps, done) * groups))
+    rest.run()
+    seen = [*trained, *(group for ordinals in rest.seen for group in ordinals)]
+    assert sorted(seen) == list(range(5 * groups))
+
+
+def test_one_group_that_takes_fifty_times_as_long_holds_up_no_step_before_its_bound() -> None:
+    schedule = Schedule(groups_per_step=2, last_step=6, max_staleness=2, order="finish", drains=False)
+    commands, running, trained, slow = deque(schedule.begin()), list[int](), list[tuple[int, ...]](), 0
+    for turn in range(500):
+        while commands:
+            match commands.popleft():
+                case Publish(step):
+                    commands.extend(schedule.handle(Published(step)))
+                case Start(_, ordinals):
+                    running += ordinals
+                case Train(step, ordinals):
+                    trained.append(ordinals)
+                    commands.extend(schedule.handle(Updated(step)))
+        quick = [group for group in running if group != slow]
+        if quick and (turn < 50 or slow not in running):
+            running.remove(quick[0])
+            commands.extend(schedule.handle(Finished(quick[0])))
+        elif slow in running and (turn >= 50 or not quick):
+            if not quick and turn < 50:
+                assert len(trained) == 2  # Steps 1 and 2 went without it; its bound is step 3, and that one waits.
+            running.remove(slow)
+            commands.extend(schedule.handle(Finished(slow)))
+    assert [slow in ordinals for ordinals in trained] == [False, False, True, False, False, False]
 
 
 @settings(deadline=None)
@@ -82,8 +226,8 @@ def test_a_step_refills_what_is_not_accepted_up_to_its_bound_whatever_the_order(
             case Publish(step):
                 commands.extend(schedule.handle(Published(step)))
             case Start(_, ordinals):
-                assert ordinals.start == ordinal
-                ordinal = ordinals.stop
+                assert ordinals[0] == ordinal
+                ordinal = ordinals[-1] + 1
                 under_way += ordinals
             case Train(step, ordinals):
                 trained.append(ordinals)

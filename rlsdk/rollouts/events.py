@@ -1,0 +1,62 @@
+"""What a schedule is told, and what it asks for. Steps are counted from 1; the weights of step 0 are those that the run
+starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Keep the weights of this step aside: they are published later, while the next step trains."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Bring the weights of this step to every replica, then answer `Published`."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin these groups, by ordinal; they are trained in `step` at the latest."""
+
+    step: int
+    groups: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train on these groups, in this order, then answer `Updated`."""
+
+    step: int
+    groups: tuple[int, ...]
+
+
+Command = Hold | Publish | Start | Train
+
+
+@dataclass(frozen=True)
+class Published:
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A group was made and graded."""
+
+    group: int
+    accepted: bool = True
+    """False: it teaches nothing, and another is started in its place, up to `max_groups_per_step`."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    step: int
+
+
+Event = Published | Finished | Updated

@@ -1,0 +1,233 @@
+"""Which groups a step trains: those that were started for it, or whoever finished first. Pure bookkeeping."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlsdk.rollouts.events import Start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The numbers of a schedule."""
+
+    groups_per_step: int
+    """That a step trains."""
+    max_groups_per_step: int
+    """That are started for a step where some are not accepted."""
+    last_step: int
+    max_staleness: int
+    drains: bool
+    """Groups of one step at a time are under way."""
+
+    def newest(self, served: int) -> int:
+        """The newest step whose groups may start while the weights of step `served` are served."""
+        return min(served + 1 + self.max_staleness, self.last_step)
+
+
+class Order(ABC):
+    """Groups that were started and not trained."""
+
+    running: int = 0
+    """Started, not finished."""
+    next_group: int
+    """Ordinal of the next group that will be started."""
+
+    @abstractmethod
+    def start(self, served: int) -> list[Start]:
+        """Every group that may start now."""
+
+    @abstractmethod
+    def finish(self, group: int, accepted: bool) -> list[Start] | None:
+        """Books a group, and replaces one that is not accepted as far as the bound allows; None: it does not run."""
+
+    @abstractmethod
+    def take(self, step: int) -> tuple[int, ...] | None:
+        """The groups that this step trains, by ordinal; None where that is not certain yet. They are gone then."""
+
+    @abstractmethod
+    def has_started(self, step: int) -> bool:
+        """All groups of the steps up to this one were started."""
+
+
+@dataclass
+class _OpenStep:
+    """A step whose groups were started and not sent to train."""
+
+    step: int
+    wanted: int
+    started: int = 0
+    waiting: set[int] = field(default_factory=set)
+    """Started, not finished."""
+    accepted: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """Those to train, in the order of their ordinals, as soon as they are certain: rejected ones, oldest first,
+        where not enough were accepted within the bound."""
+        if self.waiting:
+            return None
+        spare = sorted(self.rejected)[: self.wanted - len(self.accepted)]
+        return tuple(sorted([*self.accepted, *spare]))
+
+
+class PromptOrder(Order):
+    """A step trains the groups that were started for it."""
+
+    def __init__(self, limits: Limits, *, done: int, next_group: int, again: Mapping[int, Sequence[int]]) -> None:
+        """`again`: groups that were started before, by step, and are made again."""
+        self._limits = limits
+        self._again = dict(again)
+        self._started = done
+        """Newest step whose groups were started."""
+        self.next_group = next_group
+        self._open: deque[_OpenStep] = deque()
+        """Oldest first."""
+
+    def start(self, served: int) -> list[Start]:
+        """See `Order`. Where samples drain, a step begins when the one before it is made: which groups share a decoding
+        step must not depend on the time."""
+        commands: list[Start] = []
+        while self._started < self._limits.newest(served) and not (self._limits.drains and self.running):
+            self._started += 1
+            step = _OpenStep(self._started, self._limits.groups_per_step)
+            self._open.append(step)
+            again = self._again.pop(self._started, ())
+            commands.append(self._begin(step, again, self._limits.groups_per_step - len(again)))
+        return commands
+
+    def finish(self, group: int, accepted: bool) -> list[Start] | None:
+        step = next((step for step in self._open if group in step.waiting), None)
+        if step is None:
+            return None
+        step.waiting.discard(group)
+        self.running -= 1
+        (step.accepted if accepted else step.rejected).append(group)
+        if accepted or step.started >= self._limits.max_groups_per_step:
+            return []
+        return [self._begin(step, (), 1)]
+
+    def take(self, step: int) -> tuple[int, ...] | None:
+        if not self._open or self._open[0].step != step:
+            return None
+        groups = self._open[0].groups
+        if groups is not None:
+            self._open.popleft()
+        return groups
+
+    def has_started(self, step: int) -> bool:
+        return self._started >= step
+
+    def _begin(self, step: _OpenStep, again: Sequence[int], count: int) -> Start:
+        fresh = range(self.next_group, self.next_group + count)
+        self.next_group = fresh.stop
+        groups = [*again, *fresh] if again else fresh
+        step.started += len(groups)
+        step.waiting.update(groups)
+        self.running += len(groups)
+        return Start(step.step, groups)
+
+
+class FinishOrder(Order):
+    """A step trains whoever finished first, as far as all others can still be trained within their bound.
+
+    Of the groups whose bound is step j at most, all that the steps up to j have no other place for are trained now. As
+    no more were started than those steps can train, that is always possible: nothing is dropped for its age, and
+    nothing is trained past it.
+    """
+
+    def __init__(self, limits: Limits, *, done: int, next_group: int, again: Mapping[int, Sequence[int]]) -> None:
+        """`again`: groups that were started before, by the step that is their bound, and are made again."""
+        self._limits = limits
+        self._again = dict(again)
+        self.next_group = next_group
+        self._admitted = done * limits.groups_per_step
+        """Groups that were started and not rejected, trained ones included."""
+        self._due: dict[int, int] = {}
+        """Of each group that runs, the step that it is trained in at the latest."""
+        self._running: dict[int, int] = {}
+        """Groups that run, by that step."""
+        self._finished: dict[int, deque[tuple[int, int]]] = {}
+        """By that step: in which order they finished, and ordinal."""
+        self._num_finished = 0
+        self._rejected = 0
+        """Since a step was trained."""
+
+    def start(self, served: int) -> list[Start]:
+        """See `Order`. AReaL's admission (arXiv 2505.24298, section 4.2) in groups."""
+        commands = [self._begin(due, groups) for due, groups in sorted(self._again.items())]
+        self._again.clear()
+        newest = self._limits.newest(served)
+        count = newest * self._limits.groups_per_step - self._admitted
+        if count > 0:
+            commands.append(self._fresh(newest, count))
+        return commands
+
+    def finish(self, group: int, accepted: bool) -> list[Start] | None:
+        due = self._due.pop(group, None)
+        if due is None:
+            return None
+        self.running -= 1
+        self._running[due] -= 1
+        spare = self._limits.max_groups_per_step - self._limits.groups_per_step
+        if not accepted and self._rejected < spare:
+            self._rejected += 1
+            self._admitted -= 1
+            return [self._fresh(due, 1)]
+        self._num_finished += 1
+        self._finished.setdefault(due, deque()).append((self._num_finished, group))
+        return []
+
+    def take(self, step: int) -> tuple[int, ...] | None:
+        wanted = self._limits.groups_per_step
+        needed = self._needed(step)
+        if needed is None:
+            return None
+        chosen: list[tuple[int, int]] = []
+        pool: list[tuple[int, int]] = []
+        for due, least in needed:
+            pool = list(heapq.merge(pool, self._finished.get(due, ())))
+            short = max(least - len(chosen), 0)
+            chosen += pool[:short]
+            pool = pool[short:]
+        chosen += pool[: wanted - len(chosen)]
+        gone = set(chosen)
+        for due, _ in needed:
+            if due in self._finished:
+                self._finished[due] = deque(item for item in self._finished[due] if item not in gone)
+        self._rejected = 0
+        return tuple(sorted(group for _, group in chosen))
+
+    def has_started(self, step: int) -> bool:
+        return not self._again and self._admitted >= step * self._limits.groups_per_step
+
+    def _needed(self, step: int) -> list[tuple[int, int]] | None:
+        """For each bound, how many groups of it or of an earlier one this step must train; None: too few finished."""
+        wanted, finished, untrained = self._limits.groups_per_step, 0, 0
+        needed = []
+        for due in range(step, step + self._limits.max_staleness + 1):
+            here = len(self._finished.get(due, ()))
+            finished += here
+            untrained += here + self._running.get(due, 0)
+            least = untrained - (due - step) * wanted
+            if finished < least:
+                return None
+            needed.append((due, least))
+        return needed if finished >= wanted else None
+
+    def _fresh(self, due: int, count: int) -> Start:
+        groups = range(self.next_group, self.next_group + count)
+        self.next_group = groups.stop
+        return self._begin(due, groups)
+
+    def _begin(self, due: int, groups: Sequence[int]) -> Start:
+        self._due.update(dict.fromkeys(groups, due))
+        self._running[due] = self._running.get(due, 0) + len(groups)
+        self._admitted += len(groups)
+        self.running += len(groups)
+        return Start(due, groups)

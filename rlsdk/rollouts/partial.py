@@ -1,0 +1,42 @@
+"""Samples that were interrupted: what is left to ask for, and how the parts are put together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, VersionRun
+
+
+def unfinished(request: GenerationRequest, output: GenerationOutput) -> GenerationRequest:
+    """The request for the rest of one sample, behind the tokens of `output`, all that it has. It keeps the id."""
+    return replace(
+        request,
+        n=1,
+        first_sample=output.sample_index,
+        response_ids=tuple(output.token_ids.tolist()),
+    )
+
+
+def joined(begun: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
+    """One sample out of its two parts: tokens, log-probs and versions of both, the end of the second."""
+    return replace(
+        rest,
+        token_ids=np.concatenate([begun.token_ids, rest.token_ids]),
+        log_probs=np.concatenate([begun.log_probs, rest.log_probs]),
+        versions=_runs(begun.versions, rest.versions),
+    )
+
+
+def _runs(first: tuple[VersionRun, ...], rest: tuple[VersionRun, ...]) -> tuple[VersionRun, ...]:
+    """Neighbours differ in version; a run without tokens stands only alone."""
+    runs: list[VersionRun] = []
+    for run in (*first, *rest):
+        if runs and (runs[-1].version == run.version or not run.num_tokens or not runs[-1].num_tokens):
+            last = runs[-1]
+            version = run.version if run.num_tokens else last.version
+            runs[-1] = VersionRun(version, last.num_tokens + run.num_tokens)
+        else:
+            runs.append(run)
+    return tuple(runs)

@@ -1,0 +1,209 @@
+"""Schedules past staleness 0 on real reference engines in this process: pools of their own, real time, real threads."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_loop import Recorder, config_of, model, registry, run, trainer_of
+
+from rlsdk.config import RunConfig, check_run
+from rlsdk.interfaces import ConfigError, WeightSyncError
+from rlsdk.registry import Registry
+from rlsdk.trainer.rl import RlStage
+
+__all__ = ["model", "registry"]
+
+APART = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
+Change = Callable[[RlStage], None]
+
+
+def stale(staleness: int, *extra: str) -> list[str]:
+    return [*APART, "--schedule.max_staleness", str(staleness), *extra]
+
+
+def slow_learner(stage: RlStage) -> None:
+    learn = stage.learner.learn
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.15)
+        return learn(*args)
+
+    stage.learner.learn = slow  # type: ignore[method-assign]
+
+
+def engines_of(stage: RlStage) -> list[Any]:
+    hosts = stage.learner.session.rollout.group.hosts  # type: ignore[attr-defined]
+    return [host.engine.engine for host in hosts]
+
+
+def slow_engine(stage: RlStage) -> None:
+    for engine in engines_of(stage):
+        step = engine.decoder.step
+        engine.decoder.step = lambda version, step=step: (time.sleep(0.01), step(version))
+
+
+def slow_publish(stage: RlStage) -> None:
+    """Weights are under way for longer than an update takes, which goes on meanwhile."""
+    manager = stage.learner.session.weights()
+    sync = manager.sync
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return sync(*args, **kwargs)
+
+    manager.sync = slow  # type: ignore[method-assign]
+
+
+def run_with(config: RunConfig, registry: Registry, folder: Path, change: Change, **more: Any) -> Recorder:
+    view = Recorder()
+    with trainer_of(config, registry, folder, view, **more) as (trainer, stage, _):
+        change(stage)
+        trainer.fit()
+    return view
+
+
+def test_staleness_0_on_separate_pools_is_the_synchronous_run(model: str, registry: Registry, tmp_path: Path) -> None:
+    extra = ["--eval.every_steps", "2"]
+    together = run(config_of(model, registry, 3, *extra), registry, tmp_path / "a")
+    apart = run(config_of(model, registry, 3, *extra, *APART), registry, tmp_path / "b")
+    assert apart.steps == together.steps
+    assert apart.evals == together.evals
+    assert [step["schedule/staleness_max"] for step in apart.steps] == [0.0] * 3
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_stale_run_in_the_order_of_prompts_does_not_depend_on_the_time(
+    staleness: int, model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Whether training, generation or the weights' way is slow: the same numbers, evaluations included."""
+    config = config_of(model, registry, 6, *stale(staleness, "--eval.every_steps", "3"))
+    runs = [
+        run_with(config, registry, tmp_path / change.__name__, change)
+        for change in (slow_learner, slow_engine, slow_publish)
+    ]
+    for other in runs[1:]:
+        assert other.steps == runs[0].steps
+        assert other.evals == runs[0].evals
+    steps = runs[0].steps
+    assert [step["schedule/staleness_max"] for step in steps] == [min(at, staleness) for at in range(6)]
+    assert [step["schedule/staleness_mean"] for step in steps] == [min(at, staleness) for at in range(6)]
+    assert [step["schedule/length_bias"] for step in steps] == [0.0] * 6
+    assert len({step["policy/grad_norm"] for step in steps}) == 6
+
+
+def test_stale_runs_differ_from_the_synchronous_one(model: str, registry: Registry, tmp_path: Path) -> None:
+    fresh = run(config_of(model, registry, 3), registry, tmp_path / "a")
+    old = run(config_of(model, registry, 3, *stale(1)), registry, tmp_path / "b")
+    assert old.steps[0]["reward/mean"] == fresh.steps[0]["reward/mean"]
+    assert old.steps[1]["policy/grad_norm"] != fresh.steps[1]["policy/grad_norm"]
+
+
+@pytest.mark.parametrize("how", ["recompute", "keep", "abort"])
+@pytest.mark.parametrize("order", ["prompt", "finish"])
+def test_one_slow_group_holds_nothing_up_and_nothing_older_than_the_bound_is_trained(
+    how: str, order: str, model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Its samples are decoded fifty times as long as the others'."""
+    mode = "recompute" if how == "abort" else how
+    extra = stale(2, "--schedule.order", order, "--schedule.on_new_weights", mode, "--rollout.max_running_samples", "8")
+    config = config_of(model, registry, 6, *extra, "--rollout.max_response_tokens", "100")
+    assert check_run(config, registry) == []
+    view, batches, trained = Recorder(), [], []
+    with trainer_of(config, registry, tmp_path / "slow", view) as (trainer, stage, _):
+        if how == "abort":
+            for replica in stage.source._stream._replicas:
+                object.__setattr__(replica, "keeps_unfinished", False)
+        task, learn = stage.source._task, stage.learner.learn
+
+        def with_lengths(ordinal: int, step: int) -> Any:
+            from dataclasses import replace
+
+            made = task(ordinal, step)
+            return replace(made, sampling=replace(made.sampling, max_tokens=100 if ordinal == 1 else 2))
+
+        def seen(batch: Any, *args: Any) -> Any:
+            batches.append(batch)
+            trained.extend(sorted(set(batch["uid"].tolist())))
+            return learn(batch, *args)
+
+        stage.source._task = with_lengths  # type: ignore[method-assign]
+        stage.learner.learn = seen  # type: ignore[method-assign]
+        slow_engine(stage)
+        trainer.fit()
+    assert len(view.steps) == 6
+    assert sorted(trained) == list(range(24))
+    assert max(step["schedule/staleness_max"] for step in view.steps) <= 2
+    if order == "finish":
+        assert 1 not in trained[:4]  # It is trained, later, and nobody waited for it before.
+        mixed = [b for b in batches if bool((b["policy_version"] != b["last_policy_version"]).any())]
+        assert mixed
+    for batch in batches:
+        mask = batch["response_mask"]
+        assert (batch["token_versions"][mask] >= 0).all()
+        assert (batch["rollout_log_probs"][mask] < 0).all()
+
+
+def test_weights_that_do_not_change_end_a_stale_run(model: str, registry: Registry, tmp_path: Path) -> None:
+    """What goes wrong while a step trains is told where the next groups are asked for."""
+    with trainer_of(config_of(model, registry, 5, *stale(1)), registry, tmp_path / "stuck", Recorder()) as made:
+        trainer, stage, _ = made
+        source = stage.learner.session.actor.group.hosts[0].source  # type: ignore[attr-defined]
+        hold = source.hold
+        source.hold = lambda: hold() if not source._copies else setattr(source, "_holds", True)
+        with pytest.raises(WeightSyncError, match="no tensor changed"):
+            trainer.fit()
+
+
+def test_a_stale_run_that_is_resumed_makes_what_was_open_again(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 5, *stale(2))
+    first, rest, trained = Recorder(), Recorder(), []
+
+    def watch(stage: RlStage) -> None:
+        learn = stage.learner.learn
+
+        def seen(batch: Any, *args: Any) -> Any:
+            trained.append(sorted(set(batch["uid"].tolist())))
+            return learn(batch, *args)
+
+        stage.learner.learn = seen  # type: ignore[method-assign]
+
+    with trainer_of(config, registry, tmp_path / "r", first, stop=lambda: len(first.steps) == 2) as (trainer, stage, _):
+        watch(stage)
+        trainer.fit()
+    with trainer_of(config, registry, tmp_path / "r", rest) as (trainer, stage, _):
+        checkpoint = trainer.store.newest()
+        assert checkpoint is not None
+        trainer.restore(checkpoint)
+        watch(stage)
+        trainer.fit()
+    assert trained == [list(range(at * 4, at * 4 + 4)) for at in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--schedule.max_staleness", "1"], r"placement gives the rollout the devices of every other role"),
+        (["--schedule.order", "finish"], r"at schedule.max_staleness 0 a step trains all that it started"),
+        (["--schedule.on_new_weights", "keep"], r"no sample runs when weights come"),
+        (stale(1, "--schedule.order", "finish"), r"waits for the slowest sample"),
+        (stale(1, "--algorithm.old_log_probs", "always"), r"forgets which weights sampled"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused_with_the_reason(
+    extra: list[str], said: str, model: str, registry: Registry
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config_of(model, registry, 2, *extra)
+
+
+def test_what_was_asked_for_by_name_is_allowed(model: str, registry: Registry) -> None:
+    always = ["--algorithm.old_log_probs", "always"]
+    for more in (["--schedule.uncorrected", "true"], ["--algorithm.correction.mode", "truncate"]):
+        assert check_run(config_of(model, registry, 2, *stale(1, *always, *more)), registry) == []
