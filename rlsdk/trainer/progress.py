@@ -78,12 +78,12 @@ def why_ended(progress: Progress, stopping: EarlyStoppingConfig) -> str | None:
     """Why a run that stops early is over, in words; None while it is not."""
     if stopping.metric is None or progress.waited < stopping.patience:
         return None
-    evaluations = "evaluation" if progress.waited == 1 else f"{progress.waited} evaluations in a row"
-    than = f"{progress.leader.value:.4g}, after step {progress.leader.step}" if progress.leader else "NaN"
-    by = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
+    evaluations = "one evaluation" if progress.waited == 1 else f"{progress.waited} evaluations in a row"
+    than = f"{progress.leader.value:.4g} (after step {progress.leader.step})" if progress.leader else "NaN"
+    by = f", by more than {stopping.min_delta:g}," if stopping.min_delta else ""
     return (
-        f"stopped early: {stopping.metric} was not better than {than}{by} in {evaluations} "
-        f"(eval.early_stopping.patience {stopping.patience})"
+        f"stopped early: {evaluations} without a better {stopping.metric} than {than}{by} "
+        f"(eval.early_stopping.patience is {stopping.patience})"
     )
 
 
