@@ -279,7 +279,7 @@ class _Grading:
             for _, _, deliver in waiting:
                 deliver(error)
 
-    def _submit(self, waiting: Sequence[tuple[GroupTask, Trajectory, Deliver]]) -> None:
+    def _submit(self, waiting: Sequence[_Waiting]) -> None:
         texts = self._codec.decode_all(
             [without_stop(trajectory.response_ids, task.sampling.stop_token_ids)
              for task, trajectory, _ in waiting]
@@ -288,9 +288,9 @@ class _Grading:
         for at, (task, _, _) in enumerate(waiting):
             parts.setdefault(self._graders.get(task.id.source, self._grader), []).append(at)
         for grader, places in parts.items():
-            self._submit(grader, [waiting[at] for at in places], [texts[at] for at in places])
+            self._grade(grader, [waiting[at] for at in places], [texts[at] for at in places])
 
-    def _submit(self, grader: Grader | None, waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
+    def _grade(self, grader: Grader | None, waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
         if grader is None:
             for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
                 deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
