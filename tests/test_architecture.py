@@ -209,7 +209,12 @@ def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
     }
     read = {
         node.attr
-        for file in [*files_of("trainer"), *files_of("cli"), CORE / "config" / "roles.py"]
+        for file in [
+            *files_of("trainer"),
+            *files_of("cli"),
+            CORE / "config" / "roles.py",
+            CORE / "config" / "evaluation.py",
+        ]
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute)
     }

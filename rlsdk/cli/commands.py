@@ -26,6 +26,10 @@ ModelPath = Annotated[
     Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --rollout.top_p 0.9")
 ]
 
+Checkpoint = Annotated[
+    str | None, typer.Option(help="Of a run: best (by checkpoint.best), newest, or a step; unset: newest.")
+]
+
 TrustRun = Annotated[
     bool, typer.Option("--trust-run", help="Also run the code that the run's own config.yaml names: see SECURITY.md.")
 ]
@@ -83,16 +87,22 @@ def dpo(context: typer.Context) -> None:
         run(PairTraining.DPO, context.args)
 
 
-@app.command("eval", context_settings=FIELDS, help="Accuracy of a checkpoint or model folder.")
+@app.command("eval", context_settings=FIELDS, help="Figures of a checkpoint or model folder.")
 def evaluate(
     context: typer.Context,
     path: ModelPath,
+    evaluation_set: Annotated[
+        list[str] | None, typer.Option("--set", help="Of eval.sets, or sampled or greedy; may be repeated.")
+    ] = None,
+    checkpoint: Checkpoint = None,
     output: Annotated[Path | None, typer.Option(help="Also write the figures into this JSON file.")] = None,
+    samples: Annotated[Path | None, typer.Option(help="Also write every sample into this folder.")] = None,
     trust_run: TrustRun = False,
 ) -> None:
     from rlsdk.cli.inference import evaluate as run
 
-    run(path, _with_trust(context.args, trust_run), output)
+    arguments = _with_trust(context.args, trust_run)
+    run(path, arguments, sets=evaluation_set or [], checkpoint=checkpoint, output=output, samples=samples)
 
 
 @app.command(context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
@@ -102,11 +112,12 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="Text of a prompt; may be repeated.")] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: so many prompts of the data.")] = 5,
     n: Annotated[int, typer.Option("-n", "--samples-per-prompt", min=1, help="Responses to each prompt.")] = 1,
+    checkpoint: Checkpoint = None,
     trust_run: TrustRun = False,
 ) -> None:
     from rlsdk.cli.inference import generate as run
 
-    run(path, prompt or [], num_prompts, n, _with_trust(context.args, trust_run))
+    run(path, prompt or [], num_prompts, n, checkpoint, _with_trust(context.args, trust_run))
 
 
 @app.command(help="One HTML page about a run.")

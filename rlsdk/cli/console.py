@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from rlsdk.cli.figures import eval_lines
 from rlsdk.cli.terminal import SafeConsole
 from rlsdk.interfaces import SyncReport
 from rlsdk.kit.printable import printable
@@ -40,6 +41,7 @@ class ConsoleView(RunView):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lines = 0
+        self._rules: Mapping[str, str] = {}
         self._synced = False
         self._phase: TaskID | None = None
         self._run: TaskID | None = None
@@ -93,12 +95,11 @@ class ConsoleView(RunView):
             self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  pairs right {right:.1%}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        parts = [
-            f"{name.removeprefix('eval/accuracy_')} {value:.1%}"
-            for name, value in metrics.items()
-            if name.startswith("eval/accuracy_")
-        ]
-        self._print(f"eval after step {step}: right {', '.join(parts)}")
+        for line in eval_lines(step, metrics, self._rules):
+            self._print(line)
+
+    def judged(self, rules: Mapping[str, str]) -> None:
+        self._rules = dict(rules)
 
     def saved(self, step: int, path: Path) -> None:
         self._print(f"saved {path}")

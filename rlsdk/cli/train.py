@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cli.console import ConsoleView
+from rlsdk.cli.figures import gains
 from rlsdk.cli.signals import stop_on_signal
 from rlsdk.cli.terminal import SafeConsole
 from rlsdk.config import RunConfig, check_run, config_error, load_config, roles
@@ -149,15 +150,9 @@ def tell(result: RunResult, config: RunConfig) -> None:
 
     say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()
-    for name in ("sampled", "greedy"):
-        key = f"eval/accuracy_{name}"
-        if key in result.first_eval and key in result.last_eval:
-            before, after = result.first_eval[key], result.last_eval[key]
-            how = "samples at temperature 1" if name == "sampled" else "greedy answers"
-            say.print(
-                f"right on held-out prompts, {how}: {before:.1%} before, {after:.1%} after ({after - before:+.1%})"
-            )
-    state = "stopped" if result.stopped else "finished"
+    for line in gains(config, result.first_eval, result.last_eval):
+        say.print(line, markup=False)
+    state = "stopped" if result.stopped or result.ended_early else "finished"
     say.print(f"{state} after {result.steps} steps, {result.seconds:.0f} s")
     here = _shown(result.run_dir)
     if "jsonl" in config.tracking.trackers:
@@ -166,6 +161,8 @@ def tell(result: RunResult, config: RunConfig) -> None:
         say.print(f"plot        {_shown(plot)}", markup=False)
     if result.checkpoint is not None:
         say.print(f"checkpoint  {_shown(result.checkpoint)}", markup=False)
+        if result.best is not None and result.best_checkpoint is not None:
+            say.print(f"best        {_shown(result.best_checkpoint)} ({result.best.line()})", markup=False)
         say.print("\nnext:", markup=False)
         rlsdk, more = command_here(), max(result.steps * 2, config.trainer.steps)
         trust = f" {TRUST_FLAG}" if next(code_in(config.model_dump()), None) else ""

@@ -13,22 +13,28 @@ from rlsdk.config.engines import (
     ShardingConfig,
     TrainConfig,
 )
+from rlsdk.config.evaluation import (
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    EvalConfig,
+    EvalSetConfig,
+    Measure,
+    WatchConfig,
+)
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, preference_optim_spec
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
+from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
 from rlsdk.config.schedule import ScheduleConfig
 from rlsdk.config.schema import (
     DataConfig,
     DeadlinesConfig,
-    EvalConfig,
     MixtureConfig,
-    RewardConfig,
-    RewardLimitsConfig,
     RunConfig,
     SftConfig,
     TrackingConfig,
@@ -37,13 +43,17 @@ from rlsdk.config.schema import (
 
 __all__ = [
     "AlgorithmConfig",
+    "CheckpointConfig",
     "CorrectionConfig",
     "CriticConfig",
     "DataConfig",
     "DeadlinesConfig",
     "DynamicSamplingConfig",
+    "EarlyStoppingConfig",
     "EvalConfig",
+    "EvalSetConfig",
     "LengthConfig",
+    "Measure",
     "MixtureConfig",
     "ModelConfig",
     "OptimConfig",
@@ -65,6 +75,7 @@ __all__ = [
     "TrackingConfig",
     "TrainConfig",
     "TrainerConfig",
+    "WatchConfig",
     "backend_options",
     "build_options",
     "check_backend",

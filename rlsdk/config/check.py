@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.config.base import Options
 from rlsdk.config.engines import RolloutConfig
+from rlsdk.config.evaluation import is_measured, metric_names
 from rlsdk.config.explain import shown, unknown_key
 from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
@@ -16,7 +17,7 @@ from rlsdk.config.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.config.roles import Role, needed_roles, roles
 from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
-from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
+from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError, nearest
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -67,6 +68,7 @@ def check_run(
             *_log_prob_kind(config, registry),
             *_components(config, registry),
             *_schedule(config, registry),
+            *_watched(config),
         ]
     return list(dict.fromkeys(found))  # Roles that share a section share its problems.
 
@@ -129,6 +131,24 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
     if not config.rewards and not config.reward_models:
         yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
+
+
+def _watched(config: RunConfig) -> Iterator[Problem]:
+    """Metrics that are waited for, and that no evaluation gives."""
+    measures = config.eval.measures()
+    for path, metric in watched(config):
+        if config.eval.every_steps is None:
+            yield Problem(path, f"{metric!r} is never measured: eval.every_steps is null")
+        elif not is_measured(metric, measures):
+            known = metric_names(measures)
+            near = nearest(metric, known)
+            yield Problem(path, f"{metric!r} is not a metric of the evaluations{near or f'; they have {known}'}")
+
+
+def watched(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Field and metric of everything that follows from the value of a metric."""
+    fields = {"checkpoint.best": config.checkpoint.best, "eval.early_stopping": config.eval.early_stopping}
+    return ((f"{path}.metric", watch.metric) for path, watch in fields.items() if watch.metric is not None)
 
 
 def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
@@ -212,6 +232,11 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     for index, reward in enumerate(config.rewards):
         if ":" not in reward.name:
             yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)
+    for name, part in config.eval.sets.items():
+        for index, reward in enumerate(part.rewards):
+            if ":" not in reward.name:
+                path = f"eval.sets.{name}.rewards.{index}.name"
+                yield from _function(registry, ComponentKind.REWARD, path, reward.name, reward.options)
     named = {
         ComponentKind.TRACKER: ("tracking.trackers", config.tracking.trackers),
     }

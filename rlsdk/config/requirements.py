@@ -42,6 +42,9 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
     if role.is_rollout:
         if rollout.min_p > 0:
             yield Capability.MIN_P, "rollout.min_p"
+        for measure in config.eval.measures():
+            if measure.config.min_p > 0:
+                yield Capability.MIN_P, f"{measure.field}.min_p"
         if rollout.stop_strings:
             yield Capability.STOP_STRINGS, "rollout.stop_strings"
         if rollout.tp_size > 1:

@@ -14,8 +14,10 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from rlsdk.config.algorithm import AlgorithmConfig
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
+from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
+from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig
 from rlsdk.config.role_names import CRITIC
 from rlsdk.config.role_sections import (
     CriticConfig,
@@ -112,66 +114,6 @@ class DataConfig(Section):
                 yield Problem(field, "belongs to data.train; each source of data.mixture has its own")
         if self.eval is None and (self.train is not None or self.mixture) and self.num_eval_rows is None:
             yield Problem("num_eval_rows", "null needs data.eval; held-out rows must be a number")
-
-
-class RewardConfig(Section):
-    """One term of the reward; a sample's score is the weighted sum of all."""
-
-    name: str
-    """A registered reward, `pkg.mod:fn`, or `file.py:fn`."""
-    weight: float = 1.0
-    """Factor of this term in the score."""
-    options: Options = empty_mapping()
-    """Keyword arguments of the function."""
-
-
-class RewardLimitsConfig(Section):
-    """What a reward function may cost. Past a limit the sample has no score, is counted, and carries no gradient."""
-
-    timeout_s: PositiveFloat = 10.0
-    """Seconds per sample."""
-    memory_mb: PositiveInt = 1024
-    """MiB of address space that grading may add to one grading process."""
-    max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of a step's samples; when more fail, the run stops with the counts by kind."""
-    num_workers: PositiveInt | None = None
-    """Grading processes; null: by the number of processors."""
-    start_timeout_s: PositiveFloat = 120.0
-    """Seconds to start a grading process: imports of reward modules and their `prepare`."""
-    batched_timeout_s: PositiveFloat = 60.0
-    """Seconds for one call of a batched reward; past it, its samples are tried one by one."""
-    batch_timeout_s: PositiveFloat = 600.0
-    """Seconds for all samples that are graded together; what is not graded then counts as timed out."""
-    max_losses_in_a_row: PositiveInt = 5
-    """Grading processes lost without a sample graded in between; what is not graded then counts as crashed."""
-    allow_network: bool = False
-    """Lets rewards open sockets, for instance to ask a judge. False: the system refuses it, where it can."""
-    allow_writes: bool = False
-    """Lets rewards write files outside their folder for temporary files. False: the system refuses it, where it can."""
-    isolation: Literal["auto", "always", "never"] = "auto"
-    """Grade every sample in a forked process of its own: auto, with rewards that evaluate text as Python; always, with
-    all rewards, which costs milliseconds a sample and forgets what a reward keeps from call to call."""
-    environment: tuple[str, ...] = empty_tuple()
-    """Environment variables that rewards get besides the ordinary ones (an API key, for instance)."""
-
-
-class EvalConfig(Section):
-    """Accuracy on rows that are never trained on."""
-
-    every_steps: PositiveInt | None = 20
-    """Trainer steps between evaluations, the last step always included; null: never."""
-    temperature: PositiveFloat = 1.0
-    """Of the sampled accuracy."""
-    samples_per_prompt: NonNegativeInt = 1
-    """Samples at `temperature`; 0: greedy only."""
-    greedy: bool = True
-    """Also one greedy response per prompt."""
-    at_start: bool = True
-    """Also before the first step."""
-
-    def problems(self) -> Iterator[Problem]:
-        if self.every_steps is not None and not self.greedy and self.samples_per_prompt == 0:
-            yield Problem("samples_per_prompt", "0 with eval.greedy false leaves nothing to measure")
 
 
 class TrainerConfig(Section):
@@ -303,7 +245,9 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     """The rollout engine, and how training samples are drawn."""
     eval: EvalConfig = EvalConfig()
-    """Accuracy on rows that are never trained on."""
+    """Figures on rows that are never trained on."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Which checkpoints are kept besides the newest."""
     placement: PlacementConfig = PlacementConfig()
     """Which role runs where."""
     trainer: TrainerConfig = TrainerConfig()
@@ -338,6 +282,7 @@ class RunConfig(Section):
         yield from self._schedule_problems()
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_model_problems(self.reward_models)
+        yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer
             yield from critic_warmup_problems(
@@ -357,6 +302,24 @@ class RunConfig(Section):
                 f"{self.rollout.rollouter!r}: give the most tokens of a whole episode, all turns and tool answers "
                 f"included, for instance `--rollout.max_model_tokens {needed + 3 * self.rollout.max_response_tokens}`",
             )
+
+    def _evaluation_problems(self) -> Iterator[Problem]:
+        names = [reward.name for reward in self.rewards]
+        for measure in self.eval.measures():
+            part, field = measure.config, measure.field
+            if part.correct_reward is not None and names and not part.rewards and part.correct_reward not in names:
+                yield Problem(
+                    f"{field}.correct_reward", f"{part.correct_reward!r}: expected one of the rewards {names}"
+                )
+            prompt, response = part.max_prompt_tokens, part.max_response_tokens
+            needed = (prompt or self.data.max_prompt_tokens) + (response or self.rollout.max_response_tokens)
+            if self.max_model_tokens < needed and (prompt or response):
+                longer = "max_response_tokens" if response else "max_prompt_tokens"
+                yield Problem(
+                    f"{field}.{longer}",
+                    f"{response or prompt}: prompt and response come to {needed} tokens, more than the "
+                    f"{self.max_model_tokens} that the run makes room for; add `--rollout.max_model_tokens {needed}`",
+                )
 
     def _group_problems(self) -> Iterator[Problem]:
         compares = self.algorithm.name == POLICY_GRADIENT and self.algorithm.advantage in NEEDS_GROUP

@@ -82,11 +82,17 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             (place[-1] == "trust_remote_code" and value)
             or (isinstance(value, str) and _IN_FILE.search(value))
             or (name in FUNCTION_FIELDS and ":" in str(value))
+            or (_is_set_reward(place) and ":" in str(value))
             # An engine takes class names, hooks and files there; a Ray cluster sends code to whoever joins it.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
         ):
             yield place, value
+
+
+def _is_set_reward(place: Place) -> bool:
+    """Whether it is the name of a reward of an evaluation set: `eval.sets.NAME.rewards.0.name`."""
+    return place[:2] == ("eval", "sets") and place[3:4] == ("rewards",) and place[-1] == "name"
 
 
 def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:

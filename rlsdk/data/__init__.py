@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlsdk.data.answers import Answer, AnswerEncoder, AnswerReport, answer_report
 from rlsdk.data.mixture import MixturePart, next_part
-from rlsdk.data.prompts import FilterReport, Prompt, PromptDataset
+from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
@@ -24,6 +24,7 @@ __all__ = [
     "Loader",
     "Messages",
     "MixturePart",
+    "NoPromptError",
     "Prompt",
     "PromptDataset",
     "PromptFormat",

@@ -24,6 +24,10 @@ MIN_LONGEST_TOKEN = 32
 """Characters assumed of a tokenizer's longest token, where its vocabulary has none longer."""
 
 
+class NoPromptError(DataError):
+    """Every row was left out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One prompt, ready for a `GenerationRequest` and, later, a `RewardSample`."""
@@ -106,7 +110,8 @@ class PromptDataset(Sequence[Prompt]):
             name: of this part of the data in messages.
 
         Raises:
-            DataError: a row that cannot be used, with file and line; or no prompt was left.
+            DataError: a row that cannot be used, with file and line.
+            NoPromptError: no prompt was left.
             ConfigError: a system prompt or messages, without a chat template.
         """
         form = form or PromptFormat()
@@ -116,7 +121,7 @@ class PromptDataset(Sequence[Prompt]):
         kept, self.report = _filter(selected, texts, ids, max_prompt_tokens, special, form.allow_special_tokens)
         if not kept:
             shortest = min((len(x) for x in ids if len(x)), default=0)
-            raise DataError(
+            raise NoPromptError(
                 f"{name}: no prompt is left: {self.report.line()}. The shortest has {shortest} tokens; raise "
                 f"max_prompt_tokens, or check prompt_field {form.prompt_field!r}"
             )

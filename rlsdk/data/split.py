@@ -63,12 +63,16 @@ def split_by_content(
 
 
 def drop_seen(
-    rows: Sequence[DataRow], seen: Iterable[DataRow], *, form: PromptFormat | None = None
+    rows: Sequence[DataRow],
+    seen: Iterable[DataRow],
+    *,
+    form: PromptFormat | None = None,
+    seen_form: PromptFormat | None = None,
 ) -> tuple[list[DataRow], int]:
     """The rows whose question stands in none of `seen`, and how many were left out: for a data set of its own for
-    evaluation, whose questions must leave the train rows."""
+    evaluation, whose questions must leave the train rows. `seen_form` is that of `seen`, where it is another."""
     form = form or PromptFormat()
-    taken = {question_key(row) for row in form.select(list(seen))}
+    taken = {question_key(row) for row in (seen_form or form).select(list(seen))}
     kept = [row for row, picked in zip(rows, form.select(rows), strict=True) if question_key(picked) not in taken]
     return kept, len(rows) - len(kept)
 

@@ -73,7 +73,13 @@ class RolloutStream:
     """Groups go in by `start`, and come out of `take` in the order in which they are finished."""
 
     def __init__(
-        self, replicas: Sequence[Replica], codec: Codec, options: StreamOptions, *, grader: Grader | None = None
+        self,
+        replicas: Sequence[Replica],
+        codec: Codec,
+        options: StreamOptions,
+        *,
+        grader: Grader | None = None,
+        graders: Mapping[str, Grader] | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -82,11 +88,13 @@ class RolloutStream:
             codec: of the policy.
             options: how groups are made.
             grader: None: samples are not graded, every score is 0.
+            graders: of groups from these sources, in place of `grader`.
         """
         self._replicas = replicas
         self._codec = codec
         self._options = options
         self._grader = grader
+        self._graders = graders or {}
         self._done: Inbox = queue.SimpleQueue()
         self._ready = threading.Event()
         self._last_sample = time.monotonic()
@@ -165,7 +173,7 @@ class RolloutStream:
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = GenerationClient(self._replicas, progress_s=self._options.progress_s)
-        self._grading = _Grading(self._grader, self._codec)
+        self._grading = _Grading(self._grader, self._graders, self._codec)
         collecting = asyncio.create_task(self._client.run())
         self._ready.set()
         await self._stop.wait()
@@ -280,13 +288,18 @@ class _Collected:
             self._done(error)
 
 
+_Waiting = tuple[GroupTask, Trajectory, Deliver]
+"""A trajectory that is to be graded, and what is called with the sample."""
+
+
 class _Grading:
     """Decodes and submits together what finished in one turn of the loop."""
 
-    def __init__(self, grader: Grader | None, codec: Codec) -> None:
+    def __init__(self, grader: Grader | None, graders: Mapping[str, Grader], codec: Codec) -> None:
         self._grader = grader
+        self._graders = graders
         self._codec = codec
-        self._waiting: list[tuple[GroupTask, Trajectory, Deliver]] = []
+        self._waiting: list[_Waiting] = []
 
     def add(self, task: GroupTask, trajectory: Trajectory, deliver: Deliver) -> None:
         """`deliver` is called with the graded sample, or with what went wrong."""
@@ -302,12 +315,19 @@ class _Grading:
             for _, _, deliver in waiting:
                 deliver(error)
 
-    def _submit(self, waiting: Sequence[tuple[GroupTask, Trajectory, Deliver]]) -> None:
+    def _submit(self, waiting: Sequence[_Waiting]) -> None:
         texts = self._codec.decode_all(
             [without_stop(trajectory.response_ids, task.sampling.stop_token_ids)
              for task, trajectory, _ in waiting]
         )  # fmt: skip
-        if self._grader is None:
+        parts: dict[Grader | None, list[int]] = {}
+        for at, (task, _, _) in enumerate(waiting):
+            parts.setdefault(self._graders.get(task.id.source, self._grader), []).append(at)
+        for grader, places in parts.items():
+            self._grade(grader, [waiting[at] for at in places], [texts[at] for at in places])
+
+    def _grade(self, grader: Grader | None, waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
+        if grader is None:
             for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
                 deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
             return
@@ -322,13 +342,13 @@ class _Grading:
             )
             for (task, trajectory, _), text in zip(waiting, texts, strict=True)
         ]
-        grades = asyncio.wrap_future(self._grader.submit(samples))
+        grades = asyncio.wrap_future(grader.submit(samples))
         grades.add_done_callback(lambda done: _deliver(done, waiting, texts))
 
 
 def _deliver(
     done: asyncio.Future[Sequence[Grade]],
-    waiting: Sequence[tuple[GroupTask, Trajectory, Deliver]],
+    waiting: Sequence[_Waiting],
     texts: Sequence[str],
 ) -> None:
     """Gives each sample its grade, or all of them the error."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.algorithms import DpoObjective, RewardModelObjective
-from rlsdk.config import PairTraining, RunConfig, comparable_log_probs
+from rlsdk.config import Measure, PairTraining, RunConfig, comparable_log_probs
+from rlsdk.config.evaluation import HELD_OUT
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import BackendKind, Capability, Example, SamplingParams, SyncReport
+from rlsdk.interfaces import BackendKind, Capability, Example, LogProbKind, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.checkpoint import step_of
-from rlsdk.trainer.evaluation import Evaluation
-from rlsdk.trainer.grading import RewardGrader, start_rewards
+from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution, start_run_rewards
+from rlsdk.trainer.evaluation import EvalSet, Evaluation
+from rlsdk.trainer.evaluations import EvalOptions
+from rlsdk.trainer.grading import RewardGrader
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -42,7 +45,6 @@ from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.text import TokenCodec
 
 if TYPE_CHECKING:
-    from rlsdk.rewards import RewardRunner
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.session import Session
 
@@ -55,18 +57,17 @@ class Materials:
     """With the number of steps that its epochs come to."""
     tokenizer: Any
     train_prompts: PromptDataset
-    eval_prompts: Sequence[Prompt]
+    eval_prompts: Mapping[str, PromptDataset]
+    """By name of the measure; none where nothing is measured."""
     examples: Sequence[Example]
     """Of the supervised term, where there is one."""
-    rewards: RewardRunner | None
-    """None where nothing is graded."""
+    rewards: RunRewards
     sampling: SamplingParams
     """Of training."""
     output: RunOutput
 
     def close(self) -> None:
-        if self.rewards is not None:
-            self.rewards.close()
+        self.rewards.close()
         self.output.close()
 
 
@@ -78,7 +79,6 @@ def build_materials(
     *,
     rewarded: bool = True,
     resume: Path | None = None,
-    held_out: bool | None = None,
 ) -> Materials:
     """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
 
@@ -89,20 +89,19 @@ def build_materials(
         view: is told what was left out of the data.
         rewarded: samples are graded.
         resume: the checkpoint that the run goes on from.
-        held_out: as in `load_prompts`.
     """
-    rewards = None
-    if rewarded:
-        rewards = start_rewards(config.rewards, config.reward_limits, registry, run_dir / "logs")
+    measures: Sequence[Measure] = [] if config.eval.every_steps is None else config.eval.measures()
+    rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
     tokenizer = load_run_tokenizer(config.model)
-    train, evaluation = load_prompts(config, registry, tokenizer, view, held_out=held_out)
-    config = with_steps(config, len(train))
+    asked = measures if rewarded else [HELD_OUT] * bool(measures)
+    prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
+    config = with_steps(config, len(prompts.train))
     return Materials(
         config=config,
         tokenizer=tokenizer,
-        train_prompts=train,
-        eval_prompts=list(evaluation or ()),
-        examples=load_examples(config, registry, tokenizer, train, view) if rewarded else (),
+        train_prompts=prompts.train,
+        eval_prompts=prompts.sets,
+        examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
         rewards=rewards,
         sampling=sampling_params(config.rollout, config.model, tokenizer),
         output=RunOutput(
@@ -119,11 +118,11 @@ def open_stream(
     registry: Registry,
     group: CallsRanks,
     tokenizer: Any,
-    rewards: RewardRunner | None = None,
+    rewards: RunRewards | None = None,
     notice: Callable[[str], None] = print,
 ) -> RolloutStream:
     """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
-    rollout = config.rollout
+    rollout, rewards = config.rollout, rewards or RunRewards()
     spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(
         replicas_of(
@@ -139,21 +138,55 @@ def open_stream(
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
         ),
-        grader=None if rewards is None else RewardGrader(rewards, notice),
+        grader=None if rewards.train is None else RewardGrader(rewards.train, notice),
+        graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
     )
 
 
-def evaluation_of(config: RunConfig, materials: Materials, stream: RolloutStream) -> Evaluation | None:
-    """None where there are no evaluation prompts."""
-    if not materials.eval_prompts:
+def evaluation_of(
+    config: RunConfig,
+    prompts: Mapping[str, PromptDataset],
+    sampling: SamplingParams,
+    stream: RolloutStream,
+    kind: LogProbKind,
+) -> Evaluation | None:
+    """None where there are no evaluation prompts.
+
+    Args:
+        config: of the run.
+        prompts: by name of the measure.
+        sampling: of training; an evaluation has stop tokens and limits from it, and filters of its own.
+        stream: that samples and grades.
+        kind: what the rollout engine's log-probs are those of.
+    """
+    if not prompts:
         return None
     return Evaluation(
         stream=stream,
-        prompts=materials.eval_prompts,
-        sampling=materials.sampling,
-        config=config.eval,
-        reward_names=[reward.name for reward in config.rewards],
+        sets=[
+            EvalSet(
+                measure=measure,
+                prompts=prompts[measure.name],
+                sampling=eval_sampling(measure.config, sampling),
+                reward_names=[reward.name for reward in measure.config.rewards or config.rewards],
+                has_entropy=samples_whole_distribution(measure.config, kind),
+            )
+            for measure in config.eval.measures()
+            if measure.name in prompts
+        ],
         seed=config.trainer.seed,
+        max_failure_share=config.reward_limits.max_failure_share,
+    )
+
+
+def eval_options(config: RunConfig) -> EvalOptions:
+    """When a run is measured, and what follows from it."""
+    return EvalOptions(
+        every=config.eval.every_steps,
+        at_start=config.eval.at_start,
+        best=config.checkpoint.best,
+        stopping=config.eval.early_stopping,
+        save_samples=config.eval.save_samples,
     )
 
 
@@ -202,14 +235,18 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         PolicyLearner(session, algorithm, _learner_options(config, session), state, view),
         phase,
         publisher,
-        evaluation_of(config, materials, stream),
+        evaluation_of(
+            config,
+            materials.eval_prompts,
+            materials.sampling,
+            stream,
+            session.rollout.spec.log_prob_kind,
+        ),
         materials.output,
         RlOptions(
             temperature=config.rollout.temperature,
             reward_names=[reward.name for reward in config.rewards],
             max_failure_share=config.reward_limits.max_failure_share,
-            eval_every=config.eval.every_steps,
-            eval_at_start=config.eval.at_start,
             shown_samples=config.tracking.samples_per_step,
             max_staleness=config.schedule.max_staleness,
         ),
@@ -221,6 +258,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             exports=True,
         ),
         state,
+        eval_options(config),
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
     )
 
@@ -281,7 +319,8 @@ def pair_stage(config: RunConfig, kind: PairTraining, materials: Materials, sess
     """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
     own, output = config.preferences, materials.output
     train = _pairs(config, materials, materials.train_prompts, "train")
-    held_out = _pairs(config, materials, materials.eval_prompts, "held-out") if materials.eval_prompts else None
+    rows = materials.eval_prompts.get(HELD_OUT.name)
+    held_out = None if rows is None else _pairs(config, materials, rows, "held-out")
     prompts = materials.train_prompts.subset(train.positions)
     objective = (
         RewardModelObjective(center_coef=own.center_coef)
@@ -305,10 +344,9 @@ def pair_stage(config: RunConfig, kind: PairTraining, materials: Materials, sess
             label=kind.label,
             objective=objective,
             pairs_per_step=own.pairs_per_step,
-            eval_every=config.eval.every_steps,
-            eval_at_start=config.eval.at_start,
             update_timeout_s=config.deadlines.update_s,
         ),
+        eval_options(config),
     )
 
 

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.manifest import MANIFEST, read_manifest, seal, sync_folder, wrong_contents, wrong_sizes
 
 __all__ = [
     "MANIFEST",
+    "BestRecord",
     "CheckpointStore",
     "Found",
     "damage",
@@ -26,6 +30,9 @@ __all__ = [
     "step_of",
 ]
 
+BEST_FILE = "best.json"
+"""Beside the checkpoints: names the best one."""
+MAX_BEST_BYTES = 1 << 16
 _NAME = re.compile(r"step_(\d{8,16})")
 _REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
 
@@ -42,6 +49,21 @@ class Found:
     """What keeps it from being whole, by its manifest and its files' sizes; empty when it is."""
 
 
+class BestRecord(BaseModel):
+    """Content of `best.json`: which checkpoint is the best one, and by what."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    step: int = Field(ge=0, lt=2**53)
+    metric: str
+    mode: Literal["max", "min"]
+    value: float = Field(allow_inf_nan=False)
+
+    def line(self) -> str:
+        """In words."""
+        return f"step {self.step}, {self.metric} {self.value:.4g}"
+
+
 class CheckpointStore:
     """The folder `checkpoints/` of a run: `step_00000010/` and so on, each sealed by a manifest of its files.
 
@@ -54,10 +76,16 @@ class CheckpointStore:
         self.keep = keep
 
     @contextmanager
-    def write(self, step: int, state: Mapping[str, Any]) -> Iterator[Path]:
+    def write(self, step: int, state: Mapping[str, Any], *, best: BestRecord | None = None) -> Iterator[Path]:
         """Yields an empty folder to fill; on a clean exit it becomes the checkpoint of `step`.
 
-        Afterwards the `keep` newest by time of writing are left: higher steps of an earlier attempt give way.
+        Afterwards the `keep` newest by time of writing are left, and the best one: higher steps of an earlier attempt
+        give way.
+
+        Args:
+            step: of the checkpoint.
+            state: goes into its manifest.
+            best: this checkpoint is the best one so far; None: another is, or none.
 
         Raises:
             CheckpointError: the disk refused; whatever was whole before still is.
@@ -82,11 +110,43 @@ class CheckpointStore:
         except OSError as error:
             raise CheckpointError(f"cannot write checkpoint {final}: {error}; earlier ones are untouched") from error
         self.recover()
-        for _, old in self.whole()[: -self.keep or None]:
+        if best is not None:
+            self.mark_best(best)
+        marked = self.best()
+        for step_of_old, old in self.whole()[: -self.keep or None]:
+            if marked is not None and step_of_old == marked.step:
+                continue
             # Renamed first: a kill in the middle of the removal must not leave a folder that looks whole.
             doomed = self.folder / f".{old.name}.gone"
             os.replace(old, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+    def best(self) -> BestRecord | None:
+        """Which checkpoint is the best one, as `best.json` says; None where nothing does that can be read, or that
+        checkpoint is not whole."""
+        try:
+            record = BestRecord.model_validate_json((self.folder / BEST_FILE).read_bytes()[:MAX_BEST_BYTES])
+        except (OSError, ValidationError):
+            return None
+        return None if faults(self.folder / _name(record.step)) else record
+
+    def mark_best(self, record: BestRecord | None) -> None:
+        """Says which checkpoint is the best one, and is kept; None: there is none.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        try:
+            if record is None:
+                (self.folder / BEST_FILE).unlink(missing_ok=True)
+            else:
+                atomic_write_text(self.folder / BEST_FILE, record.model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.folder / BEST_FILE}: {error}") from error
+
+    def path_of(self, step: int) -> Path:
+        """The folder that the checkpoint of a step has."""
+        return self.folder / _name(step)
 
     def find(self) -> list[Found]:
         """Every folder with a checkpoint's name, damaged ones included, in the order of writing (by step where the

@@ -1,63 +1,236 @@
-"""Figures on rows that are never trained on: sampled and greedy."""
+"""Figures on rows that are never trained on: samples of every evaluation set, graded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from rlsdk.config import EvalConfig
+from rlsdk.config import Measure
 from rlsdk.data import Prompt
-from rlsdk.interfaces import SamplingParams
-from rlsdk.rollouts import RolloutStream
+from rlsdk.interfaces import FinishReason, SamplingParams
+from rlsdk.rewards.answer import final_answer, parse_number
+from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
+from rlsdk.trainer.figures import MAX_VOTES, Vote, clustered_error, majority_at_k, pass_at_k, powers_of_two
 from rlsdk.trainer.grading import GradeSummary, grades_in
 from rlsdk.trainer.sampler import Draw, sample_all
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class EvalSet:
+    """What one measure of the evaluations asks, and how the answers are judged."""
+
+    measure: Measure
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    reward_names: Sequence[str]
+    """Of its rewards, in order."""
+    has_entropy: bool
+    """The log-probs that come with its samples are those of the distribution that they are drawn from."""
+
+    @property
+    def name(self) -> str:
+        return self.measure.name
+
+    @property
+    def correct_reward(self) -> str:
+        return self.measure.config.correct_reward or next(iter(self.reward_names), "")
+
+    @property
+    def rule(self) -> str:
+        """What counts as correct, in words."""
+        return f"{self.correct_reward} >= {self.measure.config.correct_from:g}"
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(
+            source=f"eval/{self.name}", num_samples=self.measure.config.samples_per_prompt, sampling=self.sampling
+        )
+
+    def verdict(self, sample: Sample) -> bool | None:
+        """Whether a sample is correct; None where it was not graded."""
+        value = sample.grade.terms.get(self.correct_reward)
+        return None if value is None or not sample.grade.valid else value >= self.measure.config.correct_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What an evaluation came to."""
+
+    metrics: Mapping[str, float]
+    notices: Sequence[str] = ()
+    """Samples without a grade, by set."""
+    failure: str | None = None
+    """So many had none that the figures mean nothing; says how many, and why."""
+    samples: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    """By name of the measure: every sample, as `sample_rows` gives them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Samples the evaluation prompts and grades what comes. Samples are drawn with the same seeds every time, so two
+    """Samples the prompts of every set and grades what comes. Samples are drawn with the same seeds every time, so two
     evaluations differ by the weights alone."""
 
     stream: RolloutStream
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    """Of training; an evaluation has a temperature of its own, and no filters."""
-    config: EvalConfig
-    reward_names: Sequence[str]
+    sets: Sequence[EvalSet]
     seed: int
-    notices: list[str] = field(default_factory=list)
-    """Of the last `run`: samples without a score."""
+    max_failure_share: float
+    """Of a set's samples without a grade."""
 
-    def run(self) -> dict[str, float]:
-        """Figures of the weights now served, under `eval/`."""
-        self.notices = []
+    def run(self) -> Evaluated:
+        """Figures of the weights now served."""
         metrics: dict[str, float] = {}
-        if self.config.samples_per_prompt:
-            plain = replace(self.sampling, temperature=self.config.temperature, top_p=1.0, top_k=0, min_p=0.0)
-            metrics |= self._measure("sampled", plain, self.config.samples_per_prompt)
-        if self.config.greedy:
-            metrics |= self._measure("greedy", replace(self.sampling, temperature=0.0), 1)
-        return metrics
+        samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+        notices, failures = [], []
+        for part in self.sets:
+            groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name))
+            metrics |= {part.measure.metric(name): value for name, value in set_figures(groups, part).items()}
+            samples[part.name] = sample_rows(groups, part)
+            summary = GradeSummary.of(grades_in(groups), part.reward_names)
+            text = summary.text(f"evaluation ({part.name})")
+            if text is None:
+                continue
+            notices.append(f"{text}; they are in no figure but {part.measure.metric('invalid_share')}")
+            if summary.num_failed > self.max_failure_share * summary.num_samples:
+                failures.append(f"{text}. {self._too_many(summary)}")
+        return Evaluated(metrics=metrics, notices=notices, failure="; ".join(failures) or None, samples=samples)
 
-    def _measure(self, name: str, sampling: SamplingParams, num_samples: int) -> dict[str, float]:
-        """Accuracy (share of samples to which the first reward gives 1 or more), mean score and length.
+    def _too_many(self, summary: GradeSummary) -> str:
+        share = summary.num_failed / summary.num_samples
+        return f"That is {share:.0%} of the set, more than reward_limits.max_failure_share {self.max_failure_share:.0%}"
 
-        A sample without a score counts as not right, and is left out of the mean; the share of those is a figure of its
-        own where there are any.
-        """
-        draw = Draw(source=f"eval/{name}", num_samples=num_samples, sampling=sampling)
-        groups = sample_all(self.stream, self.prompts, draw, seed=(self.seed, "eval", name))
-        summary = GradeSummary.of(grades_in(groups), self.reward_names)
-        if (text := summary.text(f"evaluation ({name})")) is not None:
-            self.notices.append(text)
-        lengths = [s.trajectory.num_sampled for group in groups for s in group.samples if s.trajectory is not None]
-        metrics = {
-            f"eval/accuracy_{name}": summary.accuracy,
-            f"eval/reward_{name}": summary.mean,
-            f"eval/tokens_{name}": float(np.mean(lengths)) if lengths else 0.0,
-        }
-        if summary.num_failed:
-            metrics[f"eval/invalid_share_{name}"] = summary.num_failed / summary.num_samples
-        return metrics
+
+def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
+    """Figures of one set, by the names of `rlsdk.config.evaluation.FIGURES`.
+
+    Samples without a grade are in none of those about grades; `invalid_share` says how many there were. A figure of
+    which nothing is left is NaN, never 0.
+    """
+    summary = GradeSummary.of(grades_in(groups), part.reward_names)
+    graded = [[(sample, right) for sample in group.samples if (right := part.verdict(sample)) is not None]
+              for group in groups]  # fmt: skip
+    verdicts = [[float(right) for _, right in members] for members in graded]
+    scores = [[sample.grade.score for sample in group.samples if sample.grade.valid] for group in groups]
+    figures = {
+        **_mean_and_error("accuracy", verdicts),
+        **_mean_and_error("reward", scores),
+        **{f"reward/{name}": value for name, value in summary.terms.items()},
+        **_lengths(groups),
+        **_log_probs(groups, part),
+        **rollout_info(groups),
+    }
+    if summary.num_failed:
+        figures["invalid_share"] = summary.num_failed / summary.num_samples
+    if part.measure.config.samples_per_prompt > 1:
+        figures |= _at_k(graded, part.measure.config.samples_per_prompt)
+    return figures
+
+
+def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean of each number that trajectories carry, as `rollout/NAME`; a sample that lacks it is left out."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for sample in group.samples:
+            if sample.trajectory is not None:
+                for name, value in sample.trajectory.info.items():
+                    values.setdefault(name, []).append(float(value))
+    return {f"rollout/{name}": sum(found) / len(found) for name, found in values.items()}
+
+
+def answer_key(response: str) -> str | None:
+    """What two responses must share to give the same answer: the value of a number behind the mark of a final answer,
+    or the text there without white space and case. None: no marked answer was found.
+    """
+    answer = final_answer(response)
+    if not answer:
+        return None
+    number = parse_number(answer)
+    return "".join(answer.split()).casefold() if number is None else str(number)
+
+
+def sample_rows(groups: Sequence[Group], part: EvalSet) -> list[dict[str, Any]]:
+    """Every sample as it goes into a file: JSON types."""
+    return [
+        _sample_row(group, at, sample, part) for group in groups for at, sample in enumerate(group.samples)
+    ]  # fmt: skip
+
+
+def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[str, Any]:
+    prompt, trajectory, grade = group.task.prompt, sample.trajectory, sample.grade
+    made = {} if trajectory is None else {
+        "tokens": trajectory.num_sampled,
+        "truncated": trajectory.finish_reason is FinishReason.LENGTH,
+        "log_prob": _total_log_prob(sample) / max(trajectory.num_sampled, 1),
+        "policy_version": trajectory.versions[-1].version if trajectory.versions else None,
+        "info": dict(trajectory.info),
+    }  # fmt: skip
+    return {
+        "set": part.name,
+        "index": group.task.id.index,
+        "sample": at,
+        "seed": request_seed(*group.task.seed),
+        "prompt": prompt.text,
+        "response": sample.text,
+        "reference": prompt.answer,
+        "answer": final_answer(sample.text),
+        "correct": part.verdict(sample),
+        "score": grade.score if grade.valid else None,
+        "rewards": dict(grade.terms),
+        "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
+        **made,
+    }
+
+
+def _mean_and_error(name: str, groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The mean of all values and, where there are two prompts, its standard error."""
+    values = [value for group in groups for value in group]
+    if not values:
+        return {name: math.nan}
+    error = clustered_error(groups)
+    return {name: math.fsum(values) / len(values)} | ({} if error is None else {f"{name}_se": error})
+
+
+def _lengths(groups: Sequence[Group]) -> dict[str, float]:
+    made = [sample.trajectory for group in groups for sample in group.samples if sample.trajectory is not None]
+    if not made:
+        return {"tokens": math.nan}
+    lengths = [trajectory.num_sampled for trajectory in made]
+    return {
+        "tokens": sum(lengths) / len(made),
+        "tokens_max": float(max(lengths)),
+        "truncated_share": sum(trajectory.finish_reason is FinishReason.LENGTH for trajectory in made) / len(made),
+    }
+
+
+def _log_probs(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
+    """Mean log-prob of a sampled token, in nats, and the entropy that it is an estimate of, where it is one."""
+    samples = [sample for group in groups for sample in group.samples if sample.trajectory is not None]
+    tokens = sum(sample.trajectory.num_sampled for sample in samples if sample.trajectory is not None)
+    if not tokens:
+        return {}
+    mean = math.fsum(_total_log_prob(sample) for sample in samples) / tokens
+    return {"log_prob": mean} | ({"entropy": -mean} if part.has_entropy else {})
+
+
+def _total_log_prob(sample: Sample) -> float:
+    spans = () if sample.trajectory is None else sample.trajectory.spans
+    return math.fsum(float(span.log_probs.sum(dtype="float64")) for span in spans if span.log_probs is not None)
+
+
+def _at_k(graded: Sequence[Sequence[tuple[Sample, bool]]], num_samples: int) -> dict[str, float]:
+    """pass@k and, where answers are marked, maj@k: means over the prompts with at least k graded samples."""
+    votes = [[Vote(correct=right, answer=answer_key(sample.text)) for sample, right in members] for members in graded]
+    cast = [vote.answer is not None for group in votes for vote in group]
+    figures = {"answered_share": sum(cast) / len(cast)} if any(cast) else {}
+    for k in powers_of_two(num_samples):
+        enough = [group for group in votes if len(group) >= k]
+        if not enough:
+            continue
+        passed = [pass_at_k(len(group), sum(vote.correct for vote in group), k) for group in enough]
+        figures[f"pass@{k}"] = math.fsum(passed) / len(enough)
+        if any(cast) and (k == num_samples or num_samples <= MAX_VOTES):
+            won = [majority_at_k(group, k) for group in enough if len(group) == k or len(group) <= MAX_VOTES]
+            if won:
+                figures[f"maj@{k}"] = math.fsum(won) / len(won)
+    return figures

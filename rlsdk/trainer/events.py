@@ -29,6 +29,9 @@ class RunView:
     def pairs_step(self, label: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """One step of training from pairs is done; its metrics begin with `label`."""
 
+    def judged(self, rules: Mapping[str, str]) -> None:
+        """What counts as correct in evaluations to come: name of the set -> for instance `gsm8k >= 1`."""
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""
 

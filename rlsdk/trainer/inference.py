@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig
+from rlsdk.config import Measure, RunConfig
 from rlsdk.config.role_names import ROLLOUT
-from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.data import DataRow, Prompt, PromptDataset
+from rlsdk.interfaces import CheckpointError, ConfigError, nearest
+from rlsdk.trainer.assemble import evaluation_of, open_stream
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
+from rlsdk.trainer.eval_parts import start_run_rewards
+from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_folder import Notice, silent
+from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
+from rlsdk.trainer.roles import resolve_device, roles
+from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_format
+from rlsdk.trainer.run_folder import CHECKPOINTS, Notice, silent
+from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import start_cluster, start_role
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
+    from rlsdk.trainer.events import RunView
+
+BEST, NEWEST = "best", "newest"
+"""Names of checkpoints, besides their steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,35 +43,156 @@ class ModelSource:
     """The configuration it was trained with, when it comes from a run."""
 
 
-def find_model(path: Path, notice: Notice = silent) -> ModelSource:
+def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = None) -> ModelSource:
     """Takes a run, a checkpoint or a model folder.
 
     Args:
         path: of one of these.
         notice: receives a line for each damaged checkpoint of a run that is skipped.
+        checkpoint: of a run: `best`, `newest`, or a step, as `20` or `step_00000020`; None: the newest.
 
     Raises:
         ConfigError: it is none of these, or damaged; says what was looked for.
     """
+    if checkpoint not in (None, NEWEST):
+        return _of_checkpoint(_chosen(path, str(checkpoint)))
     try:
-        store = CheckpointStore(path / "checkpoints", 1)
-        checkpoint = path if not faults(path) else store.newest_intact(notice, "model")
+        store = CheckpointStore(path / CHECKPOINTS, 1)
+        found = path if not faults(path) else store.newest_intact(notice, "model")
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
-    if checkpoint is not None:
-        if not (checkpoint / "model" / "config.json").is_file():
-            raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
-        if problems := damage(checkpoint, "model"):
-            raise ConfigError(
-                f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"
-            )
-        return ModelSource(model=checkpoint / "model", config=checkpoint / "config.yaml")
+    if found is not None:
+        return _of_checkpoint(found)
     if (path / "config.json").is_file():
         return ModelSource(model=path, config=None)
     raise ConfigError(
         f"{str(path)!r} is no run (checkpoints/step_N), no whole checkpoint ({faults(path)[0]}) and no model folder "
         "(config.json); give one of the three"
     )
+
+
+def _of_checkpoint(checkpoint: Path) -> ModelSource:
+    if not (checkpoint / "model" / "config.json").is_file():
+        raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
+    if problems := damage(checkpoint, "model"):
+        raise ConfigError(
+            f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"
+        )
+    return ModelSource(model=checkpoint / "model", config=checkpoint / "config.yaml")
+
+
+def _chosen(run: Path, name: str) -> Path:
+    """The checkpoint of a run that goes by this name.
+
+    Raises:
+        ConfigError: there is none; lists those that there are.
+    """
+    store = CheckpointStore(run / CHECKPOINTS, 1)
+    if name == BEST:
+        best = store.best()
+        if best is not None:
+            return store.path_of(best.step)
+        wrong = "no best checkpoint is recorded there: set checkpoint.best.metric when you train"
+    else:
+        digits = name.removeprefix("step_")
+        if digits.isdecimal() and not faults(store.path_of(int(digits))):
+            return store.path_of(int(digits))
+        wrong = f"expected {BEST!r}, {NEWEST!r} or a step"
+    steps = [str(step) for step, _ in store.whole()]
+    raise ConfigError(
+        f"--checkpoint {name!r}: {wrong}; {str(run)!r} has checkpoints of steps {', '.join(steps) or '(none)'}"
+    )
+
+
+def evaluate_model(
+    config: RunConfig, registry: Registry, view: RunView, *, sets: Sequence[str] = ()
+) -> tuple[Evaluated, Mapping[str, str]]:
+    """Figures of the model that `config` names, and what counts as correct in each set. Only evaluation prompts are
+    tokenized.
+
+    Args:
+        config: of the run that trained it, with `model.path` as it is to be evaluated.
+        registry: of what is installed.
+        view: is told what became of the data, and of samples that have no grade.
+        sets: names of the sets that are evaluated; none: all.
+
+    Raises:
+        ConfigError: no such set, or nothing to measure.
+        DataError: a row cannot be used.
+    """
+    measures = chosen_measures(config, sets)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        logs = Path(folder)
+        tokenizer = load_run_tokenizer(config.model)
+        rewards = start_run_rewards(config, registry, logs, measures, train=False)
+        stack.callback(rewards.close)
+        prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
+        group = stack.enter_context(
+            open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
+        )
+        stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice)
+        stack.enter_context(closing(stream))
+        sampling = sampling_params(config.rollout, config.model, tokenizer)
+        evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
+        if evaluation is None:
+            raise ConfigError("data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE")
+        found = evaluation.run()
+    for text in found.notices:
+        view.notice(text)
+    return found, {part.name: part.rule for part in evaluation.sets}
+
+
+def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
+    """The measures of these names; none: all.
+
+    Raises:
+        ConfigError: no measure of a name, or none at all.
+    """
+    measures = {measure.name: measure for measure in config.eval.measures()}
+    for name in sets:
+        if name not in measures:
+            raise ConfigError(f"--set {name!r}: expected one of {list(measures)}{nearest(name, measures)}")
+    if not measures:
+        raise ConfigError(
+            "eval.samples_per_prompt: 0 with eval.greedy false leaves nothing to measure; add --eval.greedy true"
+        )
+    return [measures[name] for name in dict.fromkeys(sets)] or list(measures.values())
+
+
+def sample_prompts(
+    config: RunConfig, registry: Registry, texts: Sequence[str], *, num_prompts: int, num_samples: int
+) -> list[tuple[Prompt, list[str]]]:
+    """Responses to prompts that were typed, or to the first evaluation prompts of the data: no others are tokenized.
+
+    Args:
+        config: of the run that trained the model, with `model.path` as it is to be used.
+        registry: of what is installed.
+        texts: rendered like rows of the data: system prompt, prompt template, chat template.
+        num_prompts: without `texts`: of the data.
+        num_samples: to each prompt.
+
+    Raises:
+        ConfigError: neither texts nor data.
+    """
+    tokenizer = load_run_tokenizer(config.model)
+    prompts: Sequence[Prompt]
+    if texts:
+        field = config.data.prompt_field
+        rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
+        prompts = PromptDataset(rows, tokenizer, prompt_format(config), name="prompts")
+    elif config.data.train is None and config.data.eval is None and not config.data.mixture:
+        raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
+    else:
+        prompts = first_prompts(config, registry, tokenizer, num_prompts)
+    sampling = sampling_params(config.rollout, config.model, tokenizer)
+    draw = Draw(source="generate", num_samples=num_samples, sampling=sampling)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
+        closing(open_stream(config, registry, group.group, tokenizer)) as stream,
+    ):
+        groups = sample_all(stream, prompts, draw, seed=(config.trainer.seed, "generate"))
+    return [(prompt, [sample.text for sample in group.samples]) for prompt, group in zip(prompts, groups, strict=True)]
 
 
 @contextmanager

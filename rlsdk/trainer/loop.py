@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.interfaces import Capability, RlsdkError
+from rlsdk.interfaces import Capability, ConfigError, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.checkpoint import CheckpointStore, read_state
+from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
+from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
 
@@ -77,6 +79,7 @@ class Trainer:
 
         Raises:
             Exception: what a callback raised, after a save.
+            EvaluationError: an evaluation came to nothing; after a save.
             OutputError: figures cannot be written; a save was tried.
         """
         with _heap_at_rest():
@@ -84,27 +87,57 @@ class Trainer:
 
     def _fit(self) -> None:
         settings = self.stage.settings
+        self._settle_best()
         self.stage.begin()
-        while self.stage.step < settings.steps and not self.stop():
+        while self.stage.step < settings.steps and not self.stop() and self.ended_early is None:
             try:
                 metrics = self.stage.advance()
                 last = self.stage.step == settings.steps
-                self.stage.measure(last=last)
+                failed = self._measure(last=last)
             except OutputError:
                 self._rescue()
                 raise
-            failed = self._call_back(metrics)
-            if self._is_save_due(last=last, ending=self.stop() or failed is not None):
+            refused = self._call_back(metrics)
+            failed = failed or refused
+            ending = self.stop() or failed is not None or self.ended_early is not None
+            if self._is_save_due(last=last, ending=ending) or self.stage.evaluations.is_best(self.stage.step):
                 self.save()
             if failed is not None:
                 raise failed
+        if self.ended_early is not None and self.stage.step < settings.steps:
+            self.output.view.notice(self.ended_early)
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why the stage is over before its last step, in words; None while it is not."""
+        return self.stage.evaluations.why_ended
+
+    @property
+    def best(self) -> BestRecord | None:
+        """Which checkpoint is the best one, where a metric says so."""
+        found = self.stage.evaluations.progress.best
+        return None if found is None else BestRecord.model_validate(asdict(found))
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """Its folder."""
+        return None if self.best is None else self.store.path_of(self.best.step)
+
+    def load_best(self) -> BestRecord | None:
+        """Brings the weights of the best checkpoint back, where those of now are others; None where they are not."""
+        best, folder = self.best, self.best_checkpoint
+        if best is None or folder is None or best.step == self.stage.step:
+            return None
+        self.session.load_roles(folder, timeout_s=self.save_timeout_s)
+        return best
 
     def save(self) -> Path:
         """Writes a checkpoint: the state of every trained role, the model, and everything else a resume needs."""
         self.stage.settle()
         step = self.stage.step
         state = {**self.stage.state_dict(), **reference_state(self.session.reference, self.store.folder)}
-        with self.output.view.phase("save"), self.store.write(step, state) as draft:
+        best = self.best if self.stage.evaluations.is_best(step) else None
+        with self.output.view.phase("save"), self.store.write(step, state, best=best) as draft:
             self.session.save_roles(draft, timeout_s=self.save_timeout_s)
             if self.stage.settings.exports and self.session.actor.can(Capability.EXPORT):
                 export_policy(self.session, self.tokenizer, draft / MODEL_FOLDER, timeout_s=self.save_timeout_s)
@@ -133,6 +166,26 @@ class Trainer:
         self.stage.load_state_dict(saved)
         self.stage.load_parts(checkpoint)
         self.last_checkpoint = checkpoint
+
+    def _measure(self, *, last: bool) -> Exception | None:
+        """Makes the evaluation that is due; one that came to nothing ends the run, after a save."""
+        try:
+            self.stage.measure(last=last)
+        except (EvaluationError, ConfigError) as error:
+            return error
+        return None
+
+    def _settle_best(self) -> None:
+        """Brings the record of the best checkpoint in line with where the stage stands: behind a resume it may name
+        one that came later, and what was the best one by then may be gone, or in another run's folder."""
+        best, progress = self.best, self.stage.evaluations.progress
+        if best is not None and faults(self.store.path_of(best.step)):
+            self.output.view.notice(f"the best checkpoint so far ({best.line()}) is not in {self.store.folder}: the "
+                                    "best one is looked for anew")  # fmt: skip
+            self.stage.evaluations.progress = replace(progress, best=None)
+            best = None
+        if best != self.store.best():
+            self.store.mark_best(best)
 
     def _call_back(self, metrics: Any) -> Exception | None:
         """Calls every callback; the first error ends the run, after a save."""

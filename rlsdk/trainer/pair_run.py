@@ -57,6 +57,8 @@ def run_pairs(
                     view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
                 start.accept()
                 trainer.fit()
+                if (best := trainer.load_best()) is not None:
+                    view.notice(f"model/ is that of the best checkpoint: {best.line()}")
             export_model(session, materials.tokenizer, run_dir / "model")
     return RunResult(
         run_dir=run_dir,
@@ -64,6 +66,9 @@ def run_pairs(
         stopped=stop(),
         seconds=time.perf_counter() - began,
         checkpoint=run_dir / "model",
-        first_eval=stage.first_eval or {},
-        last_eval=stage.last_eval or stage.last,
+        first_eval=stage.evaluations.first or {},
+        last_eval=stage.evaluations.last or stage.last,
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
+from rlsdk.trainer.evaluation import Evaluated
+from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.pairs import PairSet
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
@@ -36,15 +39,12 @@ class PairObjective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """What is trained, and how often it is measured."""
+    """What is trained."""
 
     label: str
     """Prefix of the metrics."""
     objective: PairObjective
     pairs_per_step: int
-    eval_every: int | None
-    """Steps between evaluations on held-out pairs, the last step always included; None: never."""
-    eval_at_start: bool
     update_timeout_s: float | None = None
 
 
@@ -61,27 +61,26 @@ class PairStage(Stage):
         output: RunOutput,
         settings: StageSettings,
         options: PairOptions,
+        when: EvalOptions | None = None,
     ) -> None:
-        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on."""
+        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on, and looked at as `when`
+        says."""
         self.session = session
         self.stream = stream
         self.pairs = pairs
-        self.held_out = held_out
         self.output = output
+        self.evaluations = Evaluations(None if held_out is None else partial(self._evaluate, held_out), output, when)
         self.settings = settings
         self.options = options
         self.last: Mapping[str, float] = {}
         """Metrics of the last step."""
-        self.first_eval: Mapping[str, float] | None = None
-        self.last_eval: Mapping[str, float] = {}
         self._held_batch: Batch | None = None
 
     def begin(self) -> None:
         self._progress = self.output.view.phase(self.options.label, total=self.settings.steps)
         self._progress.__enter__()
         self.output.view.advance(self.step)
-        if self.step == 0 and self.options.eval_at_start and self.options.eval_every is not None:
-            self.evaluate()
+        self.evaluations.before(self.step)
 
     def advance(self) -> Mapping[str, float]:
         clock, label, objective = StepClock(), self.options.label, self.options.objective
@@ -108,39 +107,18 @@ class PairStage(Stage):
         self.output.track(self.step, self.last)
         return self.last
 
-    def measure(self, *, last: bool) -> None:
-        every = self.options.eval_every
-        if every is not None and (last or self.step % every == 0):
-            self.evaluate()
-
-    def evaluate(self) -> None:
-        """Figures on the held-out pairs, by the objective that is trained."""
-        if self.held_out is None:
-            return
-        if self._held_batch is None:
-            self._held_batch = self._referred(self.held_out.batch(range(len(self.held_out))))
-        batch, objective = self._held_batch, self.options.objective
-        outputs = {name: self._forward(self.session.actor, batch, name) for name in objective.outputs}
-        with torch.no_grad():
-            sums = objective(outputs, batch).sums
-        metrics = {f"eval/{name}_pairs": value for name, value in means(sums).items()}
-        self.output.track(self.step, metrics)
-        self.output.view.evaluated(self.step, metrics)
-        self.last_eval = metrics
-        if self.first_eval is None:
-            self.first_eval = metrics
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "pairs": self.stream.state_dict(),
             "metrics": dict(self.last),
-            "first_eval": self.first_eval,
+            "evaluations": self.evaluations.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         try:
-            self.step, self.last, self.first_eval = int(state["step"]), dict(state["metrics"]), state["first_eval"]
+            self.step, self.last = int(state["step"]), dict(state["metrics"])
+            self.evaluations.load_state_dict(state["evaluations"])
             self.stream.load_state_dict(state["pairs"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the checkpoint is not one of training from pairs: {error!r} is wrong") from error
@@ -148,6 +126,16 @@ class PairStage(Stage):
     def close(self) -> None:
         if hasattr(self, "_progress"):
             self._progress.__exit__(None, None, None)
+
+    def _evaluate(self, held_out: PairSet) -> Evaluated:
+        """Figures on the held-out pairs, by the objective that is trained."""
+        if self._held_batch is None:
+            self._held_batch = self._referred(held_out.batch(range(len(held_out))))
+        batch, objective = self._held_batch, self.options.objective
+        outputs = {name: self._forward(self.session.actor, batch, name) for name in objective.outputs}
+        with torch.no_grad():
+            sums = objective(outputs, batch).sums
+        return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
     def _referred(self, batch: Batch) -> Batch:
         """Adds what the reference gives, where there is one."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.average import PolicyAverage
-from rlsdk.trainer.evaluation import Evaluation
+from rlsdk.trainer.evaluation import Evaluated, Evaluation, rollout_info
+from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
 from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
 from rlsdk.trainer.phases import RolloutPhase
@@ -27,14 +28,12 @@ from rlsdk.trainer.timeline import staleness_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class RlOptions:
-    """What a step reports, and when it is measured."""
+    """What a step reports."""
 
     temperature: float
     reward_names: Sequence[str]
     max_failure_share: float
     """Of a step's samples without a score; more end the run."""
-    eval_every: int | None
-    eval_at_start: bool
     shown_samples: int
     """Logged with their text, each step."""
     max_staleness: int = 0
@@ -55,27 +54,30 @@ class RlStage(Stage):
         options: RlOptions,
         settings: StageSettings,
         state: TrainerState,
+        when: EvalOptions | None = None,
         average: PolicyAverage | None = None,
     ) -> None:
-        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas."""
+        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas; `when` is
+        about `evaluation`."""
         self.source = source
         self.learner = learner
         self.phase = phase
         self.publisher = publisher
-        self.evaluation = evaluation
         self.output = output
+        self._rules = {} if evaluation is None else {part.name: part.rule for part in evaluation.sets}
+        self.evaluations = Evaluations(
+            None if evaluation is None else partial(self._evaluate, evaluation), output, when
+        )
         self.options = options
         self.settings = settings
         self.state = state
         self.average = average
-        self.first_eval: Mapping[str, float] | None = None
-        self.last_eval: Mapping[str, float] = {}
         self._step_of = {state.policy_version: 0}
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
     def begin(self) -> None:
-        if self.step == 0 and self.options.eval_at_start and self.options.eval_every is not None:
-            self.evaluate()
+        self.output.view.judged(self._rules)
+        self.evaluations.before(self.step)
 
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
@@ -93,7 +95,7 @@ class RlStage(Stage):
             with clock.measure("average"):
                 self.average.update()
         self.step += 1
-        self.source.updated(quiet=self._measures(self.step))
+        self.source.updated(quiet=self.evaluations.is_due(self.step, last=self.step == self.settings.steps))
         self._note_version()
         metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
@@ -109,36 +111,6 @@ class RlStage(Stage):
         with self.output.view.phase("rollout"), self.phase.clocked(clock):
             return self.source.next()
 
-    def measure(self, *, last: bool) -> None:
-        if self._measures(self.step):
-            self.evaluate()
-
-    def _measures(self, step: int) -> bool:
-        """An evaluation is due behind this step."""
-        every = self.options.eval_every
-        if every is None or self.evaluation is None:
-            return False
-        return step == self.settings.steps or step % every == 0
-
-    def evaluate(self) -> None:
-        """Figures of the current weights on held-out prompts."""
-        if self.evaluation is None:
-            return
-        start = time.perf_counter()
-        with ExitStack() as stack:
-            stack.enter_context(self.output.view.phase("eval"))
-            if not stack.enter_context(self.source.served()):
-                stack.enter_context(self.phase.serving())
-            metrics = self.evaluation.run()
-        for text in self.evaluation.notices:
-            self.output.view.notice(text)
-        metrics["time/eval_s"] = time.perf_counter() - start
-        self.output.track(self.step, metrics)
-        self.output.view.evaluated(self.step, metrics)
-        self.last_eval = metrics
-        if self.first_eval is None:
-            self.first_eval = metrics
-
     def settle(self) -> None:
         self.source.settle()
 
@@ -147,7 +119,7 @@ class RlStage(Stage):
             "trainer": {"step": self.step, **self.state.dump()},
             "algorithm": dict(self.learner.algorithm.state_dict()),
             "source": dict(self.source.state_dict()),
-            "first_eval": self.first_eval,
+            "evaluations": self.evaluations.state_dict(),
             "versions": sorted(self._step_of.items()),
         }
 
@@ -157,7 +129,7 @@ class RlStage(Stage):
         self.state.restore(saved)
         self.learner.algorithm.load_state_dict(state["algorithm"])
         self.source.load_state_dict(state["source"], step=self.step)
-        self.first_eval = state["first_eval"]
+        self.evaluations.load_state_dict(state["evaluations"])
         self._step_of = {int(version): int(step) for version, step in state["versions"]}
 
     def save_parts(self, checkpoint: Path) -> None:
@@ -170,6 +142,13 @@ class RlStage(Stage):
 
     def close(self) -> None:
         self.source.close()
+
+    def _evaluate(self, evaluation: Evaluation) -> Evaluated:
+        """Figures of the current weights on held-out prompts."""
+        with ExitStack() as stack:
+            if not stack.enter_context(self.source.served()):
+                stack.enter_context(self.phase.serving())
+            return evaluation.run()
 
     def _metrics(
         self,
@@ -214,14 +193,3 @@ class RlStage(Stage):
     def _check_parity(self, metrics: Mapping[str, float]) -> None:
         if "parity/log_prob_diff_mean" in metrics:
             self.learner.check_difference(metrics["parity/log_prob_diff_mean"], metrics["parity/log_prob_diff_max"])
-
-
-def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
-    """Mean over a step of each number that trajectories carry; a sample that lacks it is left out."""
-    values: dict[str, list[float]] = {}
-    for group in groups:
-        for sample in group.samples:
-            if sample.trajectory is not None:
-                for name, value in sample.trajectory.info.items():
-                    values.setdefault(name, []).append(float(value))
-    return {f"rollout/{name}": sum(found) / len(found) for name, found in values.items()}

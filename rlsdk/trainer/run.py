@@ -17,7 +17,7 @@ from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sf
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
-from rlsdk.trainer.checkpoint import read_state
+from rlsdk.trainer.checkpoint import BestRecord, read_state
 from rlsdk.trainer.loop import Trainer, export_policy
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import placement_of, roles
@@ -46,6 +46,11 @@ class RunResult:
     checkpoint: Path | None = None
     first_eval: Mapping[str, float] = field(default_factory=dict)
     last_eval: Mapping[str, float] = field(default_factory=dict)
+    best: BestRecord | None = None
+    """The best checkpoint by `checkpoint.best`, and its value."""
+    best_checkpoint: Path | None = None
+    ended_early: str | None = None
+    """Why it ended before its last step by itself, in words."""
 
 
 class StopFlag:
@@ -147,8 +152,11 @@ def _result(trainer: Trainer, stage: RlStage, run_dir: Path, began: float, stop:
         stopped=stop(),
         seconds=time.perf_counter() - began,
         checkpoint=trainer.last_checkpoint,
-        first_eval=stage.first_eval or {},
-        last_eval=stage.last_eval,
+        first_eval=stage.evaluations.first or {},
+        last_eval=stage.evaluations.last,
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
     )
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig, config_error
+from rlsdk.config import EvalSetConfig, Measure, RunConfig, config_error
 from rlsdk.data import (
     DataRow,
+    NoPromptError,
+    Prompt,
     PromptDataset,
     PromptFormat,
     check_source,
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
 
 
+HELD_OUT = "held out"
+"""Source of the run's own evaluation rows."""
+MIN_TOKENIZED = 64
+"""Rows that are tokenized together where only the first few are wanted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceRows:
     """The rows of one source of training data."""
@@ -38,7 +46,29 @@ class SourceRows:
     rows: Sequence[DataRow]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvalRows:
+    """The rows of a set, and which of their fields make the prompt."""
+
+    source: str
+    """What they came from: `HELD_OUT`, or the field that names their source."""
+    rows: Sequence[DataRow]
+    kept_out: Sequence[DataRow]
+    """Rows whose questions are not trained on: `rows`, or all that were held out."""
+    form: PromptFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrompts:
+    """All prompts of a run."""
+
+    train: PromptDataset
+    sets: Mapping[str, PromptDataset]
+    """For evaluation, by name of the measure."""
+
+
 def prompt_format(config: RunConfig) -> PromptFormat:
+    """How training prompts are made of rows."""
     data = config.data
     return PromptFormat(
         prompt_field=data.prompt_field,
@@ -51,6 +81,20 @@ def prompt_format(config: RunConfig) -> PromptFormat:
     )
 
 
+def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
+    """How the prompts of an evaluation set are made of rows: as training's, but for what the set says."""
+    form = prompt_format(config)
+    own: dict[str, Any] = {
+        "prompt_field": part.prompt_field,
+        "answer_field": part.answer_field,
+        "prompt_template": part.prompt_template,
+        "chat_template_kwargs": part.chat_template_kwargs,
+        "system_prompt": part.system_prompt,
+    }
+    form = replace(form, **{name: value for name, value in own.items() if value is not None})
+    return replace(form, system_prompt=None) if part.system_prompt == "" else form
+
+
 def source_names(config: RunConfig) -> dict[str, str]:
     """Field of the configuration -> the data source that it names."""
     data = config.data
@@ -58,7 +102,10 @@ def source_names(config: RunConfig) -> dict[str, str]:
     found |= {} if data.train is None else {"data.train": data.train}
     found |= {} if data.eval is None else {"data.eval": data.eval}
     ptx = config.algorithm.ptx.source
-    return found | ({} if ptx is None else {"algorithm.ptx.source": ptx})
+    found |= {} if ptx is None else {"algorithm.ptx.source": ptx}
+    return found | {
+        f"eval.sets.{name}.data": part.data for name, part in config.eval.sets.items() if part.data is not None
+    }
 
 
 def check_sources(config: RunConfig, registry: Registry) -> None:
@@ -76,32 +123,65 @@ def check_sources(config: RunConfig, registry: Registry) -> None:
 
 
 def load_prompts(
-    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, held_out: bool | None = None
-) -> tuple[PromptDataset, PromptDataset | None]:
+    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
+) -> RunPrompts:
     """Train and evaluation prompts that share no question. Says what was left out.
 
-    `held_out` False keeps every row of the training sources for training; None: where nothing is evaluated.
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        tokenizer: of the policy.
+        view: is told what became of the rows.
+        measures: of the evaluations; none: no row is held out, and `data.eval` is only kept out of training.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
     """
-    data, form = config.data, prompt_format(config)
-    sources = _load_train(config, registry)
-    if data.eval is not None:
-        held = distinct(_load(registry, data.eval, data.eval_options, None), form=form)[: data.num_eval_rows]
-        sources = _without(sources, held, form, view)
-    elif config.eval.every_steps is not None if held_out is None else held_out:
-        rows = [row for source in sources for row in source.rows]
-        _, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
-        sources = _without(sources, held, form, None)
-    else:
-        held = []
-    train = _tokenized(sources, tokenizer, form, data.max_prompt_tokens, view)
-    if not held:
-        return train, None
-    evaluation = PromptDataset(held, tokenizer, form, max_prompt_tokens=data.max_prompt_tokens, name="eval")
-    view.notice(f"eval data: {evaluation.report.line()}")
-    return train, evaluation
+    sources, form = _load_train(config, registry), prompt_format(config)
+    rows = _eval_rows(config, registry, measures, sources)
+    if config.data.eval is not None and not any(part.source == HELD_OUT for part in rows.values()):
+        held = _held_out(config, registry, sources)
+        sources = _without(sources, EvalRows(source=HELD_OUT, rows=held, kept_out=held, form=form), form, view)
+    for part in {id(part.kept_out): part for part in rows.values()}.values():
+        # Rows that were held out of training stand in it by design; those of a source of its own are worth a word.
+        split = part.source == HELD_OUT and config.data.eval is None
+        sources = _without(sources, part, form, None if split else view)
+    train = _tokenized(sources, tokenizer, form, config.data.max_prompt_tokens, view)
+    return RunPrompts(train=train, sets=_eval_prompts(rows, measures, config, tokenizer, view))
+
+
+def load_eval_prompts(
+    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
+) -> Mapping[str, PromptDataset]:
+    """The evaluation prompts alone, by measure: those that `load_prompts` gives, and nothing else is tokenized.
+
+    Raises:
+        ConfigError, DataError: as `load_prompts`.
+    """
+    rows = _eval_rows(config, registry, measures, None)
+    return _eval_prompts(rows, measures, config, tokenizer, view)
+
+
+def first_prompts(config: RunConfig, registry: Registry, tokenizer: Any, count: int) -> list[Prompt]:
+    """The first evaluation prompts of the run's own; no more rows than needed are tokenized.
+
+    Raises:
+        ConfigError, DataError: as `load_prompts`.
+    """
+    rows, form = _held_out(config, registry, None), prompt_format(config)
+    found: list[Prompt] = []
+    for start in range(0, len(rows), max(count, MIN_TOKENIZED)):
+        part = rows[start : start + max(count, MIN_TOKENIZED)]
+        try:
+            prompts = PromptDataset(part, tokenizer, form, max_prompt_tokens=config.data.max_prompt_tokens, name="eval")
+        except NoPromptError:
+            if not found and start + len(part) >= len(rows):
+                raise
+            continue
+        found += prompts[: count - len(found)]
+        if len(found) == count:
+            break
+    return found
 
 
 def load_examples(
@@ -186,17 +266,70 @@ def _load(registry: Registry, name: str, options: Mapping[str, Any], limit: int 
     )
 
 
+def _held_out(config: RunConfig, registry: Registry, sources: Sequence[SourceRows] | None) -> list[DataRow]:
+    """The run's own evaluation rows: those of `data.eval`, or held out of the training sources (None: not loaded)."""
+    data, form = config.data, prompt_format(config)
+    if data.eval is not None:
+        return distinct(_load(registry, data.eval, data.eval_options, None), form=form)[: data.num_eval_rows]
+    sources = _load_train(config, registry) if sources is None else sources
+    rows = [row for source in sources for row in source.rows]
+    _, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+    return held
+
+
+def _eval_rows(
+    config: RunConfig, registry: Registry, measures: Sequence[Measure], sources: Sequence[SourceRows] | None
+) -> dict[str, EvalRows]:
+    """By measure. Those that ask the same rows share them."""
+    held: list[DataRow] | None = None
+    found: dict[str, EvalRows] = {}
+    for measure in measures:
+        part, form = measure.config, set_format(config, measure.config)
+        if part.data is not None:
+            rows, source = distinct(_load(registry, part.data, part.options, None), form=form), f"{measure.field}.data"
+        else:
+            held = _held_out(config, registry, sources) if held is None else held
+            rows, source = held, HELD_OUT
+        asked = rows if part.num_rows is None or len(rows) <= part.num_rows else rows[: part.num_rows]
+        kept_out = rows if source == HELD_OUT else asked
+        found[measure.name] = EvalRows(source=source, rows=asked, kept_out=kept_out, form=form)
+    return found
+
+
+def _eval_prompts(
+    rows: Mapping[str, EvalRows], measures: Sequence[Measure], config: RunConfig, tokenizer: Any, view: RunView
+) -> dict[str, PromptDataset]:
+    """Tokenized, once where measures ask the same."""
+    made: list[tuple[EvalRows, int, PromptDataset]] = []
+    found: dict[str, PromptDataset] = {}
+    for measure in measures:
+        part, limit = rows[measure.name], measure.config.max_prompt_tokens or config.data.max_prompt_tokens
+        same = (
+            prompts
+            for other, most, prompts in made
+            if other.rows is part.rows and other.form == part.form and most == limit
+        )
+        prompts = next(same, None)
+        if prompts is None:
+            name = f"eval {measure.name}" if measure.name in config.eval.sets else "eval"
+            prompts = PromptDataset(part.rows, tokenizer, part.form, max_prompt_tokens=limit, name=name)
+            made.append((part, limit, prompts))
+            view.notice(f"{name} data: {prompts.report.line()}")
+        found[measure.name] = prompts
+    return found
+
+
 def _without(
-    sources: Sequence[SourceRows], held: Sequence[DataRow], form: PromptFormat, view: RunView | None
+    sources: Sequence[SourceRows], held: EvalRows, form: PromptFormat, view: RunView | None
 ) -> list[SourceRows]:
-    """The sources without the evaluation's questions; `view` is told how many rows that were.
+    """The sources without an evaluation's questions; `view` is told how many rows that were.
 
     Raises:
         DataError: nothing is left of a source.
     """
     left, num_dropped = [], 0
     for source in sources:
-        rows, dropped = drop_seen(source.rows, held, form=form)
+        rows, dropped = drop_seen(source.rows, held.kept_out, form=form, seen_form=held.form)
         num_dropped += dropped
         if not rows:
             raise DataError(

@@ -25,6 +25,7 @@ from rlsdk.trainer.checkpoint import (
     older_whole,
     step_of,
 )
+from rlsdk.trainer.samples import EVAL_FOLDER, later_eval_folders
 
 CHECKPOINTS = "checkpoints"
 CONFIG_FILE = "config.yaml"
@@ -32,7 +33,7 @@ HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
 EARLIER = "earlier"
 """Folder of a run: what was set aside when it started anew, in `1/`, `2/` and so on."""
-OWN_FILES = ("metrics.jsonl", "samples.jsonl", "tensorboard", "checkpoints", "sft_checkpoints",
+OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", "checkpoints", "sft_checkpoints",
              *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
 """What belongs to one attempt."""
 NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")
@@ -272,6 +273,9 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (run_dir / name).is_file():
             shutil.copy2(run_dir / name, target / name)
+    for folder in later_eval_folders(run_dir, step_of(checkpoint)):
+        (target / EVAL_FOLDER).mkdir(exist_ok=True)
+        os.replace(folder, target / EVAL_FOLDER / folder.name)
     notice(f"going back to {checkpoint.name}: {', '.join(later)} moved to {target}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
 from rlsdk.interfaces import CheckpointError, DataError
+from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
@@ -59,6 +60,7 @@ class SftStage(Stage):
         self.stream = stream
         self.answers = answers
         self.output = output
+        self.evaluations = Evaluations(None, output)
         self.settings = settings
         self.rows_per_step = rows_per_step
         self.update_timeout_s = update_timeout_s

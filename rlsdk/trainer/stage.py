@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
+from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.events import RunView
+from rlsdk.trainer.samples import eval_folder, write_eval_samples
 
 MODEL_FOLDER = "model"
 """Of a checkpoint: the policy in Hugging Face form."""
@@ -56,15 +58,29 @@ class RunOutput:
                 f"the run's folder {str(self.run_dir)!r} is gone (deleted, renamed, or its disk unmounted), and with "
                 f"it the figures of step {step} and every checkpoint"
             )
-        try:
+        with self._writing(f"the figures of step {step}"):
             for tracker in self.trackers:
                 tracker.log(step, metrics)
                 if samples:
                     tracker.log_samples(step, samples)
+
+    def save_samples(self, step: int, samples: Mapping[str, Sequence[Mapping[str, Any]]], *, compress: bool) -> None:
+        """Writes every sample of an evaluation, by set.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        with self._writing(f"the evaluation's samples of step {step}"):
+            write_eval_samples(eval_folder(self.run_dir, step), step, samples, compress=compress)
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise OutputError(
-                f"the figures of step {step} cannot be written into {str(self.run_dir)!r}: {error}. Make room, then "
-                "run the same command again: it resumes from the newest checkpoint"
+                f"{what} cannot be written into {str(self.run_dir)!r}: {error}. Make room, then run the same command "
+                "again: it resumes from the newest checkpoint"
             ) from error
 
     def close(self) -> None:
@@ -79,6 +95,8 @@ class Stage(ABC):
     settings: StageSettings
     output: RunOutput
     """Where its numbers go; a warm start has no step callbacks."""
+    evaluations: Evaluations
+    """Of its weights on what is never trained on."""
     step: int = 0
     """Steps that are done."""
 
@@ -89,8 +107,9 @@ class Stage(ABC):
     def advance(self) -> Mapping[str, float]:
         """One step: reports it, adds one to `step`, and returns its metrics."""
 
-    def measure(self, *, last: bool) -> None:  # noqa: B027 - a working default
+    def measure(self, *, last: bool) -> None:
         """Behind a step, before it is saved: evaluations that are due."""
+        self.evaluations.after(self.step, last=last)
 
     def settle(self) -> None:  # noqa: B027 - a working default
         """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""

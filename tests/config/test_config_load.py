@@ -132,7 +132,9 @@ def test_every_problem_is_listed_with_path_value_expectation_nearest_name_and_or
     assert f"placement: 5: expected a mapping ({path}:9)" in found
     assert "eval.greedy: 'maybe': expected true or false (--eval.greedy)" in found
     assert "train.micro_batch_rows: 0: expected more than 0 (--train.micro_batch_rows)" in found
-    assert any(line.startswith("foo: unknown key; expected one of algorithm, critic, data") for line in found)
+    assert any(
+        line.startswith("foo: unknown key; expected one of algorithm, checkpoint, critic, data") for line in found
+    )
 
 
 def test_a_combination_across_fields_names_its_path_and_origin(registry: Registry) -> None:

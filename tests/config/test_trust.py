@@ -141,3 +141,9 @@ def test_every_field_that_takes_a_function_is_known_here() -> None:
     options |= {f"rewards.*.{option.path}": option.doc for option in describe_options(RewardConfig)}
     said = {path for path, doc in options.items() if "pkg.mod:" in doc}
     assert said == {field.removesuffix(".*") for field in FUNCTION_FIELDS}
+
+
+def test_a_reward_of_an_evaluation_set_is_code_like_any_other() -> None:
+    fields = {"eval": {"sets": {"mine": {"rewards": [{"name": "acme.rewards:fn"}, {"name": "gsm8k"}]}}}}
+    found = [place for place, _ in code_in(fields)]
+    assert found == [("eval", "sets", "mine", "rewards", 0, "name")]

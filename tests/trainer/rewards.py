@@ -29,3 +29,19 @@ def fails_on_some(sample: RewardSample) -> float:
 def stop_at_three(step: int, metrics: Mapping[str, float]) -> None:
     if step == 3:
         raise ValueError("three")
+
+
+def digit_at_end(sample: RewardSample) -> float:
+    return float(sample.response[-1:].isdigit())
+
+
+_graded = 0
+
+
+def fails_after_two(sample: RewardSample) -> float:
+    """Of those that this process grades."""
+    global _graded
+    _graded += 1
+    if _graded > 2:
+        raise ValueError("late")
+    return 1.0

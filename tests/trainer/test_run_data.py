@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.data import PromptStream
+from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
@@ -56,10 +56,16 @@ def mixture(folder: Path, *more: str) -> RunConfig:
     return config_of("--data.mixture", json.dumps(parts), *more)
 
 
+def loaded(config: RunConfig, registry: Registry, tokenizer: Any, view: RunView) -> tuple[PromptDataset, PromptDataset]:
+    """Training prompts, and those that an evaluation samples."""
+    found = load_prompts(config, registry, tokenizer, view, measures=config.eval.measures())
+    assert found.sets["sampled"] is found.sets["greedy"]  # tokenized once
+    return found.train, found.sets["greedy"]
+
+
 def test_prompts_of_a_mixture_are_drawn_by_weight(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
     view = Notices()
-    train, held = load_prompts(mixture(tmp_path, "--data.num_eval_rows", "9"), registry, tokenizer, view)
-    assert held is not None
+    train, held = loaded(mixture(tmp_path, "--data.num_eval_rows", "9"), registry, tokenizer, view)
     assert len(held) == 9
     assert len(train) + len(held) == 40 + 10 + 7
     assert not {prompt.text for prompt in train} & {prompt.text for prompt in held}
@@ -71,8 +77,7 @@ def test_prompts_of_a_mixture_are_drawn_by_weight(tmp_path: Path, registry: Regi
 
 def test_one_source_gives_what_it_always_gave(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
     config = config_of("--data.train", source(tmp_path, "a", 40), "--data.num_eval_rows", "9")
-    train, held = load_prompts(config, registry, tokenizer, Notices())
-    assert held is not None
+    train, held = loaded(config, registry, tokenizer, Notices())
     assert (len(train), len(held)) == (31, 9)
     assert [prompt.index for prompt in train] == list(range(31))
     assert train.report.num_rows == 31
@@ -89,7 +94,7 @@ def test_a_source_that_evaluation_uses_up_is_named(tmp_path: Path, registry: Reg
     parts = json.dumps([{"source": path}, {"source": source(tmp_path, "b", 3)}])
     config = config_of("--data.mixture", parts, "--data.eval", path, "--data.num_eval_rows", "3")
     with pytest.raises(DataError, match=r"data\.mixture\.0: all 3 rows"):
-        load_prompts(config, registry, tokenizer, Notices())
+        loaded(config, registry, tokenizer, Notices())
 
 
 @pytest.mark.parametrize(

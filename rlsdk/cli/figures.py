@@ -1,0 +1,100 @@
+"""Evaluations in words: what a terminal shows of their figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from rlsdk.config import RunConfig
+
+_NAMED = re.compile(r"eval/(?P<set>[^/]+)/(?P<figure>.+)")
+_UNNAMED = re.compile(r"eval/(?P<figure>.+)_(?P<set>[a-z]+)")
+_AT_K = re.compile(r"(pass|maj)@(\d+)")
+
+
+def by_set(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Name of the set -> figure -> value, of the metrics that are an evaluation's."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        # `eval/reward/NAME_sampled` has a slash, too: its set is named at the end.
+        match = _UNNAMED.fullmatch(name) if _is_unnamed(name, metrics) else _NAMED.fullmatch(name)
+        if match is not None:
+            found.setdefault(match["set"], {})[match["figure"]] = value
+    return found
+
+
+def _is_unnamed(name: str, metrics: Mapping[str, float]) -> bool:
+    """Whether the set stands at the end of a metric's name: there is an accuracy of such a name."""
+    match = _UNNAMED.fullmatch(name)
+    return match is not None and any(f"eval/{figure}_{match['set']}" in metrics for figure in ("accuracy", "loss"))
+
+
+def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
+    """A line for each set: accuracy and what counts as that, then what else there is."""
+    for name, figures in by_set(metrics).items():
+        rule = f" ({rules[name]})" if name in rules else ""
+        parts = [f"accuracy {share(figures, 'accuracy')}{rule}"] if "accuracy" in figures else []
+        if "reward" in figures and figures["reward"] != figures.get("accuracy"):
+            parts.append(f"reward {_number(figures, 'reward')}")
+        if largest := _largest_k(figures):
+            parts += [f"{at} {figures[at]:.1%}" for at in (f"pass@{largest}", f"maj@{largest}") if at in figures]
+        if "loss" in figures:
+            parts.append(f"loss {figures['loss']:.4f}")
+        if "tokens" in figures:
+            parts.append(f"{figures['tokens']:.0f} tokens")
+        parts += [
+            f"{word} {figures[figure]:.1%}"
+            for figure, word in (("truncated_share", "truncated"), ("invalid_share", "without a grade"))
+            if figures.get(figure)
+        ]
+        yield f"eval after step {step}, {name}: {', '.join(parts)}"
+
+
+def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
+    """Every metric on a line of its own, with a word on those that need one."""
+    sets = by_set(metrics)
+    width = max(map(len, metrics), default=0) + 2
+    for name, value in metrics.items():
+        note = next(
+            (f"  correct: {rules[part]}" for part in sets if part in rules and name == _accuracy_of(part, metrics)), ""
+        )
+        yield f"{name:<{width}}{value:.4f}{note}"
+
+
+def gains(config: RunConfig, first: Mapping[str, float], last: Mapping[str, float]) -> Iterator[str]:
+    """What a run changed, by set of its evaluations."""
+    before, after = by_set(first), by_set(last)
+    for measure in config.eval.measures():
+        old, new = before.get(measure.name, {}), after.get(measure.name, {})
+        if "accuracy" not in old or "accuracy" not in new:
+            continue
+        gain = new["accuracy"] - old["accuracy"]
+        yield (
+            f"accuracy on held-out prompts, {measure.name}: {share(old, 'accuracy')} before, "
+            f"{share(new, 'accuracy')} after ({gain:+.1%})"
+        )
+
+
+def share(figures: Mapping[str, float], name: str) -> str:
+    """In percent, with its standard error where there is one."""
+    if math.isnan(figures[name]):
+        return "unknown"
+    error = figures.get(f"{name}_se")
+    return f"{figures[name]:.1%}" + (f" \N{PLUS-MINUS SIGN}{error:.1%}" if error else "")
+
+
+def _number(figures: Mapping[str, float], name: str) -> str:
+    if math.isnan(figures[name]):
+        return "unknown"
+    error = figures.get(f"{name}_se")
+    return f"{figures[name]:.3f}" + (f" \N{PLUS-MINUS SIGN}{error:.3f}" if error else "")
+
+
+def _largest_k(figures: Mapping[str, float]) -> int:
+    return max((int(match[2]) for name in figures if (match := _AT_K.fullmatch(name))), default=0)
+
+
+def _accuracy_of(name: str, metrics: Mapping[str, float]) -> str:
+    unnamed = f"eval/accuracy_{name}"
+    return unnamed if unnamed in metrics else f"eval/{name}/accuracy"

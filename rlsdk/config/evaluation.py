@@ -1,0 +1,195 @@
+"""How the policy is measured on rows that are never trained on, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.problem import Problem
+from rlsdk.config.rewards import RewardConfig
+
+SET_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
+"""Of an evaluation set: it stands in names of metrics and of files."""
+SAMPLED, GREEDY = "sampled", "greedy"
+"""The two measures of an evaluation without named sets."""
+FIGURES = ("accuracy", "accuracy_se", "reward", "reward_se", "tokens", "tokens_max", "truncated_share", "log_prob",
+           "entropy", "invalid_share")  # fmt: skip
+"""What is measured of every set; pass@k, maj@k, reward/NAME and rollout/NAME come beside them."""
+_AT_K = re.compile(r"(pass|maj)@[1-9]\d*")
+_NAMED = re.compile(r"(reward|rollout)/.+")
+
+
+class EvalSetConfig(Section):
+    """One evaluation set: its rows, how they are asked, and how responses to them are sampled and graded."""
+
+    data: str | None = None
+    """As `data.train`; null: the run's own evaluation rows, which are those of `data.eval`, or held out of training."""
+    options: Options = empty_mapping()
+    """Parameters of the source."""
+    num_rows: PositiveInt | None = None
+    """Rows; uses the first so many; null: all that there are."""
+    prompt_field: str | None = None
+    """Null: as `data.prompt_field`. The same holds for the other fields about rows."""
+    answer_field: str | None = None
+    """Field of a row that holds the reference answer."""
+    prompt_template: str | None = None
+    """Text of the user message."""
+    system_prompt: str | None = None
+    """Text of the system message; '' for none."""
+    chat_template_kwargs: Options | None = None
+    """Variables of the chat template, for instance `{enable_thinking: false}`."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Tokens; longer prompts are left out and counted."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses to each prompt: n of pass@k and maj@k."""
+    temperature: NonNegativeFloat = 1.0
+    """0: greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus: the likeliest tokens that together have this probability."""
+    top_k: NonNegativeInt = 0
+    """The likeliest so many tokens; 0: all."""
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Tokens of at least this share of the likeliest one's probability."""
+    max_response_tokens: PositiveInt | None = None
+    """Tokens; null: as `rollout.max_response_tokens`."""
+    rewards: tuple[RewardConfig, ...] = empty_tuple()
+    """Terms of the score; none: those of the run."""
+    correct_reward: str | None = None
+    """The reward that says whether a sample is correct, by its name; null: the first."""
+    correct_from: float = 1.0
+    """A sample counts as correct where that reward is so much or more."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.temperature == 0 and self.samples_per_prompt > 1:
+            yield Problem(
+                "samples_per_prompt",
+                f"{self.samples_per_prompt}: expected 1, because temperature 0 gives the same response every time",
+            )
+        if self.options and self.data is None:
+            yield Problem("options", f"{self.options!r} has no effect without a source of the set's own in data")
+        names = [reward.name for reward in self.rewards]
+        if self.correct_reward is not None and names and self.correct_reward not in names:
+            yield Problem("correct_reward", f"{self.correct_reward!r}: expected one of {names}")
+
+
+class WatchConfig(Section):
+    """A metric of the evaluations, and which way is better."""
+
+    metric: str | None = None
+    """For instance `eval/accuracy_greedy`, or `eval/NAME/accuracy` of a set; null: off."""
+    mode: Literal["max", "min"] = "max"
+    """Whether a higher or a lower value is better."""
+
+
+class EarlyStoppingConfig(WatchConfig):
+    """Ends a run, after a save, when a metric has not got better for some evaluations."""
+
+    patience: PositiveInt = 3
+    """Evaluations in a row without a better value, the one before the first step included."""
+    min_delta: NonNegativeFloat = 0.0
+    """A value is better where it differs from the best one by more than this."""
+
+
+class CheckpointConfig(Section):
+    """Which checkpoints are kept besides the newest `trainer.keep_checkpoints`."""
+
+    best: WatchConfig = WatchConfig()
+    """The checkpoint with the best value of a metric: it is written when the value is measured, and kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One way in which samples are drawn in an evaluation, under the name that its metrics, seeds and files have."""
+
+    name: str
+    pattern: str
+    """Of its metrics' names; `{}` is the figure."""
+    field: str
+    """Of the configuration, for messages."""
+    config: EvalSetConfig
+
+    def metric(self, figure: str) -> str:
+        return self.pattern.format(figure)
+
+
+HELD_OUT = Measure(name="held_out", pattern="eval/{}", field="eval", config=EvalSetConfig())
+"""The run's own evaluation rows as they are: what stages that sample nothing look at."""
+
+
+class EvalConfig(Section):
+    """Figures on rows that are never trained on: of one set of rows, or of several under names."""
+
+    every_steps: PositiveInt | None = 20
+    """Trainer steps between evaluations, the last step always included; null: never."""
+    temperature: PositiveFloat = 1.0
+    """Of the sampled figures."""
+    samples_per_prompt: NonNegativeInt = 1
+    """Samples at `temperature`; 0: greedy only."""
+    greedy: bool = True
+    """Also one greedy response per prompt."""
+    at_start: bool = True
+    """Also before the first step."""
+    correct_reward: str | None = None
+    """The reward that says whether a sample is correct, by its name; null: the first."""
+    correct_from: float = 1.0
+    """A sample counts as correct where that reward is so much or more."""
+    sets: dict[str, EvalSetConfig] = empty_mapping()
+    """Evaluation sets by name, in place of `temperature`, `samples_per_prompt`, `greedy` and `correct_*`; their metrics
+    are `eval/NAME/...`."""
+    save_samples: Literal["gzip", "plain", "never"] = "gzip"
+    """Every sample of an evaluation, one JSON object a line, in `eval_samples/step_N/NAME.jsonl.gz` of the run."""
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
+    """Ends the run when a metric has not got better for some evaluations."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.every_steps is not None and not self.sets and not self.greedy and self.samples_per_prompt == 0:
+            yield Problem("samples_per_prompt", "0 with eval.greedy false leaves nothing to measure")
+        for name in self.sets:
+            if not SET_NAME.fullmatch(name):
+                yield Problem(
+                    f"sets.{name}", "expected a name of letters, digits, '_', '.' and '-' that begins with a letter"
+                )
+        plain = EvalConfig.model_fields
+        for field in ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from"):
+            if self.sets and getattr(self, field) != plain[field].default:
+                yield Problem(field, f"{getattr(self, field)!r} has no effect beside eval.sets; each has its own")
+
+    def measures(self) -> Sequence[Measure]:
+        """All that an evaluation draws samples for, in order."""
+        if self.sets:
+            return [
+                Measure(name=name, pattern=f"eval/{name}/{{}}", field=f"eval.sets.{name}", config=part)
+                for name, part in self.sets.items()
+            ]
+        judged: dict[str, Any] = {"correct_reward": self.correct_reward, "correct_from": self.correct_from}
+        parts = {}
+        if self.samples_per_prompt:
+            parts[SAMPLED] = EvalSetConfig(
+                samples_per_prompt=self.samples_per_prompt, temperature=self.temperature, **judged
+            )
+        if self.greedy:
+            parts[GREEDY] = EvalSetConfig(temperature=0.0, **judged)
+        return [
+            Measure(name=name, pattern=f"eval/{{}}_{name}", field="eval", config=part) for name, part in parts.items()
+        ]
+
+
+def is_measured(metric: str, measures: Sequence[Measure]) -> bool:
+    """Whether evaluations give a metric of this name, as far as that can be told before the first."""
+    for measure in measures:
+        before, _, after = measure.pattern.partition("{}")
+        if metric.startswith(before) and metric.endswith(after):
+            figure = metric[len(before) : len(metric) - len(after)]
+            if figure in FIGURES or _AT_K.fullmatch(figure) or _NAMED.fullmatch(figure):
+                return True
+    return False
+
+
+def metric_names(measures: Sequence[Measure]) -> Collection[str]:
+    """Names of the metrics that every measure has."""
+    return [measure.metric(figure) for measure in measures for figure in FIGURES]

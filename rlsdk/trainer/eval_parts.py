@@ -1,0 +1,83 @@
+"""What evaluations need of their own: sampling, and the rewards of sets that have others than the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
+from rlsdk.interfaces import LogProbKind, SamplingParams
+from rlsdk.registry import Registry
+from rlsdk.rewards import RewardRunner
+from rlsdk.trainer.grading import start_rewards
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRewards:
+    """The grading processes of a run."""
+
+    train: RewardRunner | None = None
+    """Of training, and of evaluation sets without rewards of their own; None: nothing is graded."""
+    sets: Mapping[str, RewardRunner] = field(default_factory=dict)
+    """By name of the evaluation set; sets with equal rewards share one."""
+
+    def close(self) -> None:
+        runners = {id(runner): runner for runner in (self.train, *self.sets.values()) if runner is not None}
+        with ExitStack() as stack:  # each, also where another cannot be closed
+            for runner in runners.values():
+                stack.callback(runner.close)
+
+
+def start_run_rewards(
+    config: RunConfig, registry: Registry, log_dir: Path, measures: Sequence[Measure], *, train: bool = True
+) -> RunRewards:
+    """Starts the grading processes; their imports go on in the background.
+
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        log_dir: where what rewards print goes.
+        measures: of the evaluations.
+        train: the rewards of training are needed, too, whether a set uses them or not.
+
+    Raises:
+        ConfigError: a reward cannot be found, or there is none.
+    """
+    own: list[tuple[Sequence[RewardConfig], RewardRunner]] = []
+    sets: dict[str, RewardRunner] = {}
+    with ExitStack() as started:  # what was started ends where another cannot be
+        for measure in measures:
+            rewards = measure.config.rewards
+            if not rewards:
+                train = True
+                continue
+            runner = next((known for same, known in own if same == rewards), None)
+            if runner is None:
+                runner = start_rewards(rewards, config.reward_limits, registry, log_dir / f"eval-{measure.name}")
+                started.callback(runner.close)
+                own.append((rewards, runner))
+            sets[measure.name] = runner
+        found = start_rewards(config.rewards, config.reward_limits, registry, log_dir) if train else None
+        started.pop_all()
+    return RunRewards(train=found, sets=sets)
+
+
+def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:
+    """How samples of an evaluation set are drawn: stop tokens are those of training, filters are the set's own."""
+    return replace(
+        training,
+        temperature=part.temperature,
+        top_p=part.top_p,
+        top_k=part.top_k,
+        min_p=part.min_p,
+        max_tokens=part.max_response_tokens or training.max_tokens,
+    )
+
+
+def samples_whole_distribution(part: EvalSetConfig, kind: LogProbKind) -> bool:
+    """Whether minus the log-prob of a sample estimates the entropy of what it was drawn from: no filter, and log-probs
+    of the distribution after temperature."""
+    filtered = part.top_p < 1 or part.top_k > 0 or part.min_p > 0
+    return part.temperature > 0 and not filtered and (kind is not LogProbKind.RAW or part.temperature == 1)

@@ -1,0 +1,113 @@
+"""When a stage is measured, and what follows: figures, files of samples, the best checkpoint, an early end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import EarlyStoppingConfig, WatchConfig
+from rlsdk.interfaces import BatchError, CheckpointError
+from rlsdk.trainer.evaluation import Evaluated
+from rlsdk.trainer.progress import Progress, after_evaluation, why_ended
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.stage import RunOutput
+
+
+class EvaluationError(BatchError):
+    """An evaluation was made, and its figures mean nothing: too many samples have no grade."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """When a stage is measured, and what follows from the figures."""
+
+    every: int | None = None
+    """Steps between evaluations, the last step always included; None: never."""
+    at_start: bool = False
+    best: WatchConfig = field(default_factory=WatchConfig)
+    stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    save_samples: str = "never"
+    """`gzip`, `plain` or `never`."""
+
+
+class Evaluations:
+    """The evaluations of one stage: one before the first step, then every so many steps, and after the last."""
+
+    def __init__(
+        self, evaluate: Callable[[], Evaluated] | None, output: RunOutput, options: EvalOptions | None = None
+    ) -> None:
+        """`evaluate` measures the weights as they are; None: there is nothing to measure."""
+        self._evaluate = evaluate
+        self._output = output
+        self.options = options or EvalOptions()
+        self.first: Mapping[str, float] | None = None
+        """Figures of the first evaluation."""
+        self.last: Mapping[str, float] = {}
+        self.progress = Progress()
+
+    @property
+    def is_on(self) -> bool:
+        return self._evaluate is not None and self.options.every is not None
+
+    def before(self, step: int) -> None:
+        """Measures what the stage begins with."""
+        if step == 0 and self.options.at_start and self.is_on:
+            self.measure(step)
+
+    def after(self, step: int, *, last: bool) -> None:
+        """Measures where it is due."""
+        if self.is_due(step, last=last):
+            self.measure(step)
+
+    def is_due(self, step: int, *, last: bool) -> bool:
+        """Whether `after` measures."""
+        every = self.options.every
+        return every is not None and self.is_on and (last or step % every == 0)
+
+    def measure(self, step: int) -> None:
+        """Measures, and keeps, writes and says what came of it.
+
+        Raises:
+            EvaluationError: too many samples have no grade; the figures are logged all the same.
+            ConfigError: a metric that is watched was not measured.
+        """
+        if self._evaluate is None:
+            return
+        start, view = time.perf_counter(), self._output.view
+        with view.phase("eval"):
+            found = self._evaluate()
+        for text in found.notices:
+            view.notice(text)
+        metrics = {**found.metrics, "time/eval_s": time.perf_counter() - start}
+        self._output.track(step, metrics)
+        if found.samples and self.options.save_samples != "never":
+            self._output.save_samples(step, found.samples, compress=self.options.save_samples == "gzip")
+        view.evaluated(step, metrics)
+        self.last = metrics
+        if self.first is None:
+            self.first = metrics
+        if found.failure is not None:
+            raise EvaluationError(found.failure)
+        self.progress = after_evaluation(self.progress, step, metrics, self.options.best, self.options.stopping)
+
+    def is_best(self, step: int) -> bool:
+        """Whether the value after this step is the best one so far, and its checkpoint is to be kept."""
+        return self.progress.best is not None and self.progress.best.step == step
+
+    @property
+    def why_ended(self) -> str | None:
+        """Why the run is over before its last step, in words; None while it is not."""
+        return why_ended(self.progress, self.options.stopping)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first, "progress": self.progress.dump()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self.first = state["first"]
+            self.progress = Progress.load(state["progress"], self.options.best, self.options.stopping)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the checkpoint's record of evaluations cannot be read: {error!r}") from error

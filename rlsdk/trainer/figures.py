@@ -1,0 +1,118 @@
+"""Figures of an evaluation: pure arithmetic on what came of several samples of each prompt.
+
+Samples without a grade are left out before anything is counted here; a prompt without any stands in no figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+MAX_VOTES = 256
+"""Samples up to which majorities of fewer than all of them are worked out: beyond, binomials leave float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """One graded sample."""
+
+    correct: bool
+    answer: str | None
+    """What two samples must share to agree; None: no final answer was found."""
+
+
+def powers_of_two(count: int) -> list[int]:
+    """1, 2, 4, ... up to `count`, and `count` itself."""
+    powers = [1 << at for at in range(count.bit_length()) if 1 << at <= count]
+    return sorted({*powers, count}) if count else []
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Chance that at least one of k samples is correct, drawn without replacement from those that were made.
+
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 ("Evaluating Large Language Models Trained on
+    Code", arXiv:2107.03374, equation 1), in its stable form.
+
+    Args:
+        num_samples: n, at least `k`.
+        num_correct: c, 0 to n.
+        k: at least 1.
+    """
+    if num_samples - num_correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / n for n in range(num_samples - num_correct + 1, num_samples + 1))
+
+
+def majority_at_k(votes: Sequence[Vote], k: int) -> float:
+    """Chance that the majority of k samples is correct, drawn without replacement from those that were made.
+
+    Each sample votes for its answer; one without an answer does not vote, and where nobody votes nothing is correct.
+    Among answers with equally many votes one is drawn. An answer counts as the share of its samples that are correct.
+
+    Args:
+        votes: n of them, at least `k`.
+        k: at least 1; n, or any where n is at most `MAX_VOTES`.
+    """
+    counts = Counter(vote.answer for vote in votes if vote.answer is not None)
+    right = Counter(vote.answer for vote in votes if vote.answer is not None and vote.correct)
+    found = 0.0
+    for answer, num_correct in right.items():
+        others = counts.copy()
+        own = others.pop(answer)
+        found += _wins(own, tuple(sorted(others.values())), len(votes), k) * num_correct / own
+    return found
+
+
+@cache
+def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
+    """Chance that an answer with `own` samples is drawn as the majority of k of all; `others` are the samples of each
+    other answer, and the rest have none."""
+    if k == num_samples:
+        most = max(others, default=0)
+        return 0.0 if own < most else 1.0 / (1 + others.count(own))
+    silent = num_samples - own - sum(others)
+    won = 0.0
+    for mine in range(1, min(own, k) + 1):
+        # ways[t, r]: to take r samples of the other answers, t of which get as many votes as this one and none more
+        ways = np.zeros((k // mine + 1, k - mine + 1))
+        ways[0, 0] = 1.0
+        for count in others:
+            ways = _with_answer(ways, count, mine)
+        ties = 1.0 / (1.0 + np.arange(len(ways)))
+        rest = np.array([math.comb(silent, k - mine - taken) for taken in range(k - mine + 1)], np.float64)
+        won += math.comb(own, mine) * float(ties @ ways @ rest)
+    return won / math.comb(num_samples, k)
+
+
+def _with_answer(ways: np.ndarray, count: int, mine: int) -> np.ndarray:
+    """`ways` with another answer of `count` samples, of which at most `mine` are taken."""
+    found = ways.copy()
+    width = ways.shape[1]
+    for taken in range(1, min(count, mine, width - 1) + 1):
+        part = math.comb(count, taken) * ways[:, : width - taken]
+        if taken == mine:
+            found[1:, taken:] += part[:-1]
+        else:
+            found[:, taken:] += part
+    return found
+
+
+def clustered_error(groups: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of the mean over all values, which come in groups: the samples of a prompt are alike.
+
+    sqrt(G / (G - 1) * sum over groups of (sum of their deviations from the mean) ** 2) / N: the clustered standard
+    error of Miller 2024 ("Adding Error Bars to Evals", arXiv:2411.00640, section 2.2) with the correction for few
+    groups. Where all groups are of one size it is that of the mean of the groups' means. None: fewer than two groups.
+    """
+    filled = [group for group in groups if group]
+    if len(filled) < 2:
+        return None
+    count = sum(map(len, filled))
+    mean = math.fsum(value for group in filled for value in group) / count
+    squares = math.fsum(math.fsum(value - mean for value in group) ** 2 for group in filled)
+    return math.sqrt(squares * len(filled) / (len(filled) - 1)) / count

@@ -1,0 +1,132 @@
+"""`rlsdk eval` and `rlsdk generate` on a real reference engine in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_loop import HERE, TASK
+
+from rlsdk.cli.inference import evaluate, generate
+from rlsdk.config import RunConfig, load_config
+from rlsdk.data import PromptDataset
+from rlsdk.interfaces import ConfigError
+from rlsdk.registry import Registry
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer import inference
+from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore
+from rlsdk.trainer.evaluations import EvaluationError
+from rlsdk.trainer.groups import RoleGroup
+from rlsdk.trainer.in_process import start_in_process
+from rlsdk.trainer.roles import roles
+
+REWARD = HERE / "rewards.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollout engine of the run, without a cluster around it."""
+
+    @contextmanager
+    def open_rollout(config: RunConfig, registry: Registry, **_: Any) -> Iterator[RoleGroup]:
+        (role,) = roles(config, "cpu", needed=["rollout"])
+        yield start_in_process(role.loading_weights(), registry)
+
+    monkeypatch.setattr(inference, "open_rollout", open_rollout)
+
+
+def arguments(*extra: str, reward: str = "share_of_digits") -> list[str]:
+    return [*TASK, "--reward", f"{REWARD}:{reward}", *extra]
+
+
+def run_eval(model: Path, *extra: str, reward: str = "share_of_digits", **options: Any) -> None:
+    chosen: dict[str, Any] = {"sets": [], "checkpoint": None, "output": None, "samples": None}
+    evaluate(model, arguments(*extra, reward=reward), **{**chosen, **options})
+
+
+def test_rewards_that_always_fail_are_an_error_and_no_accuracy_of_zero(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(EvaluationError, match=r"8 of 8 samples have no score \(8 exception\); first: exception in .*"):
+        run_eval(model, reward="always_fails", output=tmp_path / "figures.json")
+    printed = capsys.readouterr().out
+    assert "eval/accuracy_greedy" in printed
+    assert "0.0000" not in printed.replace("eval/log_prob", "")
+    assert json.loads((tmp_path / "figures.json").read_text())["eval/accuracy_greedy"] is None
+
+
+def test_figures_of_one_set_and_its_samples(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = {"short": {"num_rows": 2, "temperature": 0.0, "correct_from": 0.5}, "many": {"samples_per_prompt": 4}}
+    flags = ["--eval.sets", json.dumps(sets), "--eval.save_samples", "plain"]
+    run_eval(model, *flags, sets=["short"], output=tmp_path / "f.json", samples=tmp_path / "all")
+    printed = capsys.readouterr().out
+    assert "share_of_digits >= 0.5" in printed
+    assert "eval/many" not in printed
+    rows = [json.loads(line) for line in (tmp_path / "all" / "short.jsonl").read_text().splitlines()]
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert len(rows) == 2
+    assert figures["eval/short/reward"] == pytest.approx(sum(row["score"] for row in rows) / 2)
+    with pytest.raises(ConfigError, match=r"--set 'shrot': expected one of \['short', 'many'\]; did you mean 'short'"):
+        run_eval(model, *flags, sets=["shrot"])
+
+
+def test_only_what_is_used_is_tokenized(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 seconds for the training rows of GSM8K, which nobody asked for."""
+    seen: list[int] = []
+    made = PromptDataset.__init__
+
+    def counted(self: PromptDataset, rows: Any, *args: Any, **more: Any) -> None:
+        seen.append(len(rows))
+        made(self, rows, *args, **more)
+
+    monkeypatch.setattr(PromptDataset, "__init__", counted)
+    run_eval(model)
+    assert seen == [8]  # of the 100 rows that there are
+    generate(model, [], 3, 2, None, arguments())
+    assert seen == [8, 8]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(lines) == 6
+    assert len({line["prompt"] for line in lines}) == 3
+
+
+def test_the_best_checkpoint_is_taken_by_name(model: Path, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", 9)
+    for step in (2, 4):
+        best = BestRecord(step=2, metric="eval/accuracy_greedy", mode="max", value=0.5) if step == 2 else None
+        with store.write(step, {}, best=best) as draft:
+            (draft / "model").mkdir()
+            (draft / "model" / "config.json").write_text("{}")
+    assert inference.find_model(tmp_path).model.parent.name == "step_00000004"
+    assert inference.find_model(tmp_path, checkpoint="best").model.parent.name == "step_00000002"
+    assert inference.find_model(tmp_path, checkpoint="2").model.parent.name == "step_00000002"
+    with pytest.raises(ConfigError, match=r"--checkpoint 'bset': expected 'best', .* has checkpoints of steps 2, 4"):
+        inference.find_model(tmp_path, checkpoint="bset")
+    store.mark_best(None)
+    with pytest.raises(ConfigError, match=r"no best checkpoint is recorded there: set checkpoint\.best\.metric"):
+        inference.find_model(tmp_path, checkpoint="best")
+
+
+def test_a_configuration_that_measures_nothing_is_refused(model: Path) -> None:
+    """It printed 0.0 and NaN."""
+    with pytest.raises(ConfigError, match="leaves nothing to measure"):
+        run_eval(model, "--eval.greedy", "false", "--eval.samples_per_prompt", "0")
+
+
+def test_load_config_reads_back_what_it_wrote(model: Path, tmp_path: Path) -> None:
+    from rlsdk.config import dump_config
+
+    flags = ["--eval.sets.x.samples_per_prompt", "4", "--eval.sets.x.rewards", '[{"name": "gsm8k"}]']
+    config = load_config([], ["--model", str(model), *arguments(*flags)])
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_config([tmp_path / "config.yaml"]) == config

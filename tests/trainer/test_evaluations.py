@@ -1,0 +1,224 @@
+"""Evaluations in a run on real reference engines in this process: sets, files, failures, best checkpoint, early end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_loop import HERE, TASK, Recorder, run, trainer_of
+
+from rlsdk.config import RunConfig, load_config
+from rlsdk.interfaces import ConfigError
+from rlsdk.registry import Registry
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.evaluations import EvaluationError
+from rlsdk.trainer.figures import pass_at_k
+
+REWARD = HERE / "rewards.py"
+EVERY_STEP = ["--eval.every_steps", "1", "--trainer.keep_checkpoints", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+
+
+def config_of(model: str, registry: Registry, steps: int, *extra: str, reward: str = "share_of_digits") -> RunConfig:
+    task = ["--model", model, *TASK, "--reward", f"{REWARD}:{reward}", "--trainer.steps", str(steps)]
+    return load_config([], [*task, *extra], registry)
+
+
+def sets_of(**sets: Mapping[str, Any]) -> list[str]:
+    return ["--eval.sets", json.dumps(sets)]
+
+
+def read_samples(run_dir: Path, step: int, name: str) -> list[dict[str, Any]]:
+    file = run_dir / "eval_samples" / f"step_{step:08d}" / f"{name}.jsonl.gz"
+    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+
+
+def test_sets_have_their_own_rows_sampling_and_rewards(model: str, registry: Registry, tmp_path: Path) -> None:
+    rows = [{"q": f"{at}+{at}=", "a": str(2 * at)} for at in range(5)]
+    (tmp_path / "doubles.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sets = sets_of(
+        held={"temperature": 0.0, "num_rows": 3},
+        doubles={
+            "data": str(tmp_path / "doubles.jsonl"), "prompt_field": "q", "answer_field": "a",
+            "prompt_template": "double {prompt}", "samples_per_prompt": 6, "temperature": 0.7, "top_k": 40,
+            "max_response_tokens": 3, "rewards": [{"name": f"{REWARD}:digit_at_end"}],
+        },
+        again={"num_rows": 3, "samples_per_prompt": 2, "correct_from": 0.3},
+    )  # fmt: skip
+    view = run(config_of(model, registry, 0, *sets, *EVERY_STEP), registry, tmp_path / "none")
+    (found,) = run(config_of(model, registry, 1, *sets, *EVERY_STEP), registry, tmp_path / "run").evals[:1]
+    assert view.evals == [found]  # seeds are those of the set: an evaluation is the same wherever it is made
+    held, doubles = read_samples(tmp_path / "run", 0, "held"), read_samples(tmp_path / "run", 0, "doubles")
+    assert len(held) == 3
+    assert len(doubles) == 30
+    assert all(row["prompt"].startswith("double ") for row in doubles)
+    assert [row["reference"] for row in doubles[::6]] == ["0", "2", "4", "6", "8"]
+    assert max(row["tokens"] for row in doubles) == 3
+    assert {name for row in doubles for name in row["rewards"]} == {f"{REWARD}:digit_at_end"}
+    assert {name for row in held for name in row["rewards"]} == {f"{REWARD}:share_of_digits"}
+    assert len({(row["seed"], row["sample"]) for row in doubles}) == 30
+
+    assert found["eval/held/reward"] == pytest.approx(sum(row["score"] for row in held) / 3)
+    assert found["eval/doubles/accuracy"] == pytest.approx(sum(row["correct"] for row in doubles) / 30)
+    right = [sum(row["correct"] for row in doubles[at : at + 6]) for at in range(0, 30, 6)]
+    assert sum(right)
+    for k in (1, 2, 4, 6):
+        expected = sum(pass_at_k(6, c, k) for c in right) / 5
+        assert found[f"eval/doubles/pass@{k}"] == pytest.approx(expected)
+    assert "eval/doubles/pass@3" not in found
+    assert "eval/doubles/entropy" not in found  # top_k cuts what it would be the entropy of
+    assert found["eval/again/entropy"] == pytest.approx(-found["eval/again/log_prob"])
+    again = read_samples(tmp_path / "run", 0, "again")
+    assert found["eval/again/accuracy"] == sum(row["score"] >= 0.3 for row in again) / 6
+    assert found["eval/doubles/truncated_share"] == sum(row["truncated"] for row in doubles) / 30
+
+
+def test_one_set_without_a_name_keeps_the_names_of_its_metrics(model: str, registry: Registry, tmp_path: Path) -> None:
+    extra = [*EVERY_STEP, "--eval.samples_per_prompt", "2", "--eval.save_samples", "plain"]
+    view = run(config_of(model, registry, 0, *extra), registry, tmp_path / "run")
+    (found,) = view.evals
+    assert {"eval/accuracy_sampled", "eval/reward_sampled", "eval/tokens_sampled"} <= found.keys()
+    assert {"eval/accuracy_greedy", "eval/reward_greedy", "eval/pass@2_sampled"} <= found.keys()
+    assert "eval/pass@1_greedy" not in found
+    written = sorted(file.name for file in (tmp_path / "run" / "eval_samples" / "step_00000000").iterdir())
+    assert written == ["greedy.jsonl", "sampled.jsonl"]
+
+
+def test_rewards_that_always_fail_end_an_evaluation_with_words(model: str, registry: Registry, tmp_path: Path) -> None:
+    """They counted as 0: an accuracy of 0.0, and nothing more."""
+    view = Recorder()
+    config = config_of(model, registry, 2, "--eval.every_steps", "1", reward="always_fails")
+    with (
+        trainer_of(config, registry, tmp_path / "run", view) as (trainer, _, _),
+        pytest.raises(EvaluationError, match=r"evaluation \(sampled\): 8 of 8 samples have no score \(8 exception\)"),
+    ):
+        trainer.fit()
+    (found,) = view.evals
+    assert str(found["eval/accuracy_greedy"]) == str(found["eval/reward_sampled"]) == "nan"
+    assert found["eval/invalid_share_greedy"] == 1.0
+    rows = read_samples(tmp_path / "run", 0, "greedy")
+    assert all(row["correct"] is None and row["failures"][0]["kind"] == "exception" for row in rows)
+    assert any("ValueError: always" in row["failures"][0]["message"] for row in rows)
+
+
+def test_samples_without_a_grade_are_left_out_and_counted(model: str, registry: Registry, tmp_path: Path) -> None:
+    extra = ["--eval.every_steps", "1", "--eval.samples_per_prompt", "4"]
+    view = run(config_of(model, registry, 0, *extra, reward="fails_on_some"), registry, tmp_path / "run")
+    rows = read_samples(tmp_path / "run", 0, "sampled")
+    failed = [row for row in rows if row["correct"] is None]
+    assert 0 < len(failed) < 16
+    assert view.evals[0]["eval/accuracy_sampled"] == 1.0
+    assert view.evals[0]["eval/invalid_share_sampled"] == pytest.approx(len(failed) / 32)
+    assert any("they are in no figure but eval/invalid_share_sampled" in text for text in view.notices)
+
+
+def test_an_evaluation_that_fails_later_ends_the_run_after_a_save(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    sets = sets_of(late={"rewards": [{"name": f"{REWARD}:fails_after_two"}], "num_rows": 2, "temperature": 0.0})
+    config = config_of(model, registry, 5, *sets, "--eval.every_steps", "1")
+    with trainer_of(config, registry, tmp_path / "run", Recorder()) as (trainer, _, _):
+        with pytest.raises(EvaluationError, match="100% of the set"):
+            trainer.fit()
+        assert trainer.last_checkpoint is not None
+        assert trainer.last_checkpoint.name == "step_00000001"
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        (["--checkpoint.best.metric", "eval/accuracy"], "never measured"),
+        (["--checkpoint.best.metric", "eval/accuracy_gredy", "--eval.every_steps", "1"], "eval/accuracy_greedy"),
+        (["--eval.early_stopping.metric", "reward/mean", "--eval.every_steps", "1"], "is not a metric of the eval"),
+    ],
+)
+def test_a_metric_that_is_never_measured_is_refused(
+    model: str, registry: Registry, extra: list[str], told: str
+) -> None:
+    from rlsdk.config import check_run
+
+    problems = check_run(config_of(model, registry, 1, *extra), registry, "qwen2", "cpu")
+    assert any(told in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ({"a b": {}}, r"eval\.sets\.a b: expected a name of letters"),
+        ({"a": {"temperature": 0.0, "samples_per_prompt": 2}}, r"eval\.sets\.a\.samples_per_prompt: 2: expected 1"),
+        ({"a": {"max_response_tokens": 500}}, r"eval\.sets\.a\.max_response_tokens: 500: prompt and response come to"),
+        ({"a": {"correct_reward": "gsm8k"}}, r"eval\.sets\.a\.correct_reward: 'gsm8k': expected one of"),
+        ({"a": {"option": {}}}, "did you mean 'options'"),
+        ({"a": {"options": {"split": "test"}}}, "has no effect without a source"),
+    ],
+)
+def test_what_is_wrong_with_a_set_is_said_by_its_field(
+    model: str, registry: Registry, sets: Mapping[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        config_of(model, registry, 1, *sets_of(**sets))
+
+
+def test_the_best_checkpoint_is_written_when_it_is_measured_and_kept(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    best = ["--checkpoint.best.metric", "eval/tokens_greedy", "--trainer.save_every_steps", "2"]
+    config = config_of(model, registry, 4, *EVERY_STEP, *best)
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "run", view) as (trainer, stage, _):
+        lengths = iter([9.0, 1.0, 3.0, 2.0, 3.0])  # before the first step; then after each
+        measured = stage.evaluations._evaluate
+        assert measured is not None
+
+        def with_lengths() -> Any:
+            found = measured()
+            return type(found)(metrics={**found.metrics, "eval/tokens_greedy": next(lengths)})
+
+        stage.evaluations._evaluate = with_lengths
+        trainer.store.keep = 1
+        trainer.fit()
+        assert trainer.best_checkpoint == tmp_path / "run" / "checkpoints" / "step_00000002"
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", 1)
+    assert [step for step, _ in store.whole()] == [2, 4]
+    record = store.best()
+    assert record is not None
+    assert (record.step, record.metric, record.value) == (2, "eval/tokens_greedy", 3.0)
+
+
+def test_a_run_that_gets_no_better_ends_early_and_a_resume_goes_on_counting(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """The length of greedy responses of a model that never stops is the same in every evaluation."""
+    stopping = ["--eval.early_stopping.metric", "eval/tokens_greedy", "--eval.early_stopping.patience", "3"]
+    config = config_of(model, registry, 9, *EVERY_STEP, *stopping, "--trainer.save_every_steps", "1")
+    part = Recorder()
+    with trainer_of(config, registry, tmp_path / "run", part, stop=lambda: len(part.steps) == 2) as (trainer, _, _):
+        trainer.fit()
+        assert trainer.ended_early is None
+    rest = Recorder()
+    for expected in (1, 0):  # the third evaluation ends it; resumed once more it is over at once, and says why
+        rest = Recorder()
+        with trainer_of(config, registry, tmp_path / "run", rest) as (trainer, stage, _):
+            newest = trainer.store.newest()
+            assert newest is not None
+            trainer.restore(newest)
+            trainer.fit()
+            assert stage.step == 3
+        assert len(rest.steps) == expected
+        told = "stopped early: 3 evaluations in a row without a better eval/tokens_greedy than 5 (after step 0)"
+        assert any(told in text for text in rest.notices)
+    assert (tmp_path / "run" / "checkpoints" / "step_00000003").is_dir()
