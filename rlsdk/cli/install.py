@@ -30,6 +30,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 import rlsdk
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.cluster.keeper import MARK, Keeper
+from rlsdk.doctor.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (
@@ -302,7 +303,7 @@ def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
     (found,) = json.loads(run([str(installer.python), "-P", "-c", _PROBE])) or [None]
     if found is None:
         raise PluginError(f"{requirement!r} is no plugin of rlsdk: it has no entry point in the group 'rlsdk'")
-    device = choices.device if choices.device != "auto" else "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+    device = choices.device if choices.device != "auto" else "cuda" if count_gpus() else "cpu"
     recipe: Mapping[str, Any] = tomllib.loads(found["recipe"]).get(device, {})
     installer.install(
         Wanted(

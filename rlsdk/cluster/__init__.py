@@ -6,6 +6,7 @@ from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
 from rlsdk.cluster.group import WorkerGroup
+from rlsdk.cluster.local import count_gpus
 from rlsdk.cluster.pending import Pending, wait_any
 from rlsdk.cluster.placement import PRESETS, PlacementSpec, PoolSpec, preset_placement
 
@@ -20,6 +21,7 @@ __all__ = [
     "PoolSpec",
     "Split",
     "WorkerGroup",
+    "count_gpus",
     "dispatch",
     "preset_placement",
     "wait_any",

@@ -172,12 +172,14 @@ def this_machine(placement: PlacementSpec) -> NodeCapacity:
     )
 
 
-def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, without importing torch or touching a driver."""
+def count_gpus(folder: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that this process may use, without importing torch or touching a driver. A container may have been
+    given any of the machine's: their files keep the machine's numbers."""
+    found = len([entry for entry in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
-    return len([entry for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
+    if visible is None or not found:
+        return found
+    return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
 
 
 def store_bytes() -> int:

@@ -29,7 +29,7 @@ from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
 from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
-from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec
+from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec, with_dtype
 from rlsdk.config.schedule import ScheduleConfig
 from rlsdk.config.schema import (
     DataConfig,
@@ -94,4 +94,5 @@ __all__ = [
     "role_requirements",
     "roles",
     "sft_optim_spec",
+    "with_dtype",
 ]

@@ -15,7 +15,7 @@ from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
 from rlsdk.config.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
-from rlsdk.config.roles import Role, needed_roles, roles
+from rlsdk.config.roles import Role, needed_roles, roles, with_dtype
 from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError, nearest
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
@@ -52,6 +52,7 @@ def check_run(
         models: the same of the other models, by role.
         table: the roles; None: those that a run of `rlsdk train`, or with `train_only` of `rlsdk sft`, needs.
     """
+    config = with_dtype(config, device)
     if table is None:
         table = roles(config, needed=needed_roles(config, train_only=train_only))
     found = [*_missing_data(config)]

@@ -22,8 +22,9 @@ class ModelConfig(Section):
     """Folder in Hugging Face form, or a name on the hub."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
-    dtype: DtypeName = "float32"
-    """Of parameters as computed with, in training and rollout alike."""
+    dtype: Literal["auto"] | DtypeName = "auto"
+    """Of parameters as computed with, in training and rollout alike; the optimizer's own copy of weights is float32.
+    auto: bfloat16 where the actor is on a GPU, float32 on a CPU."""
     trust_remote_code: bool = False
     """Runs code that comes with the model. Off unless asked for."""
     tokenizer: str | None = None

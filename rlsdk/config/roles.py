@@ -221,8 +221,24 @@ def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, op
     )
 
 
+def with_dtype(config: RunConfig, device: str | None) -> RunConfig:
+    """The same with `model.dtype: auto` decided.
+
+    Args:
+        config: of the run.
+        device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: as for a CPU, where it is auto.
+    """
+    if config.model.dtype != "auto":
+        return config
+    pool = config.placement.pools.get(config.placement.roles.get(ACTOR, ""))
+    kind = config.placement.device if pool is None or pool.device == "auto" else pool.device
+    dtype = "bfloat16" if (device if kind == "auto" else kind) == "cuda" else "float32"
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+
+
 def model_spec(config: RunConfig) -> ModelSpec:
     """The policy."""
+    config = with_dtype(config, None)
     return ModelSpec(
         path=config.model.path or "",
         revision=config.model.revision,

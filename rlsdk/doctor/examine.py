@@ -48,6 +48,7 @@ def guarded(name: str, check: Callable[[], Finding | Iterable[Finding]]) -> Iter
 def count_gpus(folder: Path = Path("/dev"), visible: str | None = None) -> int:
     """NVIDIA GPUs that this process may use, without touching a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    if visible is not None:
-        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
-    return len([entry for entry in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
+    found = len([entry for entry in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)])
+    if visible is None or not found:
+        return found
+    return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])

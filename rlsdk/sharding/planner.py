@@ -260,6 +260,12 @@ def _travels(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
             f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast would change "
             "the values: the engine must quantize by itself and ask for what it takes"
         )
+    if wanted.dtype.startswith("float8") and held.dtype != wanted.dtype:
+        raise LayoutError(
+            f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast without scales "
+            "loses most of the values' precision. Serve it in bfloat16 (model.dtype), or with a rollout backend that "
+            "quantizes what arrives and asks for it in bfloat16"
+        )
     dtype = wire_dtype(held.dtype, wanted.dtype)
     return wanted if dtype == wanted.dtype else replace(wanted, dtype=dtype)
 

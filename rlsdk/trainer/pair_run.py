@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import PairTraining, RunConfig, pair_roles
+from rlsdk.config import PairTraining, RunConfig, pair_roles, with_dtype
 from rlsdk.trainer.assemble import pair_stage
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run import RunResult, Start, StopFlag, export_model, prepared, trainer_of
@@ -33,6 +33,7 @@ def run_pairs(
     """Trains on pairs, gone on with where a checkpoint is found; leaves a Hugging Face folder `model/` in the run's
     folder."""
     began = time.perf_counter()
+    config = with_dtype(config, device)
     with run_lock(run_dir):
         start = Start(
             config=config,

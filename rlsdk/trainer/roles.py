@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from rlsdk.cluster import PlacementSpec, PoolSpec, preset_placement
-from rlsdk.config import PlacementConfig, Role, RunConfig, needed_roles
+from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
+from rlsdk.config import PlacementConfig, Role, RunConfig, needed_roles, with_dtype
 from rlsdk.config import roles as declared_roles
 from rlsdk.config.role_names import ACTOR, base_role
 
@@ -23,7 +22,7 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
     Raises:
         ConfigError: the placement has fewer devices than pools.
     """
-    table = declared_roles(config, needed=needed)
+    table = declared_roles(with_dtype(config, device), needed=needed)
     placement = placement_of(config.placement, [role.name for role in table], device)
     return tuple(replace(role, pool=placement.roles[role.name]) for role in table)
 
@@ -80,4 +79,4 @@ def resolve_device(placement: PlacementConfig) -> str:
     the run is not like those that carry it."""
     if placement.device != "auto":
         return placement.device
-    return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+    return "cuda" if count_gpus() else "cpu"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec
+from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec, with_dtype
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
@@ -113,6 +113,8 @@ def run_train(
 ) -> RunResult:
     """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
     began = time.perf_counter()
+    config = with_dtype(config, device)
+    view.notice(f"dtype {config.model.dtype} on {device}, float32 weights in the optimizer")
     if (recipe := config.algorithm.recipe) is not None:
         view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
     with run_lock(run_dir):
@@ -233,6 +235,7 @@ def run_sft(
 ) -> RunResult:
     """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
     began = time.perf_counter()
+    config = with_dtype(config, device)
     if config.sft.steps < 1:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
     with run_lock(run_dir):

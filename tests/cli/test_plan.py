@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def config_of(model: str, *more: str) -> RunConfig:
-    return load_config([], ["--model", model, *TASK, *more])
+    return load_config([], ["--model", model, "--model.dtype", "float32", *TASK, *more])
 
 
 def planned(registry: Registry, model: str, *more: str, hardware: str = "64GiB", **given: Any) -> RunPlan:

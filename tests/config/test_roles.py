@@ -93,7 +93,8 @@ def test_schedules_count_the_steps_that_a_role_makes(registry: Registry) -> None
 
 def test_what_keeps_a_role_from_running_is_said_at_the_field_that_asks(registry: Registry) -> None:
     def found(*flags: str, **given: Any) -> list[str]:
-        problems = check_run(config_of(registry, *flags), registry, "llama", "cuda", **given)
+        config = config_of(registry, "--model.dtype", "float32", *flags)
+        problems = check_run(config, registry, "llama", "cuda", **given)
         return [str(problem) for problem in problems if problem.path != "algorithm.advantage"]
 
     assert found(*PPO, *MODELS) == []

@@ -182,6 +182,13 @@ def test_layouts_that_do_not_match_are_refused_by_name(
         plan(dim0_sharded(source_shapes, 1), [whole_target(target_shapes)])
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_cast_to_float8_without_scales_is_refused(dtype: str) -> None:
+    tensors = {"w": (4, 2)}
+    with pytest.raises(LayoutError, match=rf"'w': the source holds float32, the target wants {dtype}.*without scales"):
+        plan(dim0_sharded(tensors, 1), [whole_target(tensors, dtype=dtype)])
+
+
 def test_a_part_that_nobody_holds_is_refused_with_its_place() -> None:
     source = dim0_sharded({"w": (6, 2)}, 3)
     with pytest.raises(

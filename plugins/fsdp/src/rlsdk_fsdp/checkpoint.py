@@ -115,13 +115,16 @@ def _fresh_moments(
 ) -> dict[str, Tensor]:
     """Gives every parameter that was stepped a state to load into; the others lose theirs."""
     optimizer.state.clear()
+    # A fused optimizer counts a parameter's steps beside the parameter, others on the CPU.
+    beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     tensors: dict[str, Tensor] = {}
     for piece in pieces:
         # A rank without rows still takes part, with a moment of no elements.
         if piece.name in adam_steps:
             moments = {moment: torch.zeros_like(piece.held) for moment in MOMENTS}
             if piece.box.numel:
-                optimizer.state[piece.held] = {"step": torch.tensor(adam_steps[piece.name]), **moments}
+                step = torch.tensor(adam_steps[piece.name], device=piece.held.device if beside else "cpu")
+                optimizer.state[piece.held] = {"step": step, **moments}
             tensors |= {f"{moment}/{piece.name}": piece.like(values) for moment, values in moments.items()}
     return tensors
 
