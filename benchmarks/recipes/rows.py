@@ -64,7 +64,8 @@ TWO_UPDATES = ("--trainer.updates_per_step", "2")
 """A step, so that ratios differ from 1; not where a recipe asks for one."""
 NOTED = ("rollout/rejected_groups", "reward/groups_with_signal", "critic/explained_variance", "policy/clip_fraction",
          "mismatch/k3", "mismatch/ess")  # fmt: skip
-"""Metrics of the steps whose mean is kept."""
+"""Metrics whose mean over the last steps is kept."""
+LAST = 10
 
 
 def recipe_row(name: str) -> Row:
@@ -134,9 +135,9 @@ def placed(folder: Path, name: str) -> list[str]:
 
 
 def means(steps: Sequence[Metrics]) -> dict[str, float]:
-    """Over the steps that have it, of each metric that is noted."""
+    """Of each metric that is noted, over those of the last steps that have it."""
     found = {}
     for name in NOTED:
-        if values := [step[name] for step in steps if name in step]:
+        if values := [step[name] for step in steps[-LAST:] if name in step]:
             found[name] = sum(values) / len(values)
     return found
