@@ -97,6 +97,7 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
     scores = f"[{{path: {folder / 'scores' / 'model'}}}]"
     counted = "[{name: exact, weight: 0.0}]"
     flags = ["--algorithm", "grpo", *TWO_UPDATES, "--reward_models", scores, "--rewards", counted]
+    flags += ["--algorithm.kl_coef", "0.02"]
     found = train(task, seed, folder, *flags)
     return Outcome(before=found.before, after=found.after, notes={**found.notes, PAIRS: pairs[PAIRS]})
 

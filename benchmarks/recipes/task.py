@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from benchmarks.recipes.commands import rlsdk
@@ -81,22 +82,34 @@ def task_rows() -> list[dict[str, Any]]:
     words = sorted(items)
     drawn.shuffle(words)
     return [
-        {**items[word], "answer": word[::-1], "chosen": word[::-1], "rejected": misspelt(word[::-1], drawn)}
+        {
+            **items[word],
+            "answer": word[::-1],
+            "chosen": word[::-1],
+            "rejected": misspelt(word[::-1], drawn) if drawn.random() < 0.5 else other(word, words, drawn)[::-1],
+        }
         for word in words
     ]
 
 
 def misspelt(answer: str, drawn: random.Random) -> str:
-    """Another word of the same length: one letter is another, or two letters changed places."""
+    """Another text of the same length: one letter is another, or two letters changed places."""
     while True:
         letters = list(answer)
         here, there = drawn.sample(range(len(letters)), 2)
         if drawn.random() < 0.5:
             letters[here], letters[there] = letters[there], letters[here]
         else:
-            letters[here] = drawn.choice("abcdefghijklmnopqrstuvwxyz")
+            letters[here] = drawn.choice(ascii_lowercase)
         if letters != list(answer):
             return "".join(letters)
+
+
+def other(word: str, words: Sequence[str], drawn: random.Random) -> str:
+    """Of some words the one that has most letters in common with `word`, so that no answer is the better one
+    whatever the prompt."""
+    some = [one for one in drawn.sample(words, 30) if one != word]
+    return max(some, key=lambda one: sum(a == b for a, b in zip(one, word, strict=True)))
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
