@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recipes.commands import CommandFailedError
 from benchmarks.recipes.rows import Outcome, Row, rows
-from benchmarks.recipes.task import make_task, warm_up
+from benchmarks.recipes.task import Task, make_task, warm_up
 
 RESULTS = Path("benchmarks/results")
 LEAST_GAIN = 0.1
@@ -84,17 +85,28 @@ def run_cells(
         if end is not None and time.monotonic() > end:
             print("out of time; call again for the rest")
             return
-        warm_up(task, seed)
-        where = task.folder / f"{row.name.replace(', ', '-')}-{seed}"
-        shutil.rmtree(where, ignore_errors=True)
-        where.mkdir()
-        start = time.monotonic()
-        outcome = row.run(task, seed, where)
-        cell = cell_of(row, seed, time.monotonic() - start, outcome)
-        cells[:] = [*(other for other in cells if (other.row, other.seed) != (row.name, seed)), cell]
+        try:
+            run_cell(task, row, seed, cells)
+        except CommandFailedError as error:
+            print(
+                f"{row.name} by seed {seed} failed; the next call tries it again: {error}", file=sys.stderr, flush=True
+            )
+            continue
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps([asdict(one) for one in cells], indent=1), encoding="utf-8")
-        print(f"{row.name:30} seed {seed}  {figures(row, cell)}  {cell.seconds:.0f} s  {cell.notes}", flush=True)
+
+
+def run_cell(task: Task, row: Row, seed: int, cells: list[Cell]) -> None:
+    """Runs it and puts it among the cells, in place of an older one."""
+    warm_up(task, seed)
+    where = task.folder / f"{row.name.replace(', ', '-')}-{seed}"
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir()
+    start = time.monotonic()
+    outcome = row.run(task, seed, where)
+    cell = cell_of(row, seed, time.monotonic() - start, outcome)
+    cells[:] = [*(other for other in cells if (other.row, other.seed) != (row.name, seed)), cell]
+    print(f"{row.name:30} seed {seed}  {figures(row, cell)}  {cell.seconds:.0f} s  {cell.notes}", flush=True)
 
 
 def cell_of(row: Row, seed: int, seconds: float, outcome: Outcome) -> Cell:

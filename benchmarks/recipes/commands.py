@@ -15,6 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 Metrics = Mapping[str, float]
 
 
+class CommandFailedError(Exception):
+    """A command of rlsdk ended with an error."""
+
+
 def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
     """Runs a command to its end, on one thread.
 
@@ -24,7 +28,7 @@ def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
         path: a further folder that Python looks for packages in.
 
     Raises:
-        SystemExit: the command failed; prints the end of its output.
+        CommandFailedError: it did; with the end of its output.
     """
     paths = [str(ROOT), *([] if path is None else [str(path)])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -34,7 +38,7 @@ def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
         done = subprocess.run(command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         text = (log / "log.txt").read_text(encoding="utf-8")
-        sys.exit(f"rlsdk {' '.join(arguments)} ended with {done.returncode}:\n{text[-4000:]}")
+        raise CommandFailedError(f"rlsdk {' '.join(arguments)} ended with {done.returncode}:\n{text[-4000:]}")
 
 
 def run_steps(run: Path) -> list[Metrics]:
