@@ -27,6 +27,8 @@ ENGINES: Mapping[str, Sequence[str]] = {
     "megatron, PP 2": ("--train-backend", "megatron", *TWO, "--train.megatron.pipeline_parallel", "2"),
 }
 """What is typed for each; the first is what the others are compared with."""
+SAME_SAMPLES = 1e-5
+"""Nats of mean log-prob, above what engines' rounding makes of it."""
 METRICS = (
     "reward/mean", "policy/entropy", "policy/policy_loss", "policy/approx_kl", "policy/clip_fraction",
     "policy/grad_norm", "critic/loss", "critic/value_mean", "critic/explained_variance", "critic/grad_norm",
@@ -70,17 +72,31 @@ def run(task: Task, engine: str, steps: int, seed: int) -> list[Metrics]:
 
 
 def markdown(kept: Mapping[str, Sequence[Metrics]], reference: Sequence[Metrics], name: str) -> str:
-    """A row for each metric: its first and last value in the reference run, and each engine's largest difference."""
-    others = [engine for engine in kept if engine != name]
+    """A row for each metric: its values in the reference run, and each engine's largest difference while samples are
+    the same, and over all steps."""
+    others = {engine: steps for engine, steps in kept.items() if engine != name}
+    same = {engine: same_samples(steps, reference) for engine, steps in others.items()}
     lines = [
         f"| metric | {name}: first to last step | {' | '.join(others)} |",
         f"|---|---|{'---|' * len(others)}",
+        f"| steps with the same samples | {len(reference)} | {' | '.join(str(count) for count in same.values())} |",
     ]
     for metric in METRICS:
         values = [step[metric] for step in reference if metric in step]
-        cells = [f"{difference(kept[engine], reference, metric):.1e}" for engine in others]
-        lines.append(f"| `{metric}` | {values[0]:.4g} to {values[-1]:.4g} | {' | '.join(cells)} |")
+        cells = [
+            f"{difference(steps[: same[engine]], reference[: same[engine]], metric):.0e}, "
+            f"{difference(steps, reference, metric):.0e}"
+            for engine, steps in others.items()
+        ]
+        lines.append(f"| `{metric}` | {values[0]:.3g} to {values[-1]:.3g} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def same_samples(steps: Sequence[Metrics], reference: Sequence[Metrics]) -> int:
+    """Steps before the first with another sampled token: one moves the mean of 1,280 log-probs by far more."""
+    pairs = zip(steps, reference, strict=True)
+    apart = (at for at, (a, b) in enumerate(pairs) if abs(a["policy/entropy"] - b["policy/entropy"]) > SAME_SAMPLES)
+    return next(apart, len(reference))
 
 
 def difference(steps: Sequence[Metrics], reference: Sequence[Metrics], metric: str) -> float:
