@@ -3,7 +3,7 @@
 All three train the quickstart's model (1.1 million parameters, warm-started here) on its task: 64 prompts x 8 samples
 of up to 6 tokens, one update a step. They take turns, each in a process of its own; TRL in an environment of its own,
 which is made when first needed. Figures are of all processes of a run together, over the steps after the first five;
-Linux only.
+Linux only. `--before FOLDER` takes another checkout of this repository, with its `.venv-dev`, in turn with the others.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ LOOK_S = 0.5
 """Between two looks at the memory."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is measured."""
+
+    command: Sequence[str]
+    root: Path = ROOT
+    """Where it runs, and where Python finds the checkout."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """Of one run, or the medians of several."""
@@ -60,18 +69,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the engines: the same for all")
+    parser.add_argument("--before", type=Path, help="another checkout, to compare this one with")
+    parser.add_argument("--only", nargs="+", help="of bare, TRL, rlsdk, before; default: all")
     parser.add_argument("--json", type=Path, help="write settings and every run here")
     args = parser.parse_args()
-    make_trl_environment()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    if not args.only or "TRL" in args.only:
+        make_trl_environment()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         model, words = make_inputs(folder, args.steps)
         programs = commands(model, words, args.steps, args.threads, folder / "runs")
-        runs: dict[str, list[Figures]] = {program: [] for program in programs}
+        if args.before is not None:
+            programs["before"] = before(args.before.resolve(), programs["rlsdk"])
+        programs = {name: program for name, program in programs.items() if name in (args.only or programs)}
+        runs: dict[str, list[Figures]] = {name: [] for name in programs}
         for number in range(args.rounds):
-            for program, command in programs.items():
-                runs[program].append(measure(command, folder, args.steps, args.threads))
-                print(f"round {number + 1} {program:6}", runs[program][-1], flush=True)
+            for name, program in programs.items():
+                runs[name].append(measure(program, folder, args.steps, args.threads))
+                print(f"round {number + 1} {name:6}", runs[name][-1], flush=True)
     medians = {program: median(found) for program, found in runs.items()}
     show(medians, args.threads)
     if args.json:
@@ -110,7 +125,7 @@ def make_inputs(folder: Path, steps: int) -> tuple[Path, Path]:
     return model, words
 
 
-def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> dict[str, list[str]]:
+def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> dict[str, Program]:
     size = ["--steps", str(steps), "--threads", str(threads)]
     recipe = str(files("rlsdk.trainer.recipes") / "quickstart.yaml")
     settings = {
@@ -128,14 +143,22 @@ def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> 
         "--placement.cpus_per_device": str(threads),
     }
     flags = [part for setting in settings.items() for part in setting]
+    trl = str(TRL_ENVIRONMENT / "bin" / "python")
     return {
-        "bare": [sys.executable, "-m", "benchmarks.bare_loop", str(model), str(words), *size],
-        "TRL": [str(TRL_ENVIRONMENT / "bin" / "python"), "-m", "benchmarks.trl_loop", str(model), str(words), *size],
-        "rlsdk": [sys.executable, "-m", "rlsdk.cli", "train", "--config", recipe, *flags],
+        "bare": Program(command=[sys.executable, "-m", "benchmarks.bare_loop", str(model), str(words), *size]),
+        "TRL": Program(command=[trl, "-m", "benchmarks.trl_loop", str(model), str(words), *size]),
+        "rlsdk": Program(command=[sys.executable, "-m", "rlsdk.cli", "train", "--config", recipe, *flags]),
     }
 
 
-def measure(command: Sequence[str], folder: Path, steps: int, threads: int) -> Figures:
+def before(root: Path, now: Program) -> Program:
+    """The same run of another checkout, with its own quickstart."""
+    _, *arguments = now.command
+    arguments[arguments.index("--config") + 1] = str(root / "rlsdk" / "trainer" / "recipes" / "quickstart.yaml")
+    return Program(command=[str(root / ".venv-dev" / "bin" / "python"), *arguments], root=root)
+
+
+def measure(program: Program, folder: Path, steps: int, threads: int) -> Figures:
     """Runs a program to its end and reads its marks."""
     marks = folder / "marks.jsonl"
     marks.unlink(missing_ok=True)
@@ -144,13 +167,15 @@ def measure(command: Sequence[str], folder: Path, steps: int, threads: int) -> F
         FILE: str(marks),
         STEPS: f"{WARM_UP},{steps}",
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(program.root),
         "HF_HUB_OFFLINE": "1",
     }
     log = folder / "log.txt"
     with log.open("w") as out:
         start = time.time()
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            program.command, env=environment, cwd=program.root, stdout=out, stderr=subprocess.STDOUT
+        )
         largest = 0
         while process.poll() is None:
             try:
@@ -159,7 +184,7 @@ def measure(command: Sequence[str], folder: Path, steps: int, threads: int) -> F
                 break
             time.sleep(LOOK_S)
     if process.wait():
-        sys.exit(f"{' '.join(command)} failed ({process.returncode}):\n{log.read_text()[-4000:]}")
+        sys.exit(f"{' '.join(program.command)} failed ({process.returncode}):\n{log.read_text()[-4000:]}")
     lines = [json.loads(line) for line in marks.read_text(encoding="utf-8").splitlines()]
     counted = lines[WARM_UP:]
     return Figures(
@@ -189,7 +214,8 @@ def show(medians: dict[str, Figures], threads: int) -> None:
         table.add_column(name, justify="right")
     table.add_column("to end of step 1, s", justify="right")
     table.add_column("peak MiB", justify="right")
-    bare, trl = medians["bare"], medians["TRL"]
+    unknown = Figures(**dict.fromkeys(asdict(next(iter(medians.values()))), float("nan")))
+    bare, trl = (medians.get(name, unknown) for name in ("bare", "TRL"))
     for program, one in medians.items():
         cells = [f"{one.cpu_s:.3f}", f"{one.cpu_s / bare.cpu_s:.2f}", f"{one.cpu_s / trl.cpu_s:.2f}"]
         cells += [f"{one.wall_s:.3f}", f"{one.wall_s / bare.wall_s:.2f}", f"{one.wall_s / trl.wall_s:.2f}"]

@@ -1,0 +1,1 @@
+"""Every recipe on a task fit for it: `python -m benchmarks.recipes`."""

@@ -1,0 +1,59 @@
+"""Commands of rlsdk as a person types them, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlsdk.trainer.trackers import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+Metrics = Mapping[str, float]
+
+
+class CommandFailedError(Exception):
+    """A command of rlsdk ended with an error."""
+
+
+def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
+    """Runs a command to its end, on one thread.
+
+    Args:
+        arguments: what is typed after `rlsdk`.
+        log: folder that gets what the command printed, as `log.txt`.
+        path: a further folder that Python looks for packages in.
+
+    Raises:
+        CommandFailedError: it did; with the end of its output.
+    """
+    paths = [str(ROOT), *([] if path is None else [str(path)])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    log.mkdir(parents=True, exist_ok=True)
+    with (log / "log.txt").open("w", encoding="utf-8") as out:
+        command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+        done = subprocess.run(command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        text = (log / "log.txt").read_text(encoding="utf-8")
+        raise CommandFailedError(f"rlsdk {' '.join(arguments)} ended with {done.returncode}:\n{text[-4000:]}")
+
+
+def run_steps(run: Path) -> list[Metrics]:
+    """Metrics of each step of a run."""
+    return [line for line in read_metrics(run) if not line.keys().isdisjoint(("policy/loss", "critic/loss"))]
+
+
+def run_evaluations(run: Path) -> list[Metrics]:
+    """Metrics of each evaluation of a run."""
+    return [line for line in read_metrics(run) if any(name.startswith("eval/") for name in line)]
+
+
+def evaluate(model: Path, flags: list[str], folder: Path) -> Metrics:
+    """Figures of a model on the held-out words, by the built-in rollout engine."""
+    output = folder / "evaluation.json"
+    rlsdk("eval", str(model), *flags, "--output", str(output), log=folder)
+    found: Metrics = json.loads(output.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,126 @@
+"""The recipes' task: words to spell backward, pairs of answers to them, and a warmed-up model for each seed.
+
+All of it is generated; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+from benchmarks.recipes.commands import rlsdk
+
+SETTINGS = Path(__file__).with_name("task.yaml")
+LETTERS = 4
+HELD_OUT = 256
+"""Words that are never trained on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Files of the task in one folder."""
+
+    folder: Path
+
+    @property
+    def train(self) -> Path:
+        return self.folder / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.folder / "held_out.jsonl"
+
+    def base(self, seed: int) -> Path:
+        """The warmed-up model that every row of this seed begins with."""
+        return self.folder / f"base-{seed}" / "model"
+
+    def flags(self, seed: int) -> list[str]:
+        """Of every command, but the model."""
+        return [
+            "--config", str(SETTINGS), "--data", str(self.train), "--data.eval", str(self.held_out),
+            "--data.num_eval_rows", "null", "--trainer.run_dir", str(self.folder), "--trainer.seed", str(seed),
+        ]  # fmt: skip
+
+
+def make_task(folder: Path) -> Task:
+    """Writes words, pairs and the untrained model where they are not there yet."""
+    task = Task(folder.resolve())
+    if not task.held_out.exists():
+        task.folder.mkdir(parents=True, exist_ok=True)
+        write_untrained_model(task.folder)
+        rows = task_rows()
+        write_rows(task.train, rows[HELD_OUT:])
+        write_rows(task.held_out, rows[:HELD_OUT])
+    return task
+
+
+def warm_up(task: Task, seed: int) -> Path:
+    """Trains the model of this seed on answers, unless that was done; returns its folder."""
+    base = task.base(seed)
+    if not base.exists():
+        shutil.rmtree(base.parent, ignore_errors=True)
+        model = ["--model", str(task.folder / "model"), "--model.init_from_config", "true"]
+        rlsdk("sft", *model, *task.flags(seed), "--trainer.run_name", base.parent.name, log=task.folder)
+    return base
+
+
+def task_rows() -> list[dict[str, Any]]:
+    """One row for each word, shuffled: the task's own item, with a right and a wrong answer as a pair."""
+    import reasoning_gym
+
+    task = reasoning_gym.create_dataset(
+        "spell_backward", size=12_000, seed=42, min_word_len=LETTERS, max_word_len=LETTERS
+    )
+    items = {item["metadata"]["word"].lower(): item for item in task}
+    drawn = random.Random(0)
+    words = sorted(items)
+    drawn.shuffle(words)
+    return [
+        {
+            **items[word],
+            "answer": word[::-1],
+            "chosen": word[::-1],
+            "rejected": misspelt(word[::-1], drawn) if drawn.random() < 0.5 else other(word, words, drawn)[::-1],
+        }
+        for word in words
+    ]
+
+
+def misspelt(answer: str, drawn: random.Random) -> str:
+    """Another text of the same length: one letter is another, or two letters changed places."""
+    while True:
+        letters = list(answer)
+        here, there = drawn.sample(range(len(letters)), 2)
+        if drawn.random() < 0.5:
+            letters[here], letters[there] = letters[there], letters[here]
+        else:
+            letters[here] = drawn.choice(ascii_lowercase)
+        if letters != list(answer):
+            return "".join(letters)
+
+
+def other(word: str, words: Sequence[str], drawn: random.Random) -> str:
+    """Of some words the one that has most letters in common with `word`, so that no answer is the better one
+    whatever the prompt."""
+    some = [one for one in drawn.sample(words, 30) if one != word]
+    return max(some, key=lambda one: sum(a == b for a, b in zip(one, word, strict=True)))
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def write_untrained_model(folder: Path) -> None:
+    """The quickstart's model: two layers, random weights, a tokenizer of letters."""
+    from rlsdk.config import load_config
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.quickstart import make_model
+
+    config = load_config([], ["--data", "reasoning_gym:spell_backward"], Registry.discover())
+    make_model(config, folder)
