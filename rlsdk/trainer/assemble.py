@@ -17,7 +17,6 @@ from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.evaluation import Evaluation
-from rlsdk.trainer.grading import RewardGrader, start_rewards
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -32,6 +31,7 @@ from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.reward_sources import check_rows, reward_grader, start_rewards
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_steps
 from rlsdk.trainer.sampler import Draw, scores_of
@@ -42,7 +42,7 @@ from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.text import TokenCodec
 
 if TYPE_CHECKING:
-    from rlsdk.rewards import RewardRunner
+    from rlsdk.rewards import Scorer
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.session import Session
 
@@ -58,7 +58,7 @@ class Materials:
     eval_prompts: Sequence[Prompt]
     examples: Sequence[Example]
     """Of the supervised term, where there is one."""
-    rewards: RewardRunner | None
+    rewards: Scorer | None
     """None where nothing is graded."""
     sampling: SamplingParams
     """Of training."""
@@ -93,9 +93,11 @@ def build_materials(
     """
     rewards = None
     if rewarded:
-        rewards = start_rewards(config.rewards, config.reward_limits, registry, run_dir / "logs")
+        rewards = start_rewards(config, registry, run_dir / "logs")
     tokenizer = load_run_tokenizer(config.model)
     train, evaluation = load_prompts(config, registry, tokenizer, view, held_out=held_out)
+    if rewarded:
+        check_rows(config, [train] if evaluation is None else [train, evaluation])
     config = with_steps(config, len(train))
     return Materials(
         config=config,
@@ -119,7 +121,7 @@ def open_stream(
     registry: Registry,
     group: CallsRanks,
     tokenizer: Any,
-    rewards: RewardRunner | None = None,
+    rewards: Scorer | None = None,
     notice: Callable[[str], None] = print,
 ) -> RolloutStream:
     """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
@@ -139,7 +141,7 @@ def open_stream(
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
         ),
-        grader=None if rewards is None else RewardGrader(rewards, notice),
+        grader=None if rewards is None else reward_grader(config, rewards, notice),
     )
 
 
@@ -152,7 +154,7 @@ def evaluation_of(config: RunConfig, materials: Materials, stream: RolloutStream
         prompts=materials.eval_prompts,
         sampling=materials.sampling,
         config=config.eval,
-        reward_names=[reward.name for reward in config.rewards],
+        reward_names=[reward.title for reward in config.rewards],
         seed=config.trainer.seed,
     )
 
@@ -206,7 +208,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         materials.output,
         RlOptions(
             temperature=config.rollout.temperature,
-            reward_names=[reward.name for reward in config.rewards],
+            reward_names=[reward.title for reward in config.rewards],
             max_failure_share=config.reward_limits.max_failure_share,
             eval_every=config.eval.every_steps,
             eval_at_start=config.eval.at_start,

@@ -11,7 +11,7 @@ from rlsdk.config import EvalConfig
 from rlsdk.data import Prompt
 from rlsdk.interfaces import SamplingParams
 from rlsdk.rollouts import RolloutStream
-from rlsdk.trainer.grading import GradeSummary, grades_in
+from rlsdk.trainer.grading import GradeSummary
 from rlsdk.trainer.sampler import Draw, sample_all
 
 
@@ -49,7 +49,7 @@ class Evaluation:
         """
         draw = Draw(source=f"eval/{name}", num_samples=num_samples, sampling=sampling)
         groups = sample_all(self.stream, self.prompts, draw, seed=(self.seed, "eval", name))
-        summary = GradeSummary.of(grades_in(groups), self.reward_names)
+        summary = GradeSummary.of_groups(groups, self.reward_names)
         if (text := summary.text(f"evaluation ({name})")) is not None:
             self.notices.append(text)
         lengths = [s.trajectory.num_sampled for group in groups for s in group.samples if s.trajectory is not None]
