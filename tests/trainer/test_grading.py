@@ -30,7 +30,7 @@ from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream, Sample, Str
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.grading import GradeSummary, RewardGrader, check_failures, grades_of
 from rlsdk.trainer.metrics import batch_metrics
-from rlsdk.trainer.sampler import teaches
+from rlsdk.trainer.sampler import scores_of
 
 RECORDING = Path(__file__).parents[1] / "rewards" / "recording.py"
 REWARDS = [
@@ -160,7 +160,7 @@ def test_scores_of_tokens_reach_returns_and_group_advantages() -> None:
     metrics = batch_metrics(batch.with_tokens(advantages=advantages), summary)
     assert (metrics["reward/mean"], metrics["reward/groups_with_signal"]) == (5.5, 1.0)
     assert (turns.total, plain.total) == (10.5, 0.5)
-    assert teaches(group)
+    assert scores_of(group) == [10.5, 0.5]
 
 
 def test_a_batch_without_scores_of_tokens_has_no_such_field() -> None:
