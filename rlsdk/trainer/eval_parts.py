@@ -10,15 +10,15 @@ from pathlib import Path
 from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
 from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.registry import Registry
-from rlsdk.rewards import RewardRunner
-from rlsdk.trainer.grading import start_rewards
+from rlsdk.rewards import RewardRunner, Scorer
+from rlsdk.trainer.reward_sources import start_rewards, start_runner
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRewards:
     """The grading processes of a run."""
 
-    train: RewardRunner | None = None
+    train: Scorer | None = None
     """Of training, and of evaluation sets without rewards of their own; None: nothing is graded."""
     sets: Mapping[str, RewardRunner] = field(default_factory=dict)
     """By name of the evaluation set; sets with equal rewards share one."""
@@ -55,11 +55,11 @@ def start_run_rewards(
                 continue
             runner = next((known for same, known in own if same == rewards), None)
             if runner is None:
-                runner = start_rewards(rewards, config.reward_limits, registry, log_dir / f"eval-{measure.name}")
+                runner = start_runner(rewards, config.reward_limits, registry, log_dir / f"eval-{measure.name}")
                 started.callback(runner.close)
                 own.append((rewards, runner))
             sets[measure.name] = runner
-        found = start_rewards(config.rewards, config.reward_limits, registry, log_dir) if train else None
+        found = start_rewards(config, registry, log_dir) if train else None
         started.pop_all()
     return RunRewards(train=found, sets=sets)
 

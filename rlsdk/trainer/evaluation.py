@@ -13,7 +13,7 @@ from rlsdk.interfaces import FinishReason, SamplingParams
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
 from rlsdk.trainer.figures import MAX_VOTES, Vote, clustered_error, majority_at_k, pass_at_k, powers_of_two
-from rlsdk.trainer.grading import GradeSummary, grades_in
+from rlsdk.trainer.grading import GradeSummary
 from rlsdk.trainer.sampler import Draw, sample_all
 
 
@@ -50,8 +50,10 @@ class EvalSet:
 
     def verdict(self, sample: Sample) -> bool | None:
         """Whether a sample is correct; None where it was not graded."""
-        value = sample.grade.terms.get(self.correct_reward)
-        return None if value is None or not sample.grade.valid else value >= self.measure.config.correct_from
+        chosen = self.measure.config.correct_reward
+        names = self.reward_names if chosen is None else (chosen,)
+        value = next((sample.grade.terms[name] for name in names if name in sample.grade.terms), None)
+        return None if value is None or sample.grade.has_failed else value >= self.measure.config.correct_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Evaluation:
             groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name))
             metrics |= {part.measure.metric(name): value for name, value in set_figures(groups, part).items()}
             samples[part.name] = sample_rows(groups, part)
-            summary = GradeSummary.of(grades_in(groups), part.reward_names)
+            summary = GradeSummary.of_groups(groups, part.reward_names)
             text = summary.text(f"evaluation ({part.name})")
             if text is None:
                 continue
@@ -107,7 +109,7 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     Samples without a grade are in none of those about grades; `invalid_share` says how many there were. A figure of
     which nothing is left is NaN, never 0.
     """
-    summary = GradeSummary.of(grades_in(groups), part.reward_names)
+    summary = GradeSummary.of_groups(groups, part.reward_names)
     graded = [[(sample, right) for sample in group.samples if (right := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
     verdicts = [[float(right) for _, right in members] for members in graded]
