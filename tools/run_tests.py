@@ -2,8 +2,9 @@
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
-run once more when nothing else runs: what then passes does not stop a landing, but is named at the end, for somebody to
-mend.
+run once more when nothing else runs: what then passes does not stop a landing, but is written into `tests/unsteady.txt`
+with the date, and named at the end, for somebody to mend. A test that stands in that list gets no second try: mend it,
+and take its line out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +33,8 @@ LINES = ROOT / ".coverage-lines"
 """Which lines each process ran: `tools/covered.py`."""
 REWRITTEN = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 """The coverage tool is a plugin of pytest, too, and there before it."""
+UNSTEADY = ROOT / "tests" / "unsteady.txt"
+"""A line each: date, and the name of a test that passed only at its second try."""
 LEAST = 8
 """Files that are named with their coverage."""
 MOST_REPEATED = 3
@@ -91,20 +95,19 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         for done in as_completed([pool.submit(run, suite) for suite in chosen]):
             outcomes.append(show(done.result()))
-    unsteady: list[str] = []
+    listed = unsteady(UNSTEADY)
+    passed_late: list[str] = []
     for at, outcome in enumerate(outcomes):
-        if outcome.code and len(outcome.bad) <= MOST_REPEATED:
-            what = outcome.bad or [f"all of {outcome.suite.name} (exit code {outcome.code})"]
+        if what := second_try(outcome, listed):
             print(f"== once more: {' '.join(what)}", flush=True)
             again = show(run(outcome.suite, only=outcome.bad))
             if not again.code:
-                unsteady += what
-                kept = Counter(passed=outcome.counts["passed"], skipped=outcome.counts["skipped"])
-                counts = kept + again.counts if outcome.bad else again.counts
-                outcomes[at] = Outcome(suite=outcome.suite, code=0, counts=counts, bad=(), output="")
+                passed_late += what
+                outcomes[at] = joined(outcome, again)
     print(coverage())
-    if unsteady:
-        print(f"PASSED ONLY AT THE SECOND TRY, mend them: {' '.join(unsteady)}")
+    add_unsteady(UNSTEADY, passed_late)
+    for line in report_unsteady(outcomes, listed, passed_late):
+        print(line)
     failed = [outcome.suite.name for outcome in outcomes if outcome.code]
     totals = sum((outcome.counts for outcome in outcomes), Counter[str]())
     print(f"{time.monotonic() - start:.0f} s; suites that failed: {failed or 'none'}")
@@ -152,6 +155,46 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
         if " in " in line and (found := COUNT.findall(line)):
             counts = Counter({word: int(number) for number, word in found})
     return Outcome(suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout)
+
+
+def second_try(outcome: Outcome, listed: Collection[str]) -> list[str]:
+    """What of a folder is run once more: nothing where all passed, where too much failed, or a test failed that had
+    its second try on an earlier day."""
+    what = list(outcome.bad) or [f"all of {outcome.suite.name} (exit code {outcome.code})"]
+    if not outcome.code or len(outcome.bad) > MOST_REPEATED or not set(what).isdisjoint(listed):
+        return []
+    return what
+
+
+def joined(first: Outcome, again: Outcome) -> Outcome:
+    """A folder whose failures passed at their second try."""
+    kept = Counter(passed=first.counts["passed"], skipped=first.counts["skipped"])
+    counts = kept + again.counts if first.bad else again.counts
+    return replace(first, code=0, counts=counts, bad=(), output="")
+
+
+def unsteady(file: Path) -> dict[str, str]:
+    """Test -> the date on which it passed only at its second try."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    entries = (line.partition(" ") for line in lines if line.strip() and not line.startswith("#"))
+    return {name.strip(): when for when, _, name in entries}
+
+
+def add_unsteady(file: Path, names: Sequence[str]) -> None:
+    """Writes tests into the list, with today's date."""
+    if names:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.writelines(f"{date.today().isoformat()} {name}\n" for name in names)
+
+
+def report_unsteady(outcomes: Sequence[Outcome], listed: dict[str, str], passed_late: Sequence[str]) -> list[str]:
+    """What a person reads at the end of a run."""
+    failed = {name for outcome in outcomes for name in outcome.bad}
+    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, mend it: {name}" for name in passed_late]
+    for name, when in listed.items():
+        again = "failed again, and gets no second try" if name in failed else "passed at once"
+        lines.append(f"unsteady since {when}, {again}: {name}")
+    return lines
 
 
 def show(outcome: Outcome) -> Outcome:

@@ -193,13 +193,15 @@ class ShardingManager(ABC):
         """Which boxes go from where to where. Pure: no device, no communication.
 
         Raises:
-            LayoutError: a wanted box is held by nobody, or shapes differ.
+            LayoutError: a wanted box is held by nobody, shapes differ, or a tensor that is trained would not be served
+                as it is: no target asks for it, or asks for whole numbers in place of floating ones.
         """
 
     @abstractmethod
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         """Carries the plan out; on return every replica serves `version`, and its receipt was checked against the
-        source: every tensor covered, every fingerprint equal.
+        source: every tensor covered, every fingerprint equal. Weights are brought at every call, whatever was served
+        before: a replica may have been started anew. A sync that failed counts for nothing, and may be repeated.
 
         Args:
             plan: made for the layouts of these two groups.

@@ -63,7 +63,7 @@ def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
 
 
 def take_turns(
-    boxes: BoxTable, element_bytes: Ints, which: Ints, sets: RankSets, num_ranks: int
+    boxes: BoxTable, element_bytes: Ints, which: Ints, sets: RankSets, num_ranks: int, *, shift: int = 0
 ) -> tuple[BoxTable, Ints, Ints]:
     """Gives every box a source; a box is cut, between rows, where the turn of one replica ends.
 
@@ -77,6 +77,7 @@ def take_turns(
         which: `[N]`: the set of sources that may give each.
         sets: of source ranks.
         num_ranks: on the source side.
+        shift: a source has the turn of the one so many places before it in its set.
 
     Returns:
         Pieces in the same order, the row of `boxes` each is of, and the source of each.
@@ -87,7 +88,7 @@ def take_turns(
     by_set = np.argsort(which, kind="stable")
     line_end = np.cumsum(sizes[by_set])
     line_start = line_end - sizes[by_set]
-    bounds, owner = _turns(totals, given, sets, _num_targets(boxes.rank, which, len(sets)))
+    bounds, owner = _turns(totals, given, sets, _num_targets(boxes.rank, which, len(sets)), shift)
     first = np.searchsorted(bounds, line_start, side="right") - 1
     count = np.searchsorted(bounds, line_end, side="left") - first
     at, turn = np.repeat(np.arange(len(boxes)), count), np.repeat(first, count) + ragged(count)
@@ -115,7 +116,9 @@ def _num_targets(targets: Ints, which: Ints, num_sets: int) -> Ints:
     return np.bincount(pairs // (int(targets.max(initial=0)) + 1), minlength=num_sets)
 
 
-def _turns(totals: Ints, given: NDArray[np.float64], sets: RankSets, num_targets: Ints) -> tuple[Ints, Ints]:
+def _turns(
+    totals: Ints, given: NDArray[np.float64], sets: RankSets, num_targets: Ints, shift: int
+) -> tuple[Ints, Ints]:
     """The line's `[turns + 1]` bounds in bytes, and the `[turns]` source whose turn it is."""
     counts = sets.counts
     most = max(1, MAX_TURNS // max(1, int(counts.sum())))
@@ -134,4 +137,6 @@ def _turns(totals: Ints, given: NDArray[np.float64], sets: RankSets, num_targets
     whole, part = totals[of_set] / cycles[of_set], share_end[place] / cycles[of_set]
     last = member == counts[of_set] - 1
     ends = np.rint(np.where(last, (cycle + 1) * whole, cycle * whole + part)).astype(np.int64)
-    return np.concatenate(([0], line[of_set] + ends)), sets.members[place]
+    return np.concatenate(([0], line[of_set] + ends)), sets.members[
+        sets.start[of_set] + (member + shift) % counts[of_set]
+    ]

@@ -121,8 +121,11 @@ def _in_order(table: BoxTable) -> BoxTable:
     return table.take(order)
 
 
-def match(sides: Sides) -> Pieces:
-    """Gives every part of every wanted box a source. Pieces are by target, in the order in which it takes them."""
+def match(sides: Sides, *, shift: int = 0) -> Pieces:
+    """Gives every part of every wanted box a source. Pieces are by target, in the order in which it takes them.
+
+    `shift`: of those that hold a piece, the one that comes so many places behind whose turn it is.
+    """
     wanted = sides.wanted
     first, which = distinct(wanted)
     few = wanted.take(first)
@@ -137,7 +140,9 @@ def match(sides: Sides) -> Pieces:
     element_bytes = sides.element_bytes[taken.name]
     at_home = distance == SAME_PROCESS
     stay, go = np.flatnonzero(at_home), np.flatnonzero(~at_home)
-    moved, origin, giver = take_turns(taken.take(go), element_bytes[go], choice[go], sets, len(sides.places[0].node))
+    moved, origin, giver = take_turns(
+        taken.take(go), element_bytes[go], choice[go], sets, len(sides.places[0].node), shift=shift
+    )
     origin = np.concatenate((stay, go[origin]))
     order = np.argsort(origin, kind="stable")
     return Pieces(

@@ -9,11 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlsdk.interfaces import (
     Bucket,
-    DeadlineError,
     Peer,
     RolloutEngine,
     SyncReceipt,
@@ -23,18 +22,15 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.fetching import OpenTransports
 from rlsdk.sharding.transports import (
     InlineTransport,
     InProcessTransport,
     SharedFileTransport,
     SharedMemoryTransport,
-    make_transport,
 )
 from rlsdk.sharding.wire import MAX_BUCKET_BYTES
 
-EXPORT_METHOD = "export_weights"
-"""Of the host of a train engine: `export_weights(bucket) -> handle`, served while its engine thread is busy."""
 MAX_CALLS = 8
 """Sources that one target asks at the same time."""
 _NEXT_BEST = {"shared_memory": SharedFileTransport.name, SharedFileTransport.name: InlineTransport.name}
@@ -49,7 +45,7 @@ class WeightTarget:
         """`accelerators`: as in `RankContext`."""
         self._engine = engine
         self._accelerators = accelerators
-        self._transports: dict[tuple[str, int, int], Transport] = {}
+        self._transports = OpenTransports()
         self._instead: dict[tuple[str, int], str] = {}
         self._layouts: tuple[WeightLayout, ...] = ()
         self._last: Sequence[Bucket] = ()
@@ -82,7 +78,7 @@ class WeightTarget:
         if buckets == self._last:
             buckets = self._last  # Whose objects are made already, where a plan makes them when they are asked for.
         self._last = buckets
-        intake = _Intake(self, buckets, peers, version, time.monotonic() + timeout_s)
+        intake = _Intake(self, self._transports, buckets, peers, version, time.monotonic() + timeout_s)
         try:
             with closing(intake.shards()) as shards:
                 receipt = self._engine.update_weights(shards, version)
@@ -101,18 +97,17 @@ class WeightTarget:
 
     def close(self) -> None:
         """Lets go of the memory that transports map."""
-        for transport in self._transports.values():
-            transport.close()
-        self._transports.clear()
+        held, self._transports = self._transports, OpenTransports()
+        held.close()
 
-    def fetch(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
+    def fetch(self, bucket: Bucket, peer: Peer, deadline: float, transports: OpenTransports) -> Iterator[WeightShard]:
         """One bucket's shards, once its source has them ready. Falls back to the next best transport where the
         bucket's cannot be attached."""
         route = (bucket.transport, bucket.source)
         while True:
             chosen = replace(bucket, transport=self._instead.get(route, bucket.transport))
             try:
-                return self._fetch_by(chosen, peer, deadline)
+                return transports.fetch(chosen, peer, deadline)
             except AttachError:
                 # What was mapped before and is gone is no reason to take another way, least of all a bucket of many.
                 if chosen.transport not in _NEXT_BEST or self._in_place(bucket):
@@ -130,21 +125,8 @@ class WeightTarget:
         return self._joined[1]
 
     def _in_place(self, bucket: Bucket) -> bool:
-        transport = self._transports.get((bucket.transport, bucket.source, bucket.target))
+        transport = self._transports.find(bucket)
         return isinstance(transport, SharedMemoryTransport) and transport.in_place
-
-    def _fetch_by(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
-        pair = bucket.transport, bucket.source, bucket.target
-        transport = self._transports.get(pair)
-        if transport is None:
-            transport = self._transports[pair] = make_transport(bucket.transport)
-        handle = _export(bucket, peer, deadline)
-        transport.timeout_s = max(0.0, deadline - time.monotonic())
-        tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
-        return (
-            WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)
-            for transfer, tensor in zip(bucket.transfers, tensors, strict=True)
-        )
 
 
 def _joined(rounds: Sequence[Sequence[Bucket]]) -> list[list[Bucket]]:
@@ -187,9 +169,16 @@ class _Intake:
     """One pull under way: what the engine iterates over, and how much of it was taken."""
 
     def __init__(
-        self, target: WeightTarget, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, deadline: float
+        self,
+        target: WeightTarget,
+        transports: OpenTransports,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Peer],
+        version: int,
+        deadline: float,
     ) -> None:
         self._target = target
+        self._transports = transports
         self._peers = peers
         self._version = version
         self._deadline = deadline
@@ -223,19 +212,20 @@ class _Intake:
         return [
             _Asked(
                 bucket,
-                None
-                if bucket.transport == InProcessTransport.name
-                else pool.submit(self._target.fetch, bucket, self._peers[bucket.source], self._deadline),
+                None if bucket.transport == InProcessTransport.name else pool.submit(self._fetch, bucket),
             )
             for bucket in (self._rounds[at] if at < len(self._rounds) else ())
         ]
+
+    def _fetch(self, bucket: Bucket) -> Iterator[WeightShard]:
+        return self._target.fetch(bucket, self._peers[bucket.source], self._deadline, self._transports)
 
     def _arrive(self, asked: _Asked) -> Iterator[WeightShard]:
         """The shards of one bucket."""
         bucket = asked.bucket
         try:
             if asked.answer is None:
-                yield from self._target.fetch(bucket, self._peers[bucket.source], self._deadline)
+                yield from self._fetch(bucket)
             else:
                 yield from asked.answer.result()
         except Exception as error:
@@ -245,18 +235,3 @@ class _Intake:
                 f"did not arrive from source rank {bucket.source} by {bucket.transport}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-def _export(bucket: Bucket, peer: Peer, deadline: float) -> Mapping[str, Any]:
-    """Asks the source for a bucket: directly when it lives in this process, else by a call."""
-    if bucket.transport == InProcessTransport.name:
-        host = peer.local()
-        if host is None:
-            raise WeightSyncError(f"source rank {bucket.source} is not in this process: the plan is for other layouts")
-        handle: Mapping[str, Any] = getattr(host, EXPORT_METHOD)(bucket)
-        return handle
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineError("the time for the sync is over")
-    handle = peer.call(EXPORT_METHOD, bucket, timeout_s=left)
-    return handle

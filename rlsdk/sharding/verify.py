@@ -39,8 +39,8 @@ def plan_fingerprints(
 ) -> list[FingerprintTask]:
     """One task per distinct thing that replicas want (one in all, where they are alike), spread over the sources.
 
-    A box that several sources hold is fingerprinted on one of them: all replicas are held to the same numbers, so
-    sources that have drifted apart are found as well.
+    A box that several sources hold is fingerprinted on one of them, and not on the one that gives it to a single
+    replica: sources that have drifted apart are found as well.
     """
     groups: dict[tuple[tuple[str, str, Box], ...], list[int]] = {}
     for replica, layouts in enumerate(replicas):
@@ -83,7 +83,8 @@ def _spread(
         tensors=tuple(metas.values()),
         boxes=tuple((name, box) for name, _, box in served),
     )
-    pieces = match(Sides.of(source, [nowhere], held, metas))
+    # Not by the one that gives it: a replica that takes all from one copy would be held to that copy's own numbers.
+    pieces = match(Sides.of(source, [nowhere], held, metas), shift=1)
     parts = PackedParts.of(pieces, np.zeros_like(pieces.source), ("",), tuple(metas.values()), 1, piece_bytes)
     mine: list[list[Transfer]] = [[] for _ in source]
     for giver, _, transfer in parts[0].transfers():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -17,10 +18,19 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "layers.0.qkv.weight": (24, 12),
     "layers.0.qkv.bias": (24,),
     "layers.0.down.weight": (12, 30),
+    "layers.0.experts.up": (6, 10, 24),
+    "layers.1.qkv.bias": (24,),
+    "layers.1.wide.weight": (3, 600),
     "norm.weight": (12,),
     "scale": (),
 }
-"""An odd vocabulary, a bias, matrices cut along either dimension, and a number that is no vector."""
+"""An odd vocabulary, two biases of one shape, matrices cut along either dimension, stacked experts, rows longer
+than a bucket, and a number that is no vector."""
+TIED = {"head.weight": "embed.weight"}
+ROLLOUT_DTYPES = {"norm.weight": "float32", "scale": "float32"}
+"""Of engines that serve in bfloat16, and these tensors not."""
+Dtypes = str | Mapping[str, str]
+"""Of all tensors, or by name (bfloat16 where it has none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,11 @@ def random_tensors(seed: int = 0) -> dict[str, Tensor]:
 def cut(shape: tuple[int, ...], axis: int, parts: int) -> list[Box]:
     """Boxes of equal size along one axis, as far as they go; the last may be smaller, or empty."""
     size = -(-shape[axis] // parts)
-    ends = [min(size * at, shape[axis]) for at in range(parts + 1)]
+    return cut_at(shape, axis, [min(size * at, shape[axis]) for at in range(parts + 1)])
+
+
+def cut_at(shape: tuple[int, ...], axis: int, ends: Sequence[int]) -> list[Box]:
+    """Boxes between these places of one axis."""
     return [
         Box(
             tuple(low if d == axis else 0 for d in range(len(shape))),
@@ -54,45 +68,160 @@ def cut(shape: tuple[int, ...], axis: int, parts: int) -> list[Box]:
     ]
 
 
-def sharded(parts: int, copies: int = 1, dtype: str = "float32") -> list[WeightLayout]:
+def sharded(parts: int, copies: int = 1, dtype: Dtypes = "float32") -> list[WeightLayout]:
     """Every tensor cut along its first dimension, as data-parallel engines do; each copy is whole."""
-    return [_layout(rank, "train", parts, lambda shape: 0, dtype) for rank in range(parts * copies)]
+
+    def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
+        return [cut(shape, 0, parts)[rank % parts]]
+
+    return [_layout(rank, "train", boxes, dtype) for rank in range(parts * copies)]
 
 
-def split(parts: int, kind: str, replica: int = 0, dtype: str = "float32") -> list[WeightLayout]:
+def uneven(dtype: Dtypes = "float32") -> list[WeightLayout]:
+    """As `sharded`, in three parts of a fifth, somewhat more than a third, and what is left."""
+
+    def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
+        length = shape[0]
+        return [cut_at(shape, 0, [0, length // 5, length // 2 + length % 2, length])[rank]]
+
+    return [_layout(rank, "train", boxes, dtype) for rank in range(3)]
+
+
+def mesh(rows: int, columns: int) -> list[WeightLayout]:
+    """Matrices cut along two dimensions at once; vectors along the one, which every column has."""
+
+    def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
+        first = cut(shape, 0, rows)[rank // columns]
+        if len(shape) < 2:
+            return [first]
+        common = first.intersect(cut(shape, 1, columns)[rank % columns])
+        return [common] if common is not None else []
+
+    return [_layout(rank, "train", boxes) for rank in range(rows * columns)]
+
+
+def expert_parallel(parts: int) -> list[WeightLayout]:
+    """Every rank has every `parts`-th expert, each a box of its own, and all else whole."""
+
+    def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
+        return cut(shape, 0, shape[0])[rank::parts] if len(shape) == 3 else [Box.whole(shape)]
+
+    return [_layout(rank, "train", boxes) for rank in range(parts)]
+
+
+def split(parts: int, kind: str, replica: int = 0, dtype: Dtypes = "float32") -> list[WeightLayout]:
     """Matrices cut along the dimension that tensor parallelism cuts; what it does not cut, every rank has whole."""
 
-    def axis(shape: tuple[int, ...]) -> int | None:
+    def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         if len(shape) < 2:
-            return None
-        return 1 if shape == SHAPES["layers.0.down.weight"] else 0
+            return [Box.whole(shape)]
+        inner = shape in (SHAPES["layers.0.down.weight"], SHAPES["layers.0.experts.up"])
+        return [cut(shape, 1 if inner else 0, parts)[rank]]
 
-    return [_layout(rank, f"{kind}-{replica}", parts, axis, dtype) for rank in range(parts)]
+    return [_layout(rank, f"{kind}-{replica}", boxes, dtype) for rank in range(parts)]
 
 
-def complete(replica: int, dtype: str = "float32") -> list[WeightLayout]:
+def complete(replica: int, dtype: Dtypes = "float32") -> list[WeightLayout]:
     """One place that wants everything."""
-    return [_layout(0, f"rollout-{replica}", 1, lambda shape: None, dtype)]
+    return [_layout(0, f"rollout-{replica}", lambda shape, rank: [Box.whole(shape)], dtype)]
 
 
+def placed(layouts: Sequence[WeightLayout], **where: str) -> list[WeightLayout]:
+    """The same on another node, device or process."""
+    return [replace(layout, **where) for layout in layouts]  # type: ignore[arg-type]
+
+
+def with_head(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
+    """The same with a head of its own, which the sources tie to the embedding."""
+    found = []
+    for layout in layouts:
+        metas = {meta.name: meta for meta in layout.tensors}
+        head = replace(metas["embed.weight"], name="head.weight")
+        box = next(box for name, box in layout.boxes if name == "embed.weight")
+        found.append(replace(layout, tensors=(*layout.tensors, head), boxes=(*layout.boxes, ("head.weight", box))))
+    return found
+
+
+def tied(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
+    """The same, where the embedding is the head as well."""
+    return [replace(layout, tied=TIED) for layout in layouts]
+
+
+@functools.cache
+def in_one_process(replicas: int = 1) -> Pair:
+    """One rank and its replicas in one process: what costs least to sync."""
+    return Pair(
+        source=placed(sharded(1), process="one"),
+        replicas=[placed(complete(replica), process="one") for replica in range(replicas)],
+    )
+
+
+@functools.cache
+def copies(number: int, replicas: int) -> Pair:
+    """Two shards, each on several ranks."""
+    return Pair(source=sharded(2, copies=number), replicas=[complete(replica) for replica in range(replicas)])
+
+
+@functools.cache
 def pairs() -> dict[str, Pair]:
     """The swaps that every manager has to know."""
+    both = sharded(2, copies=2)
     return {
         "one rank to one": Pair(source=sharded(1), replicas=[complete(0)]),
         "sharded to whole, two replicas": Pair(source=sharded(3), replicas=[complete(0), complete(1)]),
-        "copies of shards to whole": Pair(source=sharded(2, copies=2), replicas=[complete(0), complete(1)]),
+        "copies of shards to whole": copies(2, 2),
+        "four copies to four replicas": copies(4, 4),
         "sharded to tensor parallel": Pair(source=sharded(4), replicas=[split(2, "rollout")]),
-        "tensor parallel to another": Pair(source=split(3, "train"), replicas=[split(2, "rollout"), complete(1)]),
+        "tensor parallel to another": Pair(
+            source=split(3, "train"), replicas=[split(2, "rollout"), complete(1), split(3, "rollout", 2)]
+        ),
         "more ranks than rows": Pair(source=sharded(16), replicas=[complete(0)]),
+        "uneven shards": Pair(source=uneven(), replicas=[split(2, "rollout")]),
+        "cut along two dimensions": Pair(source=mesh(2, 2), replicas=[split(3, "rollout")]),
+        "expert parallel to tensor parallel": Pair(source=expert_parallel(4), replicas=[split(2, "rollout")]),
+        "a tied head, served by itself": Pair(source=tied(sharded(2)), replicas=[with_head(complete(0))]),
+        "tied on both sides": Pair(source=tied(sharded(2)), replicas=[tied(complete(0))]),
         "float32 to bfloat16": Pair(source=sharded(2), replicas=[complete(0, "bfloat16")]),
+        "bfloat16 to float32": Pair(source=sharded(2, dtype="bfloat16"), replicas=[complete(0)]),
+        "bfloat16 to bfloat16 and float32": Pair(
+            source=sharded(3, dtype="bfloat16"), replicas=[split(2, "rollout", dtype=ROLLOUT_DTYPES)]
+        ),
+        "in one process": in_one_process(),
+        "partly in one process": Pair(
+            source=[replace(layout, process=f"both:{layout.rank}") for layout in sharded(2)],
+            replicas=[[replace(layout, process=f"both:{layout.rank}") for layout in split(2, "rollout")]],
+        ),
+        "two nodes": Pair(
+            source=[*placed(both[:2], node="a"), *placed(both[2:], node="b")],
+            replicas=[placed(complete(0), node="b"), placed(complete(1), node="a")],
+        ),
     }
 
 
-def _layout(rank: int, kind: str, parts: int, axis_of: object, dtype: str) -> WeightLayout:
-    assert callable(axis_of)
-    boxes = []
-    for name, shape in SHAPES.items():
-        axis = axis_of(shape) if shape else None
-        boxes.append((name, Box.whole(shape) if axis is None else cut(shape, axis, parts)[rank % parts]))
-    metas = [TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in SHAPES.items()]
+@functools.cache
+def distant_pairs() -> dict[str, Pair]:
+    """Only to be planned: nodes and devices that are not here."""
+    whole = sharded(1, copies=3)
+    return {
+        "to another node": Pair(source=placed(sharded(2), node="a"), replicas=[placed(complete(0), node="b")]),
+        "two devices of one node": Pair(
+            source=[replace(layout, device=f"cuda:GPU-{layout.rank}") for layout in whole],
+            replicas=[placed(complete(0), device="cuda:GPU-2"), placed(complete(1), device="cuda:GPU-1")],
+        ),
+    }
+
+
+def _layout(
+    rank: int, kind: str, boxes_of: Callable[[tuple[int, ...], int], Sequence[Box]], dtype: Dtypes = "float32"
+) -> WeightLayout:
+    boxes = [
+        (name, box)
+        for name, shape in SHAPES.items()
+        for box in (boxes_of(shape, rank) if shape else [Box.whole(shape)])
+    ]
+
+    def dtype_of(name: str) -> str:
+        return dtype if isinstance(dtype, str) else dtype.get(name, "bfloat16")
+
+    metas = [TensorMeta(name=name, shape=shape, dtype=dtype_of(name)) for name, shape in SHAPES.items()]
     return tensor_layout(metas, boxes, rank=rank, process=f"{kind}:{rank}")

@@ -214,14 +214,20 @@ def test_a_source_that_hands_out_other_weights_than_it_holds_is_caught() -> None
         sync(manager, 1)
 
 
-def test_replicas_of_the_source_that_drifted_apart_are_caught() -> None:
-    manager = make()
-    train = train_group(random_tensors(SHAPES), dim0_sharded(SHAPES, 1, replicas=2))
-    manager = GenericShardingManager(train, rollout_group([[whole_target(SHAPES, rank)] for rank in range(2)]))
-    sync(manager, 1)
-    train.hosts[0].engine.optim_step()
-    with pytest.raises(WeightSyncError, match="differ from the source"):
-        sync(manager, 2)
+@pytest.mark.parametrize(("copies", "num_replicas"), [(2, 1), (3, 1), (4, 1), (2, 2), (3, 4)])
+def test_copies_of_the_source_that_drifted_apart_are_caught(copies: int, num_replicas: int) -> None:
+    """With one replica, each copy was held to the numbers that it gave itself."""
+    layouts = dim0_sharded(SHAPES, 2, replicas=copies)
+    for stale in range(len(layouts)):
+        train = train_group(random_tensors(SHAPES), layouts)
+        rollout = rollout_group([[whole_target(SHAPES, rank)] for rank in range(num_replicas)])
+        manager = GenericShardingManager(train, rollout)
+        sync(manager, 1)
+        for rank, host in enumerate(train.hosts):
+            if rank != stale:
+                host.engine.optim_step()
+        with pytest.raises(WeightSyncError, match="differ from the source"):
+            sync(manager, 2)
 
 
 def test_corrupted_bytes_in_shared_memory_are_caught_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:

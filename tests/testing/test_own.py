@@ -15,8 +15,8 @@ class TestTorch(TrainConformance):
 
 class TestGenericSharding(ShardingConformance):
     backend = "*+*"
-    arguments = {"bucket_bytes": 512}  # noqa: RUF012 - as an author would write it
-    bucket_bytes = 512
+    arguments = {"bucket_bytes": 2048}  # noqa: RUF012 - as an author would write it
+    bucket_bytes = 2048
 
 
 del RolloutConformance, ShardingConformance, TrainConformance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broken.defect import Defect
 from broken.rollout_defects import ROLLOUT, ROLLOUT_CAPABILITIES
+from broken.sharding_defects import SHARDING
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, RegisterBackend, RegisterComponent, hookimpl
 
 __all__ = ["ROLLOUT", "SHARDING", "TRAIN", "Defect"]
@@ -61,22 +62,6 @@ TRAIN = {
     "any-size": Defect("AnySize", {"refusals": "2 ranks"}),
     "leaks": Defect("Leaks", {"memory": "MiB that 15 steps added"}),
     "leaves-memory": Defect("LeavesMemory", {"close": "shared memory"}),
-}
-
-SHARDING = {
-    "big-buckets": Defect("BigBuckets", {"plan.bytes": "largest bucket"}),
-    "one-bucket-short": Defect(
-        "OneBucketShort",
-        {
-            "plan.cover": "elements not sent once",
-            "plan.bytes": "bytes of its buckets",
-            "sync.bitwise": "elements came",
-            "sync.unchanged": "elements came",
-            "sync.interrupted": "does not serve version 1",
-        },
-    ),
-    "trusts-receipts": Defect("TrustsReceipts", {"sync.proven": "keeps one tensor"}),
-    "serves-stale": Defect("ServesStale", {"sync.unchanged": "version 2 with the weights of version 1"}),
 }
 
 

@@ -1,0 +1,234 @@
+"""Requirements on plans: what goes from where to where, in which order, and what a plan says of itself."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    Box,
+    ConfigError,
+    LayoutError,
+    TensorMeta,
+    WeightLayout,
+)
+from rlsdk.testing.layouts import Pair, complete, copies, distant_pairs, pairs, sharded, tied, with_head
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.sharding_counts import (
+    HERE,
+    distance,
+    lacking_bytes,
+    not_once,
+    out_of_order,
+    sent_from_afar,
+    transfer_bytes,
+    wrong_fields,
+)
+from rlsdk.testing.sharding_lab import ShardingLab, wanted_boxes, wire_dtypes
+
+MOST_OVER_SHARE = 1.6
+"""Largest load of a source that shares with others, over an equal share: pieces have a size, too."""
+
+
+class PlanRequirements:
+    """Mixed into `ShardingConformance`."""
+
+    @requirement("plan.cover")
+    def test_cover(self, lab: ShardingLab, measured: Measured) -> None:
+        """Every element that is wanted is sent once: no element is missing, and none comes twice."""
+        for name, pair in {**pairs(), **distant_pairs()}.items():
+            measured.none(f"elements not sent once: {name}", not_once(lab.plan(pair), pair.target))
+
+    @requirement("plan.bytes")
+    def test_bytes(self, lab: ShardingLab, measured: Measured) -> None:
+        """What crosses a process boundary is the least that could; sums are right, buckets of bounded size."""
+        for name, pair in {**pairs(), **distant_pairs()}.items():
+            plan, wire = lab.plan(pair), wire_dtypes(pair.source, pair.target)
+            wanted = sum(box.numel * DTYPE_BYTES[wire[tensor]] for _, tensor, box in wanted_boxes(pair))
+            sent = [(bucket, sum(map(transfer_bytes, bucket.transfers))) for bucket in plan.buckets]
+            away = sum(n for bucket, n in sent if distance(pair, bucket.source, bucket.target) != HERE)
+            measured.equal(f"bytes: {name}", plan.num_bytes, wanted)
+            measured.equal(f"bytes of its buckets: {name}", sum(num_bytes for _, num_bytes in sent), wanted)
+            measured.equal(f"lower bound: {name}", plan.lower_bound_bytes, lacking_bytes(pair, wire))
+            measured.equal(f"bytes that cross, as the plan says: {name}", plan.moved_bytes, away)
+            measured.equal(f"bytes that cross: {name}", away, lacking_bytes(pair, wire))
+            bound = lab.suite.bucket_bytes or plan.bucket_bytes
+            measured.at_most(f"largest bucket: {name}", max(num_bytes for _, num_bytes in sent), bound)
+            rounds: Counter[tuple[int, int]] = Counter()
+            for bucket, num_bytes in sent:
+                rounds[bucket.target, bucket.round] += num_bytes
+            measured.at_most(f"largest round: {name}", max(rounds.values()), bound)
+
+    @requirement("plan.fields", since=(2, 0))
+    def test_fields(self, lab: ShardingLab, measured: Measured) -> None:
+        """A transfer is a part of one box of its source, in the dtype that travels, and every count is what it says."""
+        for name, pair in {**pairs(), **distant_pairs()}.items():
+            measured.none(f"fields that are wrong: {name}", list(wrong_fields(lab.plan(pair), pair)))
+
+    @requirement("plan.order", since=(2, 0))
+    def test_order(self, lab: ShardingLab, measured: Measured) -> None:
+        """A target's buckets stand by round, one of each source in a round, and all of a name follows each other."""
+        for name, pair in pairs().items():
+            measured.none(f"out of order: {name}", list(out_of_order(lab.plan(pair).parts)))
+
+    @requirement("plan.near", since=(2, 0))
+    def test_near(self, lab: ShardingLab, measured: Measured) -> None:
+        """Of those that hold a piece the nearest sends it: same process, same device, same node, any other."""
+        for name, pair in {**pairs(), **distant_pairs()}.items():
+            measured.none(f"sent from afar: {name}", list(sent_from_afar(lab.plan(pair), pair)))
+
+    @requirement("plan.spread")
+    def test_spread(self, lab: ShardingLab, measured: Measured) -> None:
+        """Where copies of a shard are at hand, each sends its part: no rank sends much more than an equal share."""
+        for number, replicas in ((2, 2), (4, 1), (4, 4)):
+            pair = copies(number, replicas)
+            loads = Counter(dict.fromkeys(range(len(pair.source)), 0))
+            for bucket in lab.plan(pair).buckets:
+                loads[bucket.source] += sum(map(transfer_bytes, bucket.transfers))
+            for shard in range(2):
+                mine = [loads[source] for source in range(shard, len(pair.source), 2)]
+                over = max(mine) / (sum(mine) / len(mine))
+                measured.at_most(f"largest load over a share, {number} copies", over, MOST_OVER_SHARE)
+
+    @requirement("plan.pure")
+    def test_pure(self, lab: ShardingLab, measured: Measured) -> None:
+        """The same layouts give the same plan, planning calls no rank, and a plan is data that can be sent."""
+        pair = pairs()["four copies to four replicas"]
+        trial = lab.trial(pair)
+        first, second = trial.plan(), lab.plan(pair)
+        assert list(first.buckets) == list(second.buckets), "two plans of the same layouts differ"
+        assert first.num_bytes == second.num_bytes
+        measured.none("calls of ranks that planning made", trial.train.calls + trial.rollout.calls)
+        sent = pickle.loads(pickle.dumps(first))
+        assert list(sent.buckets) == list(first.buckets), "a plan is another one after pickling"
+
+    @requirement("plan.any_layouts", since=(2, 0))
+    def test_any_layouts(self, lab: ShardingLab, measured: Measured) -> None:
+        """A manager plans for the layouts that it is given: what it planned before changes nothing."""
+        one = pairs()["sharded to whole, two replicas"]
+        others = {
+            **{name: pairs()[name] for name in ("sharded to tensor parallel", "copies of shards to whole")},
+            "another dtype": Pair(source=one.source, replicas=[complete(0, "bfloat16"), complete(1, "bfloat16")]),
+            "other processes": Pair(
+                source=[replace(layout, process=f"rollout-0:{layout.rank}") for layout in one.source],
+                replicas=one.replicas,
+            ),
+            "ranks in another order": Pair(source=one.source[::-1], replicas=one.replicas),
+            "the first again": one,
+        }
+        manager = lab.trial(one).manager
+        manager.plan(tuple(one.source), tuple(one.target))
+        with suppress(LayoutError):
+            manager.plan(tuple(one.source[1:]), tuple(one.target))
+        stale = []
+        for name, pair in others.items():
+            plan = manager.plan(tuple(pair.source), tuple(pair.target))
+            stale += [name] if list(plan.buckets) != list(lab.plan(pair).buckets) else []
+        measured.none("plans that are not for these layouts", stale)
+
+    @requirement("plan.transports", since=(2, 0))
+    def test_transports(self, lab: ShardingLab, measured: Measured) -> None:
+        """`transports` names those that may be used, and one that does not exist is a ConfigError."""
+        pair = pairs()["sharded to whole, two replicas"]
+        plan = lab.trial(pair, transports=("inline",)).plan()
+        used = {bucket.transport for bucket in plan.buckets}
+        measured.none("transports that were not allowed", sorted(used - {"inline"}))
+        accepted = []
+        with suppress(ConfigError):
+            lab.trial(pair, transports=("carrier_pigeon",)).plan()
+            accepted.append("carrier_pigeon")
+        measured.none("accepted", accepted)
+
+    @requirement("plan.refusals")
+    def test_refusals(self, lab: ShardingLab, measured: Measured) -> None:
+        """A box that nobody holds, a name that nobody knows and a shape that differs are a LayoutError."""
+        pair = pairs()["sharded to whole, two replicas"]
+        experts = pairs()["expert parallel to tensor parallel"]
+        self._refused(
+            lab,
+            measured,
+            {
+                "a rank is missing": (pair.source[1:], pair.target),
+                "an expert is missing": (
+                    [_without_box(layout, "layers.0.experts.up", 1) for layout in experts.source],
+                    experts.target,
+                ),
+                "a name is unknown": (pair.source, [_renamed(layout) for layout in pair.target]),
+                "a shape differs": ([_reshaped(layout, 13) for layout in pair.source], pair.target),
+                "a shape of as many elements": (pair.source, [_turned(layout) for layout in pair.target]),
+                "ranks differ in a shape": (
+                    [_reshaped(pair.source[0], 13), *pair.source[1:]],
+                    pair.target,
+                ),
+            },
+        )
+
+    @requirement("plan.served", since=(2, 0))
+    def test_served(self, lab: ShardingLab, measured: Measured) -> None:
+        """What is trained and would not be served as it was trained is a LayoutError: a tensor that no target asks for,
+        a head that is tied on the serving side only, whole numbers for floating ones."""
+        source = sharded(2)
+        self._refused(
+            lab,
+            measured,
+            {
+                "nobody asks for a tensor": (source, [_without(layout, "norm.weight") for layout in complete(0)]),
+                "tied on the serving side only": (with_head(sharded(1)), tied(complete(0))),
+                "whole numbers": (source, complete(0, "int8")),
+            },
+        )
+
+    def _refused(
+        self,
+        lab: ShardingLab,
+        measured: Measured,
+        wrong: Mapping[str, tuple[Sequence[WeightLayout], Sequence[WeightLayout]]],
+    ) -> None:
+        accepted = []
+        for name, (source, target) in wrong.items():
+            with suppress(LayoutError):
+                plan = lab.trial(pairs()["one rank to one"]).manager.plan(tuple(source), tuple(target))
+                accepted += [name] if plan.buckets else []
+        measured.none("accepted", accepted)
+
+
+def _changed(layout: WeightLayout, change: Callable[[TensorMeta], TensorMeta]) -> WeightLayout:
+    return replace(layout, tensors=tuple(map(change, layout.tensors)))
+
+
+def _renamed(layout: WeightLayout) -> WeightLayout:
+    names = {"norm.weight": "norms.weight"}
+    boxes = tuple((names.get(name, name), box) for name, box in layout.boxes)
+    return replace(_changed(layout, lambda meta: replace(meta, name=names.get(meta.name, meta.name))), boxes=boxes)
+
+
+def _reshaped(layout: WeightLayout, size: int) -> WeightLayout:
+    return _changed(
+        layout, lambda meta: replace(meta, shape=(*meta.shape[:-1], size)) if meta.name == "norm.weight" else meta
+    )
+
+
+def _turned(layout: WeightLayout) -> WeightLayout:
+    """A matrix that stands the other way round."""
+    name = "layers.0.down.weight"
+    turned = _changed(layout, lambda meta: replace(meta, shape=meta.shape[::-1]) if meta.name == name else meta)
+    boxes = tuple((n, Box(b.offset[::-1], b.size[::-1]) if n == name else b) for n, b in layout.boxes)
+    return replace(turned, boxes=boxes)
+
+
+def _without_box(layout: WeightLayout, name: str, rank: int) -> WeightLayout:
+    """One box less of a tensor, on one rank."""
+    drop = next(((n, box) for n, box in layout.boxes if n == name), None) if layout.rank == rank else None
+    return replace(layout, boxes=tuple(entry for entry in layout.boxes if entry != drop))
+
+
+def _without(layout: WeightLayout, name: str) -> WeightLayout:
+    return replace(
+        layout,
+        tensors=tuple(meta for meta in layout.tensors if meta.name != name),
+        boxes=tuple((n, box) for n, box in layout.boxes if n != name),
+    )

@@ -1,0 +1,335 @@
+"""Requirements on syncs that go wrong: nothing but the trained weights is served without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Box, RlsdkError, SyncReceipt, WeightSyncError
+from rlsdk.testing.layouts import copies, in_one_process, pairs
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
+
+Lie = Callable[[WatchedRolloutHost, SyncReceipt, Callable[[], SyncReceipt]], SyncReceipt]
+"""(the host, its receipt of the sync before, what pulls) -> the receipt."""
+LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
+"""Where nothing is about buckets: few of them cost less."""
+REFUSED = (RlsdkError, OSError)
+"""A sync that broke off: an error of the SDK, or the rank's own."""
+
+
+class ProofRequirements:
+    """Mixed into `ShardingConformance`."""
+
+    @requirement("sync.proven")
+    def test_proven(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica that serves something else than it was sent, or less, is a WeightSyncError, whichever of four it
+        is; the next sync is none the worse for it."""
+        accepted, harmed = [], []
+        for at, (name, lie) in enumerate(lies().items()):
+            # Each lie by another one; the first, which is the coarsest, by all.
+            for liar in range(4) if at == 0 else (at % 4,):
+                trial = lab.trial(in_one_process(replicas=4), **LARGE)
+                trial.sync(1)
+                trial.step()
+                trial.replicas[liar].lie = lie
+                if not refused(trial, 2, WeightSyncError):
+                    accepted.append(f"replica {liar} of 4 {name}")
+                    continue
+                trial.replicas[liar].lie = None
+                trial.sync(2, expect_change=True)
+                harmed += [name] if trial.differing() else []
+        measured.none("accepted", accepted)
+        measured.none("the next sync left something else", harmed)
+
+    @requirement("sync.proven.first", since=(2, 0))
+    def test_proven_first(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica that serves something else after the very first sync is a WeightSyncError, too; and one of several
+        places, beside others that want their weights in another way."""
+        accepted = []
+        for name, lie in lies().items():
+            trial = lab.trial(in_one_process(replicas=2), **LARGE)
+            trial.replicas[1].lie = lie
+            accepted += [] if refused(trial, 1, WeightSyncError) else [name]
+        for liar in range(3):
+            trial = lab.trial(pairs()["tensor parallel to another"], **LARGE)
+            trial.replicas[liar].lie = lies()["keeps one element of its experts"]
+            accepted += [] if refused(trial, 1, WeightSyncError) else [f"replica {liar} of unlike ones"]
+        measured.none("accepted", accepted)
+
+    @requirement("sync.sources", since=(2, 0))
+    def test_sources(self, lab: ShardingLab, measured: Measured) -> None:
+        """Copies of a shard that are no longer equal are a WeightSyncError, or all that is served is of one of them."""
+        mixed = []
+        for number, replicas, ranks in ((2, 1, range(4)), (2, 2, (0, 3)), (4, 1, (2, 7))):
+            for stale in ranks:
+                trial = lab.trial(copies(number, replicas), **LARGE)
+                trial.sync(1)
+                old = trial.snapshot()
+                trial.step(without=[stale])
+                is_mixed = not refused(trial, 2, WeightSyncError) and trial.differing() and trial.differing(old)
+                mixed += [f"{number} copies, rank {stale}"] if is_mixed else []
+        measured.none("mixtures accepted", mixed)
+
+    @requirement("sync.unchanged")
+    def test_unchanged(self, lab: ShardingLab, measured: Measured) -> None:
+        """Weights that are all as they were at a lower version are a WeightSyncError: the steps did not reach them."""
+        wrong = [name for name, course in UNCHANGED.items() if (fault := course.fault(lab)) and not fault.allowed]
+        for name, breaks in FAILURES.items():
+            trial = lab.trial(in_one_process(replicas=4), **LARGE)
+            trial.sync(1)
+            breaks(trial, True)
+            refused(trial, 2, *REFUSED)
+            breaks(trial, False)
+            if not refused(trial, 2, WeightSyncError):
+                wrong.append(f"version 2 with the weights of version 1, asked again after {name}")
+        measured.none("accepted", wrong)
+
+    @requirement("sync.changed", since=(2, 0))
+    def test_changed(self, lab: ShardingLab, measured: Measured) -> None:
+        """Weights that changed are none, however little, nor those of which no change was expected."""
+        wrong = [f"{name}: {fault.why}" for name, course in CHANGED.items() if (fault := course.fault(lab))]
+        measured.none("refused", wrong)
+
+    @requirement("sync.interrupted")
+    def test_interrupted(self, lab: ShardingLab, measured: Measured) -> None:
+        """A source that breaks off in the middle is an error; no replica serves a mixture, and the next sync mends."""
+        trial = lab.trial(pairs()["sharded to tensor parallel"])
+        trial.sync(1)
+        old = trial.snapshot()
+        trial.step()
+        ranks = len(trial.sources)
+        accepted, mixtures = [], []
+        for after in (0, 1, len(trial.plan().buckets) // ranks // 2):
+            for host in trial.sources:
+                host.left = after
+            if not refused(trial, 2, *REFUSED):
+                accepted.append(f"broken off after {after} buckets of each rank")
+            mixtures += [f"after {after} buckets"] if trial.differing() and trial.differing(old) else []
+        measured.none("accepted", accepted)
+        measured.none("mixtures served", mixtures)
+        for host in trial.sources:
+            host.left = 10**9
+        trial.sync(2, expect_change=True)
+        measured.none("boxes that differ after the next sync", trial.differing())
+
+    @requirement("sync.failures", since=(2, 0))
+    def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica that fails, a rank that gives no fingerprints, or one that breaks off at a first sync is an error,
+        and a sync that is repeated brings the weights everywhere, under a higher version as well."""
+        accepted, harmed = [], []
+        for name, breaks in FAILURES.items():
+            for first in (False, True):
+                trial = lab.trial(in_one_process(replicas=4), **LARGE)
+                if not first:
+                    trial.sync(1)
+                trial.step()
+                breaks(trial, True)
+                if not refused(trial, 2, *REFUSED):
+                    accepted.append(name)
+                    continue
+                breaks(trial, False)
+                trial.sync(3, expect_change=True)
+                harmed += [f"{name}: {what}" for what in trial.differing()]
+        measured.none("accepted", accepted)
+        measured.none("boxes that differ after the next sync", harmed)
+
+
+def refused(trial: Trial, version: int, *errors: type[Exception]) -> bool:
+    """Whether a sync ends in one of these errors."""
+    try:
+        trial.sync(version)
+    except errors:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A course that did not go as it should."""
+
+    why: str
+    allowed: bool = False
+    """An error where one was wanted, but at another place."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Syncs one after the other."""
+
+    syncs: Sequence[tuple[Callable[[Trial], None] | None, int, bool | None, bool]]
+    """How the weights change before it, version, `expect_change`, whether it is refused."""
+
+    def fault(self, lab: ShardingLab) -> Fault | None:
+        """What did not go as it should; None: nothing."""
+        trial = lab.trial(in_one_process(), **LARGE)
+        for change, version, expect_change, refused in self.syncs:
+            if change is not None:
+                change(trial)
+            try:
+                trial.sync(version, expect_change=expect_change)
+            except WeightSyncError as error:
+                if not refused:
+                    return Fault(f"version {version}: {error}", allowed=True)
+            else:
+                if refused:
+                    return Fault(f"version {version} was accepted")
+                if found := trial.differing():
+                    return Fault(f"version {version}: {found[0]} differs")
+        return None
+
+
+def _step(trial: Trial) -> None:
+    trial.step()
+
+
+def _one_element(trial: Trial) -> None:
+    trial.truth["layers.0.experts.up"][5, 9, 23] += 1
+    trial.load()
+
+
+def _exchange(trial: Trial) -> None:
+    """Two tensors of one shape change places: all fingerprints together stay as they are."""
+    a, b = trial.truth["layers.0.qkv.bias"], trial.truth["layers.1.qkv.bias"]
+    a[:], b[:] = b.clone(), a.clone()
+    trial.load()
+
+
+UNCHANGED = {
+    "version 2 with the weights of version 1": Course([(None, 1, None, False), (None, 2, None, True)]),
+    "version 1 with the weights of version 0": Course([(None, 0, None, False), (None, 1, None, True)]),
+    "the same, asked again": Course([(None, 1, None, False), (None, 2, None, True), (None, 2, None, True)]),
+    "the same, asked for a later one": Course([(None, 1, None, False), (None, 2, None, True), (None, 3, None, True)]),
+    "version 4 with the weights of 3, behind version 5": Course(
+        [(None, 5, None, False), (_step, 3, None, False), (None, 4, None, True)]
+    ),
+    "the same version, though a change is expected": Course([(None, 1, None, False), (None, 1, True, True)]),
+    "a lower version, though a change is expected": Course([(None, 4, None, False), (None, 2, True, True)]),
+    "version 3 with the weights of 2, which none were expected to change": Course(
+        [(None, 1, None, False), (None, 2, False, False), (None, 3, None, True)]
+    ),
+    "version 3 with the weights of 2, long after": Course(
+        [(None, 1, None, False), (_step, 2, None, False), (None, 3, None, True)]
+    ),
+}
+"""What must be refused."""
+CHANGED = {
+    "the first sync": Course([(None, 700, True, False)]),
+    "the same version": Course([(None, 1, None, False), (None, 1, None, False)]),
+    "a lower version": Course([(None, 5, None, False), (None, 2, None, False)]),
+    "a higher version, no change expected": Course([(None, 1, None, False), (None, 2, False, False)]),
+    "a step": Course([(None, 1, None, False), (_step, 2, None, False), (_step, 3, True, False)]),
+    "one element": Course([(None, 1, None, False), (_one_element, 2, True, False)]),
+    "two tensors changed places": Course([(None, 1, None, False), (_exchange, 2, True, False)]),
+    "a step, behind one that was refused": Course(
+        [(None, 1, None, False), (None, 2, None, True), (_step, 2, None, False)]
+    ),
+    "a step under a lower version, a change expected": Course([(None, 5, None, False), (_step, 2, True, False)]),
+}
+"""What must not be."""
+
+
+def lies() -> Mapping[str, Lie]:
+    """What a replica can do in place of serving what it was sent, by name."""
+    return {
+        "keeps all as it was": _keeps_all,
+        "keeps one tensor": lambda host, old, pull: _keeps(host, pull, "norm.weight", slice(None)),
+        "keeps one number": lambda host, old, pull: _keeps(host, pull, "scale", ()),
+        "keeps one element of its experts": lambda host, old, pull: _keeps(
+            host, pull, "layers.0.experts.up", (-1, -1, -1)
+        ),
+        "keeps the end of a long row": lambda host, old, pull: _keeps(
+            host, pull, "layers.1.wide.weight", (slice(None), slice(-20, None))
+        ),
+        "serves two tensors in each other's place": _exchanged,
+        "serves zeros": _zeros,
+        "names another version": lambda host, old, pull: replace(pull(), version=0),
+        "does not account for one tensor": lambda host, old, pull: _accounts(pull(), without="layers.1.wide.weight"),
+        "accounts for nothing": lambda host, old, pull: replace(pull(), fingerprints={}),
+        "says that of one tensor which is of another": _mislabelled,
+        "has a fingerprint of the bytes that came before": lambda host, old, pull: _of_before(pull(), old),
+    }
+
+
+def _served(host: WatchedRolloutHost) -> list[tuple[str, Box, torch.Tensor]]:
+    return host.serving.served
+
+
+def _told(host: WatchedRolloutHost, receipt: SyncReceipt) -> SyncReceipt:
+    """The receipt of an honest engine that serves the wrong thing."""
+    return replace(receipt, fingerprints=host.serving.fingerprints())
+
+
+def _keeps_all(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+    before = [tensor.clone() for _, _, tensor in _served(host)]
+    receipt = pull()
+    for (_, _, tensor), kept in zip(_served(host), before, strict=True):
+        tensor.copy_(kept)
+    return _told(host, receipt)
+
+
+def _keeps(host: WatchedRolloutHost, pull: Callable[[], SyncReceipt], name: str, part: Any) -> SyncReceipt:
+    before = {(n, box): tensor.clone() for n, box, tensor in _served(host) if n == name}
+    receipt = pull()
+    for n, box, tensor in _served(host):
+        if n == name:
+            tensor[part] = before[n, box][part]
+    return _told(host, receipt)
+
+
+def _exchanged(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+    receipt = pull()
+    a, b = (t for n, _, t in _served(host) if n in ("layers.0.qkv.bias", "layers.1.qkv.bias"))
+    kept = a.clone()
+    a.copy_(b)
+    b.copy_(kept)
+    return _told(host, receipt)
+
+
+def _zeros(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+    receipt = pull()
+    for _, _, tensor in _served(host):
+        tensor.zero_()
+    return _told(host, receipt)
+
+
+def _accounts(receipt: SyncReceipt, without: str) -> SyncReceipt:
+    return replace(receipt, fingerprints={n: v for n, v in receipt.fingerprints.items() if n != without})
+
+
+def _mislabelled(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+    receipt = pull()
+    found = dict(receipt.fingerprints)
+    found["norm.weight"], found["scale"] = found["scale"], found["norm.weight"]
+    return replace(receipt, fingerprints=found)
+
+
+def _of_before(receipt: SyncReceipt, old: SyncReceipt | None) -> SyncReceipt:
+    last = "scale"
+    before = old.fingerprints[last] if old is not None else receipt.fingerprints[last] ^ 1
+    return replace(receipt, fingerprints={**receipt.fingerprints, last: before})
+
+
+def _replica_fails(trial: Trial, on: bool) -> None:
+    def fail(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+        raise WeightSyncError("the replica has no memory left")
+
+    trial.replicas[3].lie = fail if on else None
+
+
+def _no_fingerprints(trial: Trial, on: bool) -> None:
+    trial.sources[0].fails_fingerprints = on
+
+
+def _breaks_off(trial: Trial, on: bool) -> None:
+    trial.sources[0].left = 1 if on else 10**9
+
+
+FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
+    "the last of four replicas fails": _replica_fails,
+    "a rank gives no fingerprints": _no_fingerprints,
+    "a rank breaks off": _breaks_off,
+}

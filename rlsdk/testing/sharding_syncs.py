@@ -1,0 +1,264 @@
+"""Requirements on syncs that go well: what is served then, and what the report says of it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import DTYPE_BYTES, Box, ShardingManager, TensorMeta
+from rlsdk.testing.layouts import SHAPES, Pair, complete, cut, in_one_process, pairs, sharded
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.sharding_counts import out_of_order
+from rlsdk.testing.sharding_lab import ShardingLab, Trial, wanted_boxes, wire_dtypes
+from rlsdk.testing.tensor_engines import tensor_layout
+
+STRANGE = (-0.0, math.inf, -math.inf, 1e-40, 3.3895e38, 1.00390625, -1.01171875, 65519.0)
+"""Zeros with a sign, subnormal and largest numbers, and halves between two bfloat16 values."""
+GRACE_S = 2.0
+"""For threads of a sync to end."""
+
+
+class SyncRequirements:
+    """Mixed into `ShardingConformance`."""
+
+    @requirement("constructor", since=(2, 0))
+    def test_constructor(self, lab: ShardingLab, measured: Measured) -> None:
+        """It is built as the trainer builds it: two groups, `timeout_s`, `bucket_bytes` and `transports` by name."""
+        parameters = inspect.signature(lab.manager_class).parameters.values()
+        known = {parameter.name for parameter in parameters}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        wanted = ("timeout_s", "bucket_bytes", "transports")
+        measured.none("parameters that it lacks", [name for name in wanted if name not in known and not takes_any])
+        made = lab.trial(pairs()["one rank to one"], timeout_s=60.0, bucket_bytes=2048, transports=None).manager
+        assert isinstance(made, ShardingManager)
+
+    @requirement("sync.bitwise")
+    def test_bitwise(self, lab: ShardingLab, measured: Measured) -> None:
+        """Every replica serves the source's values bit for bit, and again after a step."""
+        for name, pair in pairs().items():
+            trial = lab.trial(pair)
+            report = trial.manager.sync_weights(trial.plan(), 1)
+            measured.none(f"boxes that differ: {name}", trial.differing())
+            measured.equal(f"replicas with a receipt: {name}", len(report.receipts), len(pair.replicas))
+            trial.step()
+            trial.sync(2)
+            measured.none(f"boxes that differ after a step: {name}", trial.differing())
+
+    @requirement("sync.values", since=(2, 0))
+    def test_values(self, lab: ShardingLab, measured: Measured) -> None:
+        """No value is changed but by the cast that the replica asks for: signs of zeros, infinities, what is no number,
+        whole numbers of every width."""
+        for held in ("float32", "bfloat16", "float16", "float64"):
+            for served in ("float32", "bfloat16"):
+                pair = Pair(source=sharded(2, dtype=held), replicas=[complete(0, served)])
+                # Casts do what they like with the payload of what is no number.
+                trial = lab.trial(
+                    pair,
+                    bucket_bytes=1 << 14,
+                    tensors=strange_tensors((*STRANGE, math.nan) if held == served else STRANGE),
+                )
+                trial.sync(1)
+                measured.none(f"boxes that differ: {held} to {served}", trial.differing())
+        for dtype in ("int8", "uint8", "int64", "bool"):
+            pair = Pair(source=sharded(2, dtype=dtype), replicas=[complete(0, dtype)])
+            trial = lab.trial(pair, whole_numbers(), bucket_bytes=1 << 14)
+            trial.sync(1)
+            measured.none(f"boxes that differ: {dtype}", trial.differing())
+
+    @requirement("sync.report", since=(2, 0))
+    def test_report(self, lab: ShardingLab, measured: Measured) -> None:
+        """The report says what was done: version, what arrived and crossed, what changed, each replica's receipt."""
+        for name in ("tensor parallel to another", "float32 to bfloat16", "partly in one process"):
+            pair = pairs()[name]
+            trial = lab.trial(pair)
+            wire, plan = wire_dtypes(pair.source, pair.target), trial.plan()
+            measured.equal(f"changed tensors of the first sync: {name}", trial.sync(1).changed_tensors, len(SHAPES))
+            measured.equal(f"changed tensors of the same again: {name}", trial.sync(1).changed_tensors, 0)
+            trial.truth["layers.0.experts.up"][-1, -1, -1] += 1
+            trial.truth["scale"] -= 1
+            trial.load()
+            report = trial.sync(7)
+            measured.equal(f"version: {name}", report.version, 7)
+            measured.equal(f"tensors: {name}", report.num_tensors, len(SHAPES))
+            num_bytes = sum(box.numel * DTYPE_BYTES[wire[tensor]] for _, tensor, box in wanted_boxes(pair))
+            measured.equal(f"bytes: {name}", report.num_bytes, num_bytes)
+            measured.equal(f"bytes that crossed: {name}", report.moved_bytes, plan.moved_bytes)
+            measured.equal(f"lower bound: {name}", report.lower_bound_bytes, plan.lower_bound_bytes)
+            measured.equal(f"changed tensors: {name}", report.changed_tensors, 2)
+            wrong = [at for at, host in enumerate(trial.replicas) if report.receipts[at] != host.receipt]
+            measured.none(f"receipts that are another replica's: {name}", wrong)
+            used = {bucket.transport for bucket in plan.buckets}
+            measured.none(f"transports: {name}", sorted(used ^ set(report.transports)))
+            assert 0 < report.seconds < 600, f"seconds: {report.seconds}"
+
+    @requirement("sync.given_plan", since=(2, 0))
+    def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:
+        """The plan that is given is carried out: not the one that was made last, and one that was made by another
+        manager of the class and sent here, too."""
+        trial = lab.trial(pairs()["sharded to tensor parallel"], bucket_bytes=1 << 14)
+        plan = trial.plan()
+        other = pairs()["uneven shards"]
+        trial.manager.plan(tuple(other.source), tuple(other.target))
+        trial.manager.sync_weights(plan, 1)
+        measured.none("boxes that differ: planned before another", trial.differing())
+        sent = pickle.loads(pickle.dumps(plan))
+        anew = lab.trial(trial.pair, bucket_bytes=1 << 14)
+        anew.manager.sync_weights(sent, 1)
+        measured.none("boxes that differ: planned elsewhere", anew.differing())
+
+    @requirement("sync.large", since=(2, 0))
+    def test_large(self, lab: ShardingLab, measured: Measured) -> None:
+        """Tensors of many buckets arrive to their last element, from sources whose memory is not contiguous, too."""
+        shapes = {"large": (530, 270), "stacked": (5, 130, 111), "norm": (270,)}
+        metas = [TensorMeta(name=name, shape=shape, dtype="float32") for name, shape in shapes.items()]
+        source = [
+            tensor_layout(
+                metas, [(m.name, cut(m.shape, 0, 2)[rank]) for m in metas], rank=rank, process=f"train:{rank}"
+            )
+            for rank in range(2)
+        ]
+        target = tensor_layout(metas, [(m.name, Box.whole(m.shape)) for m in metas], process="rollout:0")
+        generator = torch.Generator().manual_seed(1)
+        tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        trial = lab.trial(Pair(source=source, replicas=[[target]]), tensors, bucket_bytes=100_000)
+        trial.scatter()
+        trial.sync(1)
+        measured.none("boxes that differ", trial.differing())
+        trial.truth["large"][-1, -1] += 1
+        trial.load()
+        measured.equal("changed tensors", trial.sync(2).changed_tensors, 1)
+        measured.none("boxes that differ after the last element changed", trial.differing())
+
+    @requirement("sync.calls", since=(2, 0))
+    def test_calls(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica pulls once a sync: what the plan says, in its order, with the version and a deadline; every call of
+        ranks has a deadline."""
+        for name in ("tensor parallel to another", "four copies to four replicas"):
+            trial = lab.trial(pairs()[name], timeout_s=77.0)
+            plan = trial.plan()
+            trial.sync(5)
+            first = 0
+            for replica, host in enumerate(trial.replicas):
+                assert len(host.pulls) == 1, f"replica {replica} pulled {len(host.pulls)} times"
+                buckets, peers, version, timeout_s = host.pulls[0]
+                parts = plan.parts[first : first + len(trial.pair.replicas[replica])]
+                first += len(parts)
+                planned = [bucket for part in parts for bucket in part]
+                same = [b.transfers for b in buckets] == [b.transfers for b in planned]
+                measured.none(f"replicas that pull something else: {name}", [] if same else [replica])
+                measured.none("sources without a peer", sorted({b.source for b in buckets} - peers))
+                measured.equal("version of the pull", version, 5)
+                measured.at_most("seconds of its deadline", timeout_s, 77.0)
+                assert timeout_s > 0
+            calls = trial.train.calls + trial.rollout.calls
+            measured.none("calls without a deadline", [method for method, timeout_s in calls if timeout_s is None])
+
+    @requirement("sync.together", since=(2, 0))
+    def test_together(self, lab: ShardingLab, measured: Measured) -> None:
+        """What replicas are asked to pull brings all pieces of one tensor together."""
+        for name in ("uneven shards", "four copies to four replicas", "expert parallel to tensor parallel"):
+            trial = lab.trial(pairs()[name])
+            trial.sync(1)
+            pulled = [host.pulls[0][0] for host in trial.replicas]
+            targets = sorted({bucket.target for buckets in pulled for bucket in buckets})
+            parts = [[b for buckets in pulled for b in buckets if b.target == target] for target in targets]
+            measured.none(f"out of order: {name}", list(out_of_order(parts)))
+
+    @requirement("sync.again", since=(2, 0))
+    def test_again(self, lab: ShardingLab, measured: Measured) -> None:
+        """Every sync brings the weights that are there now, whatever version they are called: the same one again, a
+        lower one, 0, for a replica that was started anew, and where no change is expected."""
+        trial = lab.trial(in_one_process(replicas=2))
+        trial.sync(0)
+        measured.none("boxes that differ: version 0", trial.differing())
+        self._changed(trial, measured, "the same version again", 0)
+        self._changed(trial, measured, "a higher version", 9)
+        self._changed(trial, measured, "back to a lower version", 4)
+        self._changed(trial, measured, "no change expected", 5, expect_change=False)
+        for name, version in (("the same version", 5), ("a lower one", 3)):
+            trial.forget(1)
+            trial.sync(version)
+            measured.none(f"boxes that differ: a replica started anew, {name}", trial.differing())
+        trial.forget(0)
+        trial.sync(8, expect_change=False)
+        measured.none("boxes that differ: a replica started anew, no change expected", trial.differing())
+
+    def _changed(
+        self, trial: Trial, measured: Measured, name: str, version: int, *, expect_change: bool | None = None
+    ) -> None:
+        trial.step()
+        report = trial.sync(version, expect_change=expect_change)
+        measured.none(f"boxes that differ: {name}", trial.differing())
+        measured.equal(f"version: {name}", report.version, version)
+        measured.none(
+            f"replicas at another version: {name}",
+            [at for at, host in enumerate(trial.replicas) if host.serving.version != version],
+        )
+
+    @requirement("sync.apart", since=(2, 0))
+    def test_apart(self, lab: ShardingLab, measured: Measured) -> None:
+        """Two managers in one process know nothing of each other."""
+        first, second = lab.trial(in_one_process()), lab.trial(in_one_process())
+        first.sync(3)
+        second.sync(4, expect_change=True)
+        other = lab.trial(pairs()["tensor parallel to another"])
+        other.sync(1)
+        first.step()
+        first.sync(4, expect_change=True)
+        second.step()
+        second.sync(5)
+        measured.none("boxes that differ", first.differing() + second.differing() + other.differing())
+
+    @requirement("sync.leaks", since=(2, 0))
+    def test_leaks(self, lab: ShardingLab, measured: Measured) -> None:
+        """Syncs add no threads and no open files, those that fail among them."""
+        trial = lab.trial(in_one_process(replicas=2))
+        for version in range(3):
+            trial.step()
+            trial.sync(version)
+        before = held_here()
+        for version in range(3, 12):
+            trial.step()
+            trial.sources[0].left = 10**9 if version % 3 else 0
+            try:
+                trial.sync(version)
+            except Exception:
+                assert version % 3 == 0, "a sync failed behind one that broke off"
+        measured.none("left behind", grown(before))
+
+
+def strange_tensors(values: Sequence[float]) -> dict[str, Tensor]:
+    """Full of values that a careless copy changes."""
+    line = torch.tensor(values, dtype=torch.float64).repeat(max(map(math.prod, SHAPES.values())))
+    return {name: line[: math.prod(shape)].reshape(shape) for name, shape in SHAPES.items()}
+
+
+def whole_numbers() -> dict[str, Tensor]:
+    """All that a byte can be."""
+    return {name: (torch.arange(math.prod(shape)) % 128).reshape(shape) for name, shape in SHAPES.items()}
+
+
+def held_here() -> tuple[int, int]:
+    """(threads, open files) of this process."""
+    return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def grown(before: tuple[int, int]) -> list[str]:
+    """What there is more of than before, once what is on its way out had the time to go."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        now = held_here()
+        found = [
+            f"{b} {what}, {a} before" for what, a, b in zip(("threads", "files"), before, now, strict=True) if b > a
+        ]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
