@@ -43,7 +43,7 @@ def _stretched(length: int, scaling: Any) -> int:
     if kind not in _STRETCHED or isinstance(factor, bool) or not isinstance(factor, int | float):
         return 0
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return int((before if _is_length(before) else length) * factor)
+    return int((before if isinstance(before, int) else length) * factor)
 
 
 def _is_length(value: Any) -> bool:
