@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.config.base import Options
+from rlsdk.config.context import context_problems
 from rlsdk.config.engines import RolloutConfig
 from rlsdk.config.evaluation import is_measured, metric_names
 from rlsdk.config.explain import shown, unknown_key
@@ -62,6 +63,7 @@ def check_run(
         fields = policy if own else (models or {}).get(role.name, {})
         count = devices_of(config.placement, role.name) if devices is None else devices.get(role.name)
         found += _role_problems(config, role, registry, fields, device, count)
+        found += [] if train_only else context_problems(config, role, fields)
     if not train_only:
         found += [
             *_missing_rewards(config),

@@ -18,6 +18,8 @@ class PreferencesConfig(Section):
 
     steps: PositiveInt = 100
     """Optimizer steps."""
+    epochs: PositiveFloat | None = None
+    """In place of `steps`: passes over the pairs that are used, rounded up to whole steps. null: `steps` counts."""
     pairs_per_step: PositiveInt = 64
     """Pairs in one optimizer step; each is two rows."""
     lr: PositiveFloat = 1e-6
@@ -49,7 +51,8 @@ class PreferencesConfig(Section):
     """DPO: share of the pairs that are taken to be the wrong way round."""
 
     def problems(self) -> Iterator[Problem]:
-        if self.schedule != "constant" and self.warmup_steps >= self.steps:
+        known = self.epochs is None  # else steps follow from the data: asked again once it was read
+        if known and self.schedule != "constant" and self.warmup_steps >= self.steps:
             yield Problem("warmup_steps", f"{self.warmup_steps}: expected fewer than preferences.steps {self.steps}")
         if self.label_smoothing and self.loss != "sigmoid":
             yield Problem("label_smoothing", f"{self.label_smoothing} needs loss 'sigmoid', but it is {self.loss!r}")

@@ -192,6 +192,8 @@ class SftConfig(Section):
 
     steps: NonNegativeInt = 0
     """Optimizer steps; 0: no warm start."""
+    epochs: PositiveFloat | None = None
+    """In place of `steps`: passes over the rows that are learned, rounded up to whole steps. null: `steps` counts."""
     rows_per_step: PositiveInt = 64
     """Rows in one optimizer step."""
     lr: PositiveFloat = 1e-5
@@ -205,6 +207,11 @@ class SftConfig(Section):
     long_answers: Literal["drop", "cut"] = "drop"
     """Answers longer than `rollout.max_response_tokens`. drop: the row is left out and counted; cut: its first tokens
     are learned, without an end-of-sequence token, so the model does not learn to stop early."""
+
+    @property
+    def is_asked(self) -> bool:
+        """There is supervised training, of so many steps or epochs."""
+        return self.steps > 0 or self.epochs is not None
 
 
 class TrackingConfig(Section):

@@ -26,7 +26,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.rollouts.client import GenerationClient, Replica
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
-from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, Tokens, single_turn, without_stop
+from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
 
 Rollout = Callable[..., Awaitable[Trajectory]]
 Deliver = Callable[[Sample | BaseException], None]
@@ -37,12 +37,8 @@ Inbox = queue.SimpleQueue[Any]
 """Where groups are delivered, or what ended their rollout."""
 
 
-class Codec(Protocol):
+class Codec(TextCodec, Protocol):
     """The policy's tokenizer, as the stream needs it."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Tokens) -> str: ...
 
     def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
         """Many at once: much cheaper than one by one."""

@@ -12,7 +12,7 @@ from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import Measure, PairTraining, RunConfig, comparable_log_probs
 from rlsdk.config.evaluation import HELD_OUT
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import BackendKind, Capability, Example, LogProbKind, SamplingParams, SyncReport
+from rlsdk.interfaces import BackendKind, Capability, ConfigError, Example, LogProbKind, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.trainer.average import PolicyAverage
@@ -36,7 +36,7 @@ from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublis
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.reward_sources import check_rows, reward_grader
 from rlsdk.trainer.rl import RlOptions, RlStage
-from rlsdk.trainer.run_data import load_examples, load_prompts, with_steps
+from rlsdk.trainer.run_data import load_examples, load_prompts, with_pair_steps, with_sft_steps, with_steps
 from rlsdk.trainer.sampler import Draw, scores_of
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
@@ -61,6 +61,8 @@ class Materials:
     """By name of the measure; none where nothing is measured."""
     examples: Sequence[Example]
     """Of the supervised term, where there is one."""
+    learned: tuple[PromptDataset, Sequence[Sequence[int]]] | None
+    """Prompts of supervised training, and the tokens that are learned behind each; None: there is none."""
     rewards: RunRewards
     sampling: SamplingParams
     """Of training."""
@@ -78,6 +80,7 @@ def build_materials(
     view: RunView,
     *,
     rewarded: bool = True,
+    supervised: bool = True,
     resume: Path | None = None,
 ) -> Materials:
     """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
@@ -88,6 +91,8 @@ def build_materials(
         run_dir: the run's folder.
         view: is told what was left out of the data.
         rewarded: samples are graded.
+        supervised: supervised training comes first, where `sft` asks for it; False: it is behind the run already, or
+            not what the run is about.
         resume: the checkpoint that the run goes on from.
     """
     measures: Sequence[Measure] = [] if config.eval.every_steps is None else config.eval.measures()
@@ -99,12 +104,17 @@ def build_materials(
         judged = [prompts.sets[m.name] for m in measures if m.name in prompts.sets and not m.config.rewards]
         check_rows(config, [prompts.train, *judged])
     config = with_steps(config, len(prompts.train))
+    # A run that is resumed behind its warm start still knows how many steps that had.
+    supervised = supervised or (rewarded and config.sft.epochs is not None)
+    learned = _learned(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
+    config = config if learned is None else with_sft_steps(config, len(learned[0]))
     return Materials(
         config=config,
         tokenizer=tokenizer,
         train_prompts=prompts.train,
         eval_prompts=prompts.sets,
         examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
+        learned=learned,
         rewards=rewards,
         sampling=sampling_params(config.rollout, config.model, tokenizer),
         output=RunOutput(
@@ -290,17 +300,23 @@ def _publisher(
     )
 
 
-def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftStage:
-    """Supervised training on a running session, whose actor has the optimizer of it."""
+def _learned(
+    config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView
+) -> tuple[PromptDataset, Sequence[Sequence[int]]]:
     settings = AnswerSettings(
         template=config.sft.answer_template,
-        max_tokens=materials.sampling.max_tokens,
+        max_tokens=config.rollout.max_response_tokens,
         long_answers=config.sft.long_answers,
         allow_special_tokens=config.data.allow_special_tokens,
     )
-    prompts, answers = learned_answers(
-        materials.train_prompts, materials.tokenizer, settings, materials.output.view.notice
-    )
+    return learned_answers(prompts, tokenizer, settings, view.notice)
+
+
+def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftStage:
+    """Supervised training on a running session, whose actor has the optimizer of it."""
+    if materials.learned is None:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
+    prompts, answers = materials.learned
     return SftStage(
         session,
         PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
@@ -318,12 +334,33 @@ def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftS
     )
 
 
-def pair_stage(config: RunConfig, kind: PairTraining, materials: Materials, session: Session) -> PairStage:
-    """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
-    own, output = config.preferences, materials.output
+@dataclass(frozen=True, kw_only=True)
+class RunPairs:
+    """The pairs of a run."""
+
+    config: RunConfig
+    """With the number of steps that its epochs come to."""
+    train: PairSet
+    held_out: PairSet | None
+
+
+def read_pairs(materials: Materials) -> RunPairs:
+    """The pairs that are trained on, and those that are held out, as tokens.
+
+    Raises:
+        ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
+    """
+    config = materials.config
     train = _pairs(config, materials, materials.train_prompts, "train")
     rows = materials.eval_prompts.get(HELD_OUT.name)
     held_out = None if rows is None else _pairs(config, materials, rows, "held-out")
+    return RunPairs(config=with_pair_steps(config, len(train)), train=train, held_out=held_out)
+
+
+def pair_stage(kind: PairTraining, materials: Materials, pairs: RunPairs, session: Session) -> PairStage:
+    """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
+    config, train = pairs.config, pairs.train
+    own, output = config.preferences, materials.output
     prompts = materials.train_prompts.subset(train.positions)
     objective = (
         RewardModelObjective(center_coef=own.center_coef)
@@ -334,7 +371,7 @@ def pair_stage(config: RunConfig, kind: PairTraining, materials: Materials, sess
         session,
         PromptStream(prompts, seed=request_seed(config.trainer.seed, "pairs"), shuffle=config.data.shuffle),
         train,
-        held_out,
+        pairs.held_out,
         output,
         StageSettings(
             steps=own.steps,

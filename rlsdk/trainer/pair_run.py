@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles, with_dtype
-from rlsdk.trainer.assemble import pair_stage
+from rlsdk.trainer.assemble import pair_stage, read_pairs
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run import RunResult, Start, StopFlag, export_model, prepared, trainer_of
 from rlsdk.trainer.run_folder import find_checkpoint, run_lock
@@ -46,11 +47,17 @@ def run_pairs(
             view=view,
             stop=stop,
         )
-        with prepared(start, rewarded=False) as (materials, cluster):
+        with prepared(start, rewarded=False, supervised=False) as (materials, cluster):
+            pairs = read_pairs(materials)
+            start = replace(
+                start,
+                config=pairs.config,
+                table=pair_roles(pairs.config, kind, roles(config, device, needed=kind.role_names)),
+            )
             turns = start.turns()
             groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
             session = Session(roles=groups, turns=turns, cluster=cluster)
-            stage = pair_stage(config, kind, materials, session)
+            stage = pair_stage(kind, materials, pairs, session)
             with closing(stage):
                 trainer = trainer_of(start, materials, stage, session)
                 if start.checkpoint is not None:

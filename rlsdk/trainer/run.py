@@ -120,7 +120,7 @@ def run_train(
     with run_lock(run_dir):
         checkpoint = find_checkpoint(config, run_dir, notice=view.notice)
         half_way = None
-        if checkpoint is None and config.sft.steps > 0:
+        if checkpoint is None and config.sft.is_asked:
             half_way = find_checkpoint(config, run_dir, CHECKPOINTS, view.notice)
         start = Start(
             config=config,
@@ -133,7 +133,7 @@ def run_train(
             view=view,
             stop=stop,
         )
-        with prepared(start) as (materials, cluster):
+        with prepared(start, supervised=checkpoint is None) as (materials, cluster):
             start = replace(start, config=materials.config, table=roles(materials.config, device))
             session = _rl_session(start, cluster, materials)
             stage = rl_stage(start.config, registry, materials, session)
@@ -180,7 +180,7 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
     config, turns = start.config, start.turns()
     make = functools.partial(start_role, registry=start.registry, cluster=cluster)
     actor, rest = role_of(start.table, ACTOR), [role for role in start.table if role.name != ACTOR]
-    if config.sft.steps > 0 and start.checkpoint is None:
+    if config.sft.is_asked and start.checkpoint is None:
         groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
         session = Session(roles=groups, turns=turns, cluster=cluster)
         _supervise(start, materials, session)
@@ -194,7 +194,7 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
     if reference is not None:
         rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
     groups |= start_roles(rest, make, turns)
-    if config.sft.steps == 0 and start.checkpoint is None:
+    if not config.sft.is_asked and start.checkpoint is None:
         start.accept()
     session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
     manager = sharding_manager(
@@ -213,8 +213,8 @@ def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> P
     if REF not in needed_roles(config) or config.ref.path is not None:
         return None
     if checkpoint is not None:
-        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.steps > 0)
-    return run_dir / FOLDER if config.sft.steps > 0 else None
+        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.is_asked)
+    return run_dir / FOLDER if config.sft.is_asked else None
 
 
 def _supervise(start: Start, materials: Materials, session: Session) -> SftStage:
@@ -236,21 +236,22 @@ def run_sft(
     """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
     began = time.perf_counter()
     config = with_dtype(config, device)
-    if config.sft.steps < 1:
-        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N")
+    if not config.sft.is_asked:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     with run_lock(run_dir):
         start = Start(
             config=config,
             registry=registry,
             run_dir=run_dir,
             device=device,
-            table=[role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])],
+            table=_sft_table(config, device),
             checkpoint=None,
             half_way=find_checkpoint(config, run_dir, CHECKPOINTS, view.notice),
             view=view,
             stop=stop,
         )
         with prepared(start, rewarded=False) as (materials, cluster):
+            start = replace(start, config=materials.config, table=_sft_table(materials.config, device))
             turns = start.turns()
             groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
             session = Session(roles=groups, turns=turns, cluster=cluster)
@@ -266,6 +267,11 @@ def run_sft(
     )
 
 
+def _sft_table(config: RunConfig, device: str) -> list[Role]:
+    """The actor, with the optimizer of supervised training."""
+    return [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]
+
+
 def export_model(session: Session, tokenizer: Any, folder: Path) -> None:
     """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
     draft = folder.with_name(f".{folder.name}.tmp")
@@ -276,7 +282,7 @@ def export_model(session: Session, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def prepared(start: Start, *, rewarded: bool = True) -> Iterator[tuple[Materials, Cluster]]:
+def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[Materials, Cluster]]:
     """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
     that others use is asked for devices only when nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")
@@ -287,6 +293,7 @@ def prepared(start: Start, *, rewarded: bool = True) -> Iterator[tuple[Materials
         start.run_dir,
         start.view,
         rewarded=rewarded,
+        supervised=supervised,
         resume=start.resume,
     )
     pool.shutdown(wait=False)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import EvalSetConfig, Measure, RunConfig, config_error
+from rlsdk.config import EvalSetConfig, Measure, Problem, RunConfig, config_error
+from rlsdk.config.base import Section
 from rlsdk.data import (
     DataRow,
     NoPromptError,
@@ -225,13 +226,29 @@ def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:
     Raises:
         ConfigError: the schedule does not fit the number of steps.
     """
-    epochs = config.trainer.epochs
+    return _counted(config, "trainer", num_prompts, config.trainer.prompts_per_step)
+
+
+def with_sft_steps(config: RunConfig, num_rows: int) -> RunConfig:
+    """The same of `sft`, whose epochs are passes over the rows that are learned."""
+    return _counted(config, "sft", num_rows, config.sft.rows_per_step)
+
+
+def with_pair_steps(config: RunConfig, num_pairs: int) -> RunConfig:
+    """The same of `preferences`, whose epochs are passes over the pairs that are used."""
+    return _counted(config, "preferences", num_pairs, config.preferences.pairs_per_step)
+
+
+def _counted(config: RunConfig, name: str, num_rows: int, rows_per_step: int) -> RunConfig:
+    section: Section = getattr(config, name)
+    epochs: float | None = getattr(section, "epochs")  # noqa: B009 - of three sections
     if epochs is None:
         return config
-    steps = math.ceil(Fraction(repr(epochs)) * num_prompts / config.trainer.prompts_per_step)
-    trainer = config.trainer.model_copy(update={"steps": steps, "epochs": None})
-    resolved = config.model_copy(update={"trainer": trainer})
-    if problems := list(resolved.problems()):
+    steps = math.ceil(Fraction(repr(epochs)) * num_rows / rows_per_step)
+    counted = section.model_copy(update={"steps": steps, "epochs": None})
+    resolved = config.model_copy(update={name: counted})
+    own = [Problem(f"{name}.{problem.path}", problem.message) for problem in counted.problems()]
+    if problems := [*own, *resolved.problems()]:
         raise config_error(problems)
     return resolved
 

@@ -203,7 +203,9 @@ class MlflowTracker:
         self._mlflow.log_dict(dict(context.config), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics({name.replace("/", "."): value for name, value in metrics.items()}, step=step)
+        # pass@4: MLflow takes letters, digits and a few marks, of which `@` is none.
+        named = {name.replace("/", ".").replace("@", "_at_"): value for name, value in metrics.items()}
+        self._mlflow.log_metrics(named, step=step)
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         self._mlflow.log_dict({"samples": [dict(s) for s in samples]}, f"samples/step_{step:08d}.json")

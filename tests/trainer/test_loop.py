@@ -309,6 +309,18 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
     assert json.loads(json.dumps(losses)) == losses
 
 
+def test_supervised_training_lasts_as_many_steps_as_its_epochs_come_to(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(model, registry, 1, "--sft.epochs", "0.5", "--sft.rows_per_step", "10")
+    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
+        assert materials.learned is not None
+        assert len(materials.learned[0]) == 100
+        assert materials.config.sft.steps == 5
+    with closing(build_materials(config, registry, tmp_path, Recorder(), supervised=False)) as materials:
+        assert materials.config.sft.steps == 5  # a run that is resumed knows
+
+
 def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_data_went(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:

@@ -29,13 +29,14 @@ def test_mlflow_has_every_step_the_samples_and_the_configuration(
 
     tracker = MlflowTracker(context(tmp_path, tracking_uri=(tmp_path / "mlruns").as_uri(), experiment="words"))
     for step in (1, 2, 3):
-        tracker.log(step, {"reward/mean": step / 10})
+        tracker.log(step, {"reward/mean": step / 10, "eval/gsm8k/pass@4": 0.5})
     tracker.log_samples(3, SAMPLES)
     tracker.close()
     client = mlflow.MlflowClient()
     [run] = client.search_runs([client.get_experiment_by_name("words").experiment_id])
     history = client.get_metric_history(run.info.run_id, "reward.mean")
     assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert len(client.get_metric_history(run.info.run_id, "eval.gsm8k.pass_at_4")) == 3
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.json", "samples"}
     assert run.info.status == "FINISHED"
 

@@ -28,7 +28,7 @@ from rlsdk.config import (
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.assemble import build_materials, pair_stage, rl_stage
+from rlsdk.trainer.assemble import build_materials, pair_stage, read_pairs, rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer, export_policy
@@ -127,7 +127,7 @@ def run(
     folder.mkdir(exist_ok=True)
     view, session = Recorder(), ready(config, kind, registry)
     with closing(build_materials(config, registry, folder, view, rewarded=False)) as materials:
-        stage = pair_stage(config, kind, materials, session)
+        stage = pair_stage(kind, materials, read_pairs(materials), session)
         trainer = Trainer(
             stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
             stop=lambda: stop(stage),
@@ -188,7 +188,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     config = config_of(model, rows, registry, *extra)
     session = ready(config, kind, registry)
     with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(config, kind, materials, session)
+        stage = pair_stage(kind, materials, read_pairs(materials), session)
         export_policy(session, materials.tokenizer, tmp_path / "model")
     batch = stage._referred(stage.pairs.batch(range(11)))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
@@ -309,7 +309,7 @@ def refused(tmp_path: Path, model: str, registry: Registry, made: list[dict[str,
         closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials,
         pytest.raises(DataError) as caught,
     ):
-        pair_stage(config, PairTraining.DPO, materials, session)
+        pair_stage(PairTraining.DPO, materials, read_pairs(materials), session)
     return str(caught.value)
 
 
@@ -348,7 +348,7 @@ def test_equal_and_long_answers_are_left_out_and_counted(
         )
         view, session = Recorder(), ready(config, PairTraining.REWARD_MODEL, registry)
         with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
-            stage = pair_stage(config, PairTraining.REWARD_MODEL, materials, session)
+            stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
         assert len(stage.pairs) == expected
         assert [line for line in view.notices if line.startswith("train pairs: 1 of 3 pairs are used")]
         tokens = materials.tokenizer("12", add_special_tokens=False)["input_ids"]
@@ -374,7 +374,7 @@ def test_a_pair_twice_in_a_step_counts_twice(model: str, rows: str, registry: Re
     config = config_of(model, rows, registry)
     session = ready(config, PairTraining.REWARD_MODEL, registry)
     with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(config, PairTraining.REWARD_MODEL, materials, session)
+        stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
     batch = stage.pairs.batch([3, 3, 5])
     assert batch["uid"].tolist() == [0, 0, 1, 1, 2, 2]
     assert batch["row_weight"].tolist() == pytest.approx([1 / 3] * 6)
@@ -388,7 +388,7 @@ def test_an_engine_keeps_pairs_together_where_the_objective_asks_it(
     config = config_of(model, rows, registry, "--train.micro_batch_rows", str(rows_in_pass))
     session = ready(config, PairTraining.REWARD_MODEL, registry)
     with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(config, PairTraining.REWARD_MODEL, materials, session)
+        stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
     batch = stage.pairs.batch(range(9))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
     cut = engine.forward_backward(batch, RewardModelObjective())

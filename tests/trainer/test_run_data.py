@@ -14,7 +14,14 @@ from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.run_data import check_sources, load_prompts, with_steps
+from rlsdk.trainer.run_data import (
+    check_sources,
+    first_prompts,
+    load_prompts,
+    with_pair_steps,
+    with_sft_steps,
+    with_steps,
+)
 
 
 class Notices(RunView):
@@ -131,3 +138,61 @@ def test_a_schedule_that_the_epochs_are_too_short_for_is_refused_once_they_are_k
 def test_without_epochs_steps_count() -> None:
     config = config_of("--trainer.steps", "5")
     assert with_steps(config, 1000) is config
+
+
+def test_epochs_of_supervised_training_and_of_pairs_count_their_own_rows() -> None:
+    config = config_of("--sft.epochs", "2", "--sft.rows_per_step", "8", "--preferences.epochs", "0.5")
+    assert with_sft_steps(config, 20).sft.steps == 5
+    assert with_sft_steps(config, 20).sft.epochs is None
+    assert with_pair_steps(config, 640).preferences.steps == 5
+    late = config_of("--preferences.epochs", "1", "--preferences.schedule", "linear", "--preferences.warmup_steps", "9")
+    assert with_pair_steps(late, 640).preferences.steps == 10
+    with pytest.raises(ConfigError, match=r"preferences\.warmup_steps: 9: expected fewer than preferences\.steps 5"):
+        with_pair_steps(late, 320)
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}<no-think>"
+    "{% endif %}{% endif %}"
+)
+
+
+def test_chat_template_arguments_reach_every_prompt_and_a_set_may_have_others(
+    tmp_path: Path, registry: Registry, tokenizer: Any
+) -> None:
+    from copy import deepcopy
+
+    chat = deepcopy(tokenizer)
+    chat.chat_template = CHAT
+    sets = {"on": {"chat_template_kwargs": {"enable_thinking": True}, "system_prompt": ""}, "same": {}}
+    config = config_of(
+        "--data.train", source(tmp_path, "a", 40), "--data.num_eval_rows", "9", "--eval.sets", json.dumps(sets),
+        "--data.chat_template_kwargs", "{enable_thinking: false}", "--data.system_prompt", "be brief",
+    )  # fmt: skip
+    found = load_prompts(config, registry, chat, Notices(), measures=config.eval.measures())
+    assert all(p.text.startswith("[system]be brief[user]") and p.text.endswith("<no-think>") for p in found.train)
+    assert all(p.text.endswith("<no-think>") for p in found.sets["same"])
+    assert all(p.text.startswith("[user]a") and p.text.endswith("[assistant]") for p in found.sets["on"])
+    assert [p.row for p in found.sets["on"]] == [p.row for p in found.sets["same"]]
+    assert all(p.text.endswith("<no-think>") for p in first_prompts(config, registry, chat, 3))
+
+
+def test_rows_of_a_set_are_kept_out_of_training(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:
+    """Also where the set names another field of its rows as the question."""
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps({"q": f"A{at} ", "answer": "1"}) for at in range(10)))
+    sets = {"other": {"data": str(other), "prompt_field": "q", "num_rows": 4}, "held": {"num_rows": 2}}
+    view = Notices()
+    config = config_of(
+        "--data.train", source(tmp_path, "a", 40), "--data.num_eval_rows", "5", "--eval.sets", json.dumps(sets)
+    )
+    found = load_prompts(config, registry, tokenizer, view, measures=config.eval.measures())
+    trained = {prompt.text for prompt in found.train}
+    assert not trained & {"a0", "a1", "a2", "a3"}
+    assert [len(found.sets[name]) for name in ("other", "held")] == [4, 2]
+    # All five that were held out stay out, though the set asks two of them only.
+    held_out = [prompt.text for prompt in first_prompts(config, registry, tokenizer, 9)]
+    assert len(held_out) == 5
+    assert [prompt.text for prompt in found.sets["held"]] == held_out[:2]
+    assert not trained & set(held_out)

@@ -1,0 +1,83 @@
+"""How many tokens a model's positions reach, and whether a run goes beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsdk.config.problem import Problem
+from rlsdk.config.roles import Role
+from rlsdk.config.schema import RunConfig
+
+_LENGTHS = ("max_position_embeddings", "n_positions")
+_STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary scaling whose factor comes on top; of the others (llama3, longrope) the length holds it already."""
+
+
+def context_tokens(fields: Mapping[str, Any]) -> int | None:
+    """Most tokens that a model has positions for, by its `config.json`, scaling of rotary positions included; None
+    where the file does not say."""
+    for part in (fields, fields.get("text_config")):
+        found = _of_text_model(part) if isinstance(part, Mapping) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _of_text_model(fields: Mapping[str, Any]) -> int | None:
+    length = next((fields[name] for name in _LENGTHS if _is_length(fields.get(name))), None)
+    if length is None:
+        return None
+    return max(
+        int(length), *(_stretched(int(length), fields.get(name)) for name in ("rope_scaling", "rope_parameters"))
+    )
+
+
+def _stretched(length: int, scaling: Any) -> int:
+    """What a scaling of rotary positions makes of a length; 0 where there is none."""
+    if not isinstance(scaling, Mapping):
+        return 0
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind is None:  # by kind of layer
+        return max((_stretched(length, part) for part in scaling.values()), default=0)
+    if kind not in _STRETCHED or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return 0
+    before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
+    return int((before if isinstance(before, int) else length) * factor)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """A run whose rows are longer than a role's model has positions for: what it says there is noise, or an error deep
+    in an engine.
+
+    Args:
+        config: the run.
+        role: that reads or makes the rows.
+        fields: of its model's `config.json`.
+    """
+    # A rollout engine serves the actor's model, which is looked at once.
+    context = None if role.is_rollout else context_tokens(fields)
+    if context is None or config.max_model_tokens <= context:
+        return
+    rollout, prompt = config.rollout, config.data.max_prompt_tokens
+    if rollout.max_model_tokens is not None:
+        field, what = "rollout.max_model_tokens", f"{rollout.max_model_tokens}"
+        mend = f"`--rollout.max_model_tokens {context}`"
+    else:
+        field = "rollout.max_response_tokens"
+        what = f"{rollout.max_response_tokens}: with data.max_prompt_tokens {prompt} that is {config.max_model_tokens}"
+        room = context - prompt
+        mend = (
+            f"`--rollout.max_response_tokens {room}`"
+            if room >= 1
+            else f"`--data.max_prompt_tokens {context // 2} --rollout.max_response_tokens {context - context // 2}`"
+        )
+    yield Problem(
+        field,
+        f"{what} tokens, more than the {context} that the model of role {role.name!r} ({role.fields['path']} "
+        f"{role.model.path!r}) has positions for; at most {mend}",
+    )
