@@ -48,11 +48,14 @@ def group_signal(batch: Batch, *, min_spread: float = 0.0) -> GroupSignal:
     """`has_signal` of every group of a batch.
 
     Args:
-        batch: whole groups, with `scores`, `uid` and, where rewards can fail, `valid`.
+        batch: whole groups, with `scores`, `uid` and, where rewards can fail, `valid`; `token_scores` are added to the
+            scores of their rows.
         min_spread: as in `has_signal`.
     """
     uid = torch.unique(batch["uid"])
     groups, valid, scores = Groups.of(batch), valid_rows(batch), batch["scores"].double()
+    if "token_scores" in batch:
+        scores = scores + batch.row_sum(batch["token_scores"].double())
     num_valid = groups.sum(valid.long())
     largest = groups.largest(torch.where(valid, scores, -torch.inf))
     smallest = groups.smallest(torch.where(valid, scores, torch.inf))

@@ -72,7 +72,7 @@ class EvalSetConfig(Section):
             )
         if self.options and self.data is None:
             yield Problem("options", f"{self.options!r} has no effect without a source of the set's own in data")
-        names = [reward.name for reward in self.rewards]
+        names = [reward.title for reward in self.rewards]
         if self.correct_reward is not None and names and self.correct_reward not in names:
             yield Problem("correct_reward", f"{self.correct_reward!r}: expected one of {names}")
 

@@ -1,34 +1,111 @@
-"""The terms of the reward, and what grading may cost."""
+"""Sections on rewards: which there are, for which rows, and what they may cost."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.problem import Problem
+
+RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+TAKEN = frozenset({"accuracy", "groups_with_signal", "invalid_share", "mean", "std"})
+"""What a run logs under `reward/` itself."""
+
+
+class RemoteRewardConfig(Section):
+    """How a reward is asked that is named by a URL. Redirects are not followed, and proxies not used."""
+
+    batch_size: PositiveInt = 64
+    """Most samples in one request."""
+    batch_wait_s: NonNegativeFloat = 0.02
+    """Seconds that a sample waits for others to go with."""
+    max_concurrent: PositiveInt = 4
+    """Requests under way at once."""
+    timeout_s: PositiveFloat = 60.0
+    """Seconds for one attempt, from the connection to the last byte."""
+    retries: NonNegativeInt = 3
+    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
+    retry_wait_s: NonNegativeFloat = 0.5
+    """Seconds before the first of them; each next one waits twice as long."""
+    max_response_bytes: PositiveInt = 8 << 20
+    """Bytes of one answer."""
+    send_tokens: bool = False
+    """Sends the token ids of responses, for services that score tokens."""
+    token_env: str | None = None
+    """Environment variable whose value is sent as `Authorization: Bearer VALUE`."""
+    headers_from_env: dict[str, str] = empty_mapping()
+    """Header -> environment variable that holds its value: secrets never stand in a configuration."""
+    check_at_start: bool = True
+    """Asks the service for the scores of no samples before the run takes a device."""
+
+    def problems(self) -> Iterator[Problem]:
+        for header in self.headers_from_env:
+            if not _HEADER.fullmatch(header):
+                yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
 
 
 class RewardConfig(Section):
-    """One term of the reward; a sample's score is the weighted sum of all."""
+    """One term of the reward; a sample's score is the weighted sum of all that apply to it."""
 
     name: str
-    """A registered reward, `pkg.mod:fn`, or `file.py:fn`."""
+    """A registered reward, `pkg.mod:fn`, `file.py:fn`, or the URL of a service: `http://127.0.0.1:8700/score`."""
+    label: str | None = None
+    """Its name in metrics: letters, digits, `-`, `_` and `.`; needed where two entries have the same `name`."""
     weight: float = 1.0
-    """Factor of this term in the score."""
+    """Factor of this term in the score; 0: measured and logged, its failures cost no sample."""
     options: Options = empty_mapping()
     """Keyword arguments of the function."""
+    rows: dict[str, RowValues] = empty_mapping()
+    """Field of the data row -> values with which this reward is used, `{source: [gsm8k, math]}`; all fields must match,
+    null stands for a row without the field, `metadata.task` looks into nested objects. Empty: every row."""
+
+    remote: RemoteRewardConfig | None = None
+    """How the service is asked, where `name` is a URL; null: as the defaults say."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a service computes it."""
+        return self.name.startswith(("http://", "https://"))
+
+    @property
+    def title(self) -> str:
+        """Its name in metrics."""
+        return self.label or self.name
+
+    def problems(self) -> Iterator[Problem]:
+        if self.label is not None and (not _LABEL.fullmatch(self.label) or self.label in TAKEN):
+            yield Problem(
+                "label",
+                f"{self.label!r}: expected letters, digits, '-', '_' and '.', and none of {sorted(TAKEN)}, which are "
+                "metrics of every run",
+            )
+        if self.remote is not None and not self.is_remote:
+            yield Problem("remote", f"belongs to a reward that is named by a URL; name is {self.name!r}")
+        if self.is_remote and self.options:
+            yield Problem("options", f"{list(self.options)}: a service has options of its own, set where it starts")
+        for field, values in self.rows.items():
+            if not values:
+                yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
 
 
 class RewardLimitsConfig(Section):
-    """What a reward function may cost. Past a limit the sample has no score, is counted, and carries no gradient."""
+    """What rewards may cost. Past a limit the sample has failed: it is counted, and `on_failure` says what it gets."""
 
+    on_failure: Literal["drop"] | float = "drop"
+    """What a sample gets to which a reward of non-zero weight failed, or to which none applies. drop: no score and no
+    gradient; a number: this score, with which it is trained on. It counts as failed either way."""
+    max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of a step's samples; when more fail, the run stops with the counts by kind."""
     timeout_s: PositiveFloat = 10.0
     """Seconds per sample."""
     memory_mb: PositiveInt = 1024
     """MiB of address space that grading may add to one grading process."""
-    max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of a step's samples; when more fail, the run stops with the counts by kind."""
     num_workers: PositiveInt | None = None
     """Grading processes; null: by the number of processors."""
     start_timeout_s: PositiveFloat = 120.0
@@ -37,8 +114,20 @@ class RewardLimitsConfig(Section):
     """Seconds for one call of a batched reward; past it, its samples are tried one by one."""
     batch_timeout_s: PositiveFloat = 600.0
     """Seconds for all samples that are graded together; what is not graded then counts as timed out."""
+    max_batch_samples: PositiveInt | None = None
+    """Most samples in one call of a batched reward; null: all that finished together."""
     max_losses_in_a_row: PositiveInt = 5
     """Grading processes lost without a sample graded in between; what is not graded then counts as crashed."""
+    max_attempts: PositiveInt = 3
+    """At a sample whose grading process is killed or stopped from outside."""
+    max_value: PositiveFloat = 1e30
+    """Largest size of a score, a token score or a metric."""
+    max_record_bytes: PositiveInt = 1 << 20
+    """Bytes that a reward may return for one sample: 4 for each token score, and the metrics."""
+    max_metrics: PositiveInt = 32
+    """Metrics that a reward may return for one sample."""
+    log_mb: PositiveFloat = 4.0
+    """MiB of `logs/rewards.log`, to which rewards print; what comes after is dropped, and a note says so."""
     allow_network: bool = False
     """Lets rewards open sockets, for instance to ask a judge. False: the system refuses it, where it can."""
     allow_writes: bool = False
@@ -48,3 +137,15 @@ class RewardLimitsConfig(Section):
     all rewards, which costs milliseconds a sample and forgets what a reward keeps from call to call."""
     environment: tuple[str, ...] = empty_tuple()
     """Environment variables that rewards get besides the ordinary ones (an API key, for instance)."""
+
+
+def reward_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
+    """Terms that would share a name in metrics."""
+    first: dict[str, int] = {}
+    for at, reward in enumerate(rewards):
+        if first.setdefault(reward.title, at) != at:
+            yield Problem(
+                f"rewards.{at}.label",
+                f"{reward.label!r}: expected a label of its own, because rewards.{first[reward.title]} is "
+                f"{reward.title!r}, too",
+            )

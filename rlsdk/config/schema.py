@@ -17,7 +17,7 @@ from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, Sh
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
-from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig
+from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig, reward_problems
 from rlsdk.config.role_names import CRITIC
 from rlsdk.config.role_sections import (
     CriticConfig,
@@ -53,6 +53,8 @@ class MixtureConfig(Section):
     """Parameters of the source."""
     num_rows: PositiveInt | None = None
     """Rows; uses the first so many, or generates so many; null: all that there are."""
+    fields: Options = empty_mapping()
+    """Fields that every row of this source gets, `{task: gsm8k}`, for instance for the `rows` of a reward."""
 
 
 class DataConfig(Section):
@@ -229,9 +231,9 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     """Where prompts come from."""
     rewards: tuple[RewardConfig, ...] = empty_tuple()
-    """Terms of the reward; their weighted sum is a sample's score."""
+    """Terms of the reward; the weighted sum of those that apply to a sample is its score."""
     reward_limits: RewardLimitsConfig = RewardLimitsConfig()
-    """What a reward function may cost."""
+    """What rewards may cost, and what becomes of samples that failed."""
     reward_models: tuple[RewardModelConfig, ...] = empty_tuple()
     """Models whose scores are terms of the reward, beside `rewards`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -281,6 +283,7 @@ class RunConfig(Section):
         yield from self._group_problems()
         yield from self._schedule_problems()
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
+        yield from reward_problems(self.rewards)
         yield from reward_model_problems(self.reward_models)
         yield from self._evaluation_problems()
         if self.needs_values:
@@ -304,7 +307,7 @@ class RunConfig(Section):
             )
 
     def _evaluation_problems(self) -> Iterator[Problem]:
-        names = [reward.name for reward in self.rewards]
+        names = [reward.title for reward in self.rewards]
         for measure in self.eval.measures():
             part, field = measure.config, measure.field
             if part.correct_reward is not None and names and not part.rewards and part.correct_reward not in names:

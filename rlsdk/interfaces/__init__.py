@@ -49,6 +49,7 @@ from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
 from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
 from rlsdk.interfaces.hookspecs import ENTRY_POINT_GROUP, Hooks, RegisterBackend, RegisterComponent, hookimpl, hookspec
 from rlsdk.interfaces.model import Head, ModelSpec, OptimSpec, Parallel, RankContext, RolloutSpec, TrainSpec
+from rlsdk.interfaces.reward import RewardRecord
 from rlsdk.interfaces.rollout import RolloutEngine
 from rlsdk.interfaces.sharding import (
     Bucket,
@@ -147,6 +148,7 @@ __all__ = [
     "RegisterComponent",
     "ReshardPlan",
     "RewardFn",
+    "RewardRecord",
     "RewardSample",
     "RlsdkError",
     "RolloutEngine",

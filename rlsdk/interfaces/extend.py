@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlsdk.interfaces.batch import Batch
+from rlsdk.interfaces.reward import RewardRecord
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -63,16 +66,21 @@ class RewardSample:
     """The response hit its token limit."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What the rollouter handed over (`Trajectory.extra`): JSON types only."""
+    response_ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
+    """Every token behind the prompt, those of tools and the stop token included. Sent to functions with an attribute
+    `reads_tokens = True` only; empty for all others."""
 
 
 class RewardFn(Protocol):
-    """A finite number for one sample. Runs in a killable process: it may raise or hang, at the cost of that sample.
+    """A finite number for one sample, a `RewardRecord`, or None: the reward does not apply to it.
 
-    An attribute `prepare` on the function, itself a function without arguments, is called once before the first
-    sample, outside the sample's time limit: the place for slow imports.
+    Runs in a killable process: it may raise or hang, at the cost of that sample. Attributes that a function may have:
+        prepare: a function without arguments, called once before the first sample, outside the sample's time limit:
+            the place for slow imports.
+        reads_tokens: True asks for `RewardSample.response_ids`.
     """
 
-    def __call__(self, sample: RewardSample) -> float: ...
+    def __call__(self, sample: RewardSample) -> float | RewardRecord | None: ...
 
 
 class BatchRewardFn(Protocol):
@@ -80,7 +88,7 @@ class BatchRewardFn(Protocol):
 
     batched: bool
 
-    def __call__(self, samples: Sequence[RewardSample]) -> Sequence[float]: ...
+    def __call__(self, samples: Sequence[RewardSample]) -> Sequence[float | RewardRecord | None]: ...
 
 
 class AdvantageEstimator(Protocol):

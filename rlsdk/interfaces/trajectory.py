@@ -84,6 +84,14 @@ class Trajectory:
         return np.concatenate([np.empty(0, np.int64), *(span.token_ids for span in self.spans[1:])])
 
     @property
+    def response_mask(self) -> NDArray[np.bool_]:
+        """`[L]`: which of `response_ids` the policy sampled."""
+        import numpy as np
+
+        behind = self.spans[1:]
+        return np.repeat([span.sampled for span in behind], [len(span) for span in behind]).astype(np.bool_)
+
+    @property
     def versions(self) -> tuple[VersionRun, ...]:
         """Of all sampled tokens, in order."""
         return tuple(run for span in self.spans for run in span.versions)

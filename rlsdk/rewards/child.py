@@ -12,7 +12,6 @@ import fcntl
 import gc
 import io
 import json
-import math
 import os
 import select
 import signal
@@ -25,17 +24,14 @@ from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.confine import confine_grading, confine_start, hint, limit_memory
-from rlsdk.rewards.definitions import FailureKind
-from rlsdk.rewards.isolation import Outcome, call_apart, describe_status
+from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.isolation import call_apart, describe_status
 from rlsdk.rewards.load import load_function
-from rlsdk.rewards.protocol import Tag, encode_record, encode_value, read_message, write_all
+from rlsdk.rewards.outcomes import Failed, Outcome, failed, to_outcome
+from rlsdk.rewards.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
 from rlsdk.rewards.text_evaluation import evaluates_text
 
-LOG_BYTES = 4 << 20
-"""Of the file that reward functions print to: what comes after is dropped, and a note says so."""
 LOG_FULL = "\n[the log is full: what rewards print from here on is dropped]\n"
-MAX_VALUE = 1e30
-"""A larger reward is nonsense, and its sums would leave float32."""
 _MESSAGE_CHARS = 400
 
 
@@ -46,9 +42,9 @@ def main(requests: int, records: int, lifeline: int) -> None:
     if first is None:
         return
     setup, _ = first
-    limits = setup["limits"]
+    limits, bounds = setup["limits"], RewardLimits(**setup["limits"])
     _use_scratch(setup["scratch"])
-    output = _Output(setup["log_path"])
+    output = _Output(setup["log_path"], int(bounds.log_mb * (1 << 20)))
     clean_up = _cleaner(output)
     clean_up()
     confinement = confine_start(limits)
@@ -61,9 +57,10 @@ def main(requests: int, records: int, lifeline: int) -> None:
     limit_memory(limits["memory_mb"])
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections during grading need not look at it
-    rewards = [_Reward(function, options, limits, output.fileno()) for function, options in functions]
+    rewards = [_Reward(function, options, bounds, output.fileno()) for function, options in functions]
     body = {
         "batched": [reward.batched for reward in rewards],
+        "reads_tokens": [reward.reads_tokens for reward in rewards],
         "apart": [reward.apart for reward in rewards],
         "held": confinement.held,
         "missing": confinement.missing,
@@ -71,7 +68,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     write_all(records, encode_record(Tag.READY, body))
     open_fds = [requests, records]
     os.register_at_fork(after_in_child=lambda: _close(open_fds))
-    channel = _Channel(records, os.getpid())
+    channel = _Channel(records, os.getpid(), bounds)
     while (message := read_message(requests)) is not None:
         _grade(_Task(*message), rewards, channel, clean_up)
 
@@ -114,25 +111,6 @@ def die_with_parent(lifeline: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def to_outcome(value: object) -> Outcome:
-    """What a reward function gave: a value, or why it is none."""
-    if value is None:
-        return _failed(FailureKind.NONE, "the function gave None; does it end without `return`?")
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        return _failed(
-            FailureKind.TYPE, f"the function gave a {type(value).__name__}, expected a number: {value!r:.80}"
-        )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    except Exception as error:
-        return _failed(FailureKind.TYPE, f"a {type(value).__name__} that is no number: {error}")
-    if not math.isfinite(number) or abs(number) > MAX_VALUE:
-        return _failed(FailureKind.NAN, f"the function gave {number}")
-    return Tag.VALUE, number
-
-
 def _load(
     rewards: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]
 ) -> list[tuple[Callable[..., Any], Mapping[str, Any]]]:
@@ -159,11 +137,12 @@ class _Reward:
     """One reward function, called so that what it does wrong stays with its own sample."""
 
     def __init__(
-        self, function: Callable[..., Any], options: Mapping[str, Any], limits: Mapping[str, Any], log: int
+        self, function: Callable[..., Any], options: Mapping[str, Any], limits: RewardLimits, log: int
     ) -> None:
         self.batched = bool(getattr(function, "batched", False))
-        self.apart = limits["isolation"] == "always" or (
-            limits["isolation"] == "auto" and evaluates_text(function) is not None
+        self.reads_tokens = bool(getattr(function, "reads_tokens", False))
+        self.apart = limits.isolation == "always" or (
+            limits.isolation == "auto" and evaluates_text(function) is not None
         )
         """Every call runs in a fork of its own."""
         self._function, self._options, self._limits, self._log = function, options, limits, log
@@ -172,28 +151,29 @@ class _Reward:
         """What came of one sample, and whether the process may go on."""
         if not self.apart:
             return self._one(sample)
-        outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log)
+        outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
         return (outcomes[0] if outcomes else describe_status(status)), True
 
     def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
         """What came of all of them, in one call; None when the call failed as a whole."""
         if not self.apart:
             return self._together(samples)
-        return call_apart(lambda: self._together(samples), len(samples), self._log)[0]
+        return call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)[0]
 
     def _one(self, sample: RewardSample) -> tuple[Outcome, bool]:
         try:
             given = self._function([sample] if self.batched else sample, **self._options)
-            return to_outcome(given[0] if self.batched else given), True
+            return to_outcome(given[0] if self.batched else given, self._limits), True
         except MemoryError as error:
-            return _failed(FailureKind.MEMORY, _describe(error)), False
+            return failed(FailureKind.MEMORY, _describe(error)), False
         except BaseException as error:  # sys.exit() and the like cost the sample, not the process
-            return _failed(FailureKind.EXCEPTION, _describe(error), hint(error, self._limits)), True
+            return failed(FailureKind.EXCEPTION, _describe(error), hint(error, self._limits.for_process())), True
 
     def _together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
         try:
             values = list(self._function(samples, **self._options))
-            return [to_outcome(value) for value in values] if len(values) == len(samples) else None
+            outcomes = [to_outcome(value, self._limits) for value in values]
+            return outcomes if len(outcomes) == len(samples) else None
         except BaseException:  # tried again one by one, where the culprit shows
             return None
 
@@ -201,9 +181,23 @@ class _Reward:
 class _Channel:
     """The way back to the controller, for this process only: what forks and comes back here ends at once."""
 
-    def __init__(self, records: int, process: int) -> None:
+    def __init__(self, records: int, process: int, limits: RewardLimits) -> None:
         self._records = records
         self._process = process
+        self._limits = limits
+
+    def encode(self, outcome: Outcome, nonce: bytes, item: int) -> bytes:
+        """The record of one item; a failure in place of one that is too large."""
+        if isinstance(outcome, float):
+            return encode_value(outcome, nonce=nonce, item=item)
+        if isinstance(outcome, Failed):
+            body = {"kind": outcome.kind.value, "message": outcome.message}
+            return encode_record(Tag.FAILED, body, nonce=nonce, item=item)
+        data = encode_graded(outcome.score, outcome.token_scores, outcome.metrics, nonce=nonce, item=item)
+        if len(data) <= self._limits.max_record_bytes:
+            return data
+        limit = f"more than reward_limits.max_record_bytes {self._limits.max_record_bytes}"
+        return self.encode(failed(FailureKind.TYPE, f"the record has {len(data)} bytes, {limit}"), nonce, item)
 
     def write(self, data: bytes) -> None:
         if os.getpid() != self._process:
@@ -221,9 +215,9 @@ class _Task:
         self._samples = header["samples"]
         self._contexts = contexts
 
-    def sample(self, at: int) -> RewardSample:
+    def sample(self, at: int, reward: _Reward) -> RewardSample:
         """A sample with a row of its own: a function that changes it changes nobody else's."""
-        context, response, truncated, extra = self._samples[at]
+        context, response, truncated, extra, response_ids = self._samples[at]
         prompt, answer, row = json.loads(self._contexts[context])
         return RewardSample(
             prompt=prompt,
@@ -232,36 +226,28 @@ class _Task:
             response=response,
             truncated=truncated,
             extra=json.loads(extra) if extra else {},
+            response_ids=tuple(response_ids) if reward.reads_tokens else (),
         )
 
 
 def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up: Callable[[], None]) -> None:
     """Grades the items of one message in order. After a MemoryError the process ends: who knows what it still holds."""
     if task.together:
-        outcomes = rewards[task.items[0][0]].together([task.sample(at) for _, at in task.items])
+        reward = rewards[task.items[0][0]]
+        outcomes = reward.together([task.sample(at, reward) for _, at in task.items])
         clean_up()
         if outcomes is not None:
-            records = [_record(*outcome, task.nonce, index) for index, outcome in enumerate(outcomes)]
+            records = [channel.encode(outcome, task.nonce, index) for index, outcome in enumerate(outcomes)]
             return channel.write(b"".join([*records, encode_record(Tag.DONE, nonce=task.nonce)]))
         channel.write(encode_record(Tag.SINGLY, nonce=task.nonce))
-    for index, (reward, at) in enumerate(task.items):
-        outcome, intact = rewards[reward].one(task.sample(at))
+    for index, (which, at) in enumerate(task.items):
+        outcome, intact = rewards[which].one(task.sample(at, rewards[which]))
         clean_up()
-        channel.write(_record(*outcome, task.nonce, index))
+        channel.write(channel.encode(outcome, task.nonce, index))
         if not intact:
             os._exit(0)
     channel.write(encode_record(Tag.DONE, nonce=task.nonce))
     return None
-
-
-def _record(tag: Tag, content: float | Mapping[str, Any], nonce: bytes, item: int) -> bytes:
-    if isinstance(content, float):
-        return encode_value(content, nonce=nonce, item=item)
-    return encode_record(tag, content, nonce=nonce, item=item)
-
-
-def _failed(kind: FailureKind, message: str, hint: str = "") -> Outcome:
-    return Tag.FAILED, {"kind": kind.value, "message": message[:_MESSAGE_CHARS] + hint}
 
 
 def _describe(error: BaseException) -> str:
@@ -296,10 +282,10 @@ def _cleaner(output: _Output) -> Callable[[], None]:
 class _Output(io.TextIOWrapper):
     """Where `print` goes: the log file, as far as there is one and it is not full. Cannot be closed."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, limit: int) -> None:
         raw = open(path or os.devnull, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
         super().__init__(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", write_through=True)
-        self._limit = LOG_BYTES if path else 0
+        self._limit = limit if path else 0
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):  # a full disk is not the reward's fault

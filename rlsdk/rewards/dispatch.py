@@ -16,8 +16,8 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.process import GradingProcess, came_from_outside, describe_end
-from rlsdk.rewards.protocol import ForeignRecordError, Record, Tag
-from rlsdk.rewards.submission import MAX_ATTEMPTS, Submission, Task
+from rlsdk.rewards.protocol import RESULTS, ForeignRecordError, Record, Tag
+from rlsdk.rewards.submission import Submission, Task
 
 _POLL_S = 0.1
 """Longest wait without a look at the processes: one may die while a child of its own holds the pipe open."""
@@ -125,9 +125,9 @@ class Dispatcher:
             self._active.extend(new)
             self._top_up()
         if self.ready.done() and not self.ready.cancelled():
-            batched = self.ready.result()["batched"]
+            known = self.ready.result()
             for submission in [s for s in self._active if not s.is_queued]:
-                submission.enqueue(batched)
+                submission.enqueue(known["batched"], known["reads_tokens"])
                 self._say_what_is_missing(submission)
                 if not submission.left:
                     self._finish(submission)
@@ -200,7 +200,7 @@ class Dispatcher:
             self.ready.set_result(process.ready or {})
         elif record.tag is Tag.REFUSED and record.body is not None:
             self._refuse(str(record.body["message"]))
-        elif task is not None and record.tag in (Tag.VALUE, Tag.FAILED):
+        elif task is not None and record.tag in RESULTS:
             submission = task.submission
             submission.book(task.items[record.item], record)
             if not submission.left:
@@ -249,7 +249,7 @@ class Dispatcher:
         task, again = process.task, False
         if task is not None and task.rest and not process.retired:
             outside = outside or (kind is FailureKind.CRASH and not how and came_from_outside(code))
-            again = outside and task.attempts < MAX_ATTEMPTS
+            again = outside and task.attempts < self._limits.max_attempts
             self._settle(task, kind, how or f"the process died: {describe_end(code)}", again=again)
         self._replace(process, blame=not again and (task is not None or process.ready is None))
         return None
@@ -339,7 +339,7 @@ class Dispatcher:
 
 
 def _rotate(log_path: Path | None) -> None:
-    """Keeps one earlier log: the processes stop writing at `LOG_BYTES`."""
+    """Keeps one earlier log: the processes stop writing at `RewardLimits.log_mb`."""
     if log_path is not None and log_path.exists() and log_path.stat().st_size > _ROTATE_BYTES:
         log_path.replace(log_path.with_name(f"{log_path.name}.1"))
 

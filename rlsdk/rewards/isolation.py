@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import resource
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from rlsdk.rewards.definitions import FailureKind
-from rlsdk.rewards.protocol import Tag, write_all
+from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.outcomes import Failed, Graded, NonsenseError, Outcome, check_graded, check_number, failed
+from rlsdk.rewards.protocol import write_all
 
-Outcome: TypeAlias = tuple[Tag, float | Mapping[str, Any]]
-"""A value, or a failure's kind and message."""
-
-_MAX_BYTES = 16 << 20
+_MAX_BYTES = 64 << 20
+_LENGTH = struct.Struct("<Q")
 
 
 def call_apart(
-    call: Callable[[], Sequence[Outcome] | None], count: int, keep: int
+    call: Callable[[], Sequence[Outcome] | None], count: int, keep: int, limits: RewardLimits
 ) -> tuple[Sequence[Outcome] | None, int]:
     """What `call` gives, computed in a fork, and the fork's wait status; None where it gave no such thing.
 
     Args:
         count: outcomes that are expected.
         keep: a file descriptor that the fork may use besides the standard ones: of the log.
+        limits: on what is given.
     """
     readable, writable = os.pipe()
     before = _children()
@@ -48,14 +48,14 @@ def call_apart(
         status = _end(child)
         for other in _children() - before:
             _end(other)
-    return _decode(data, count), status
+    return _decode(data, count, limits), status
 
 
 def describe_status(status: int) -> Outcome:
     """The failure of a sample whose process ended with this status and no value."""
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-    return Tag.FAILED, {"kind": FailureKind.CRASH.value, "message": f"the process died: {how}"}
+    return failed(FailureKind.CRASH, f"the process died: {how}")
 
 
 def _serve(call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int) -> None:
@@ -67,39 +67,55 @@ def _serve(call: Callable[[], Sequence[Outcome] | None], writable: int, keep: in
         process = os.getpid()
         outcomes = call()
         if os.getpid() == process:
-            write_all(writable, json.dumps(outcomes).encode())
+            data = json.dumps(None if outcomes is None else [_to_json(outcome) for outcome in outcomes]).encode()
+            write_all(writable, _LENGTH.pack(len(data)) + data)
     os._exit(0)
 
 
 def _read(readable: int) -> bytes:
-    """Until the fork has closed its end, or has said all: a child of its own may hold it open."""
+    """Until the fork has said all, or has closed its end: a child of its own may hold it open."""
     parts = bytearray()
-    while len(parts) < _MAX_BYTES:
+    end = _LENGTH.size
+    while len(parts) < end:
         part = os.read(readable, 1 << 16)
         if not part:
             break
         parts += part
-        with contextlib.suppress(ValueError):
-            json.loads(parts)
-            break
-    return bytes(parts)
+        if end == _LENGTH.size and len(parts) >= end:
+            end += min(_LENGTH.unpack_from(parts)[0], _MAX_BYTES)
+    return bytes(parts[_LENGTH.size :])
 
 
-def _decode(data: bytes, count: int) -> Sequence[Outcome] | None:
+def _to_json(outcome: Outcome) -> Any:
+    """Of a number itself; of the others a mapping."""
+    if isinstance(outcome, float):
+        return outcome
+    if isinstance(outcome, Failed):
+        return {"kind": outcome.kind.value, "message": outcome.message}
+    tokens = None if outcome.token_scores is None else outcome.token_scores.tolist()
+    return {"score": outcome.score, "token_scores": tokens, "metrics": dict(outcome.metrics)}
+
+
+def _decode(data: bytes, count: int, limits: RewardLimits) -> Sequence[Outcome] | None:
     try:
-        outcomes = [(Tag(tag), content) for tag, content in json.loads(data)]
-    except (TypeError, ValueError, RecursionError):
+        given = json.loads(data)
+        if not isinstance(given, list) or len(given) != count:
+            return None
+        return [_from_json(outcome, limits) for outcome in given]
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    return outcomes if len(outcomes) == count and all(map(_is_outcome, outcomes)) else None
 
 
-def _is_outcome(outcome: tuple[Tag, Any]) -> bool:
-    tag, content = outcome
-    if tag is Tag.VALUE:
-        return isinstance(content, float) and math.isfinite(content)
-    if tag is not Tag.FAILED or not isinstance(content, dict):
-        return False
-    return content.get("kind") in list(FailureKind) and isinstance(content.get("message"), str)
+def _from_json(given: Any, limits: RewardLimits) -> Outcome:
+    """Raises `ValueError`, `KeyError` or `TypeError` for what is no outcome: the fork may have written anything."""
+    if isinstance(given, float):
+        return check_number(given, limits)
+    if set(given) == {"kind", "message"}:
+        return failed(FailureKind(given["kind"]), str(given["message"]))
+    if set(given) != {"score", "token_scores", "metrics"}:
+        raise NonsenseError(FailureKind.TYPE, "no outcome")
+    found: Graded = check_graded(given["score"], given["token_scores"], given["metrics"], limits)
+    return found
 
 
 def _end(child: int) -> int:

@@ -17,7 +17,16 @@ from typing import Any
 
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.environment import grading_environment
-from rlsdk.rewards.protocol import NO_NONCE, ForeignRecordError, Record, Tag, encode_message, take_records
+from rlsdk.rewards.protocol import (
+    MAX_RECORD_BYTES,
+    NO_NONCE,
+    RESULTS,
+    ForeignRecordError,
+    Record,
+    Tag,
+    encode_message,
+    take_records,
+)
 from rlsdk.rewards.submission import Task
 
 _PIPE_BYTES = 1 << 20
@@ -86,7 +95,8 @@ class GradingProcess:
         if not data:
             raise EOFError
         self._buffer += data
-        for record in take_records(self._buffer):
+        limit = max(MAX_RECORD_BYTES, self.limits.max_record_bytes)
+        for record in take_records(self._buffer, limit):
             self._check(record)
             self._count(record)
             yield record
@@ -135,7 +145,7 @@ class GradingProcess:
             in_step = self.ready is None and record.nonce == NO_NONCE and record.body is not None
         else:
             in_step = task is not None and record.nonce == task.nonce
-        if in_step and task is not None and record.tag in (Tag.VALUE, Tag.FAILED):
+        if in_step and task is not None and record.tag in RESULTS:
             in_step = record.item == task.graded < len(task.items)
         if not in_step:
             raise ForeignRecordError("a record that belongs to no item in progress")
@@ -143,10 +153,10 @@ class GradingProcess:
     def _count(self, record: Record) -> None:
         if record.tag is Tag.READY and record.body is not None:
             self.ready = dict(record.body)
-        elif record.tag in (Tag.VALUE, Tag.FAILED) and self.task is not None:
+        elif record.tag in RESULTS and self.task is not None:
             self.task.graded += 1
             self.task.attempts = 1
-            self.retired = record.body is not None and record.body["kind"] == FailureKind.MEMORY
+            self.retired = record.body is not None and record.body.get("kind") == FailureKind.MEMORY
             self.deadline = self._next_deadline()
         elif record.tag is Tag.SINGLY and self.task is not None:
             self.task.together = False

@@ -1,4 +1,5 @@
-"""What the controller and a grading process say to each other, over two pipes. JSON and doubles, no pickle.
+"""What the controller and a grading process say to each other, over two pipes. JSON and
+numbers, no pickle.
 
 To the process: messages, a 4-byte length and lines of JSON. Back from it: records, each with a tag, the nonce of its
 task, the position of its item, a 4-byte length and a payload. A record is written as soon as an item is graded, so when
@@ -16,14 +17,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 NONCE_BYTES = 8
 NO_NONCE = bytes(NONCE_BYTES)
 """Of records before the first task."""
 MAX_RECORD_BYTES = 1 << 20
+"""Of a record that carries no scores of tokens."""
 
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct(f"<B{NONCE_BYTES}sII")
 _DOUBLE = struct.Struct("<d")
+_GRADED = struct.Struct("<?d?I")
+"""Of a RECORD: whether there is a score, the score, whether there are token scores, how many. Those follow as 4-byte
+floats, and JSON of the metrics to the end."""
 
 
 class Tag(IntEnum):
@@ -41,6 +49,12 @@ class Tag(IntEnum):
     """Empty: the batched call failed; its items follow one by one."""
     DONE = 6
     """Empty: the whole message is graded."""
+    RECORD = 7
+    """Doubles and JSON: the item's score, token scores and metrics; or that the reward does not apply to it."""
+
+
+RESULTS = (Tag.VALUE, Tag.FAILED, Tag.RECORD)
+"""Records that say what came of an item."""
 
 
 class ForeignRecordError(ValueError):
@@ -57,6 +71,7 @@ class Record:
     """Position of the item in its task."""
     value: float = 0.0
     body: Mapping[str, Any] | None = None
+    """JSON; of a RECORD its `score`, `token_scores` and `metrics`."""
 
 
 def encode_message(body: Mapping[str, Any], lines: Sequence[bytes] = ()) -> bytes:
@@ -84,8 +99,28 @@ def encode_value(value: float, *, nonce: bytes = NO_NONCE, item: int = 0) -> byt
     return _HEADER.pack(Tag.VALUE, nonce, item, _DOUBLE.size) + _DOUBLE.pack(value)
 
 
-def take_records(buffer: bytearray) -> Iterator[Record]:
+def encode_graded(
+    score: float | None,
+    token_scores: NDArray[np.float32] | None,
+    metrics: Mapping[str, float],
+    *,
+    nonce: bytes = NO_NONCE,
+    item: int = 0,
+) -> bytes:
+    """A RECORD. `score` None: the reward does not apply."""
+    count = 0 if token_scores is None else len(token_scores)
+    data = _GRADED.pack(score is not None, score or 0.0, token_scores is not None, count)
+    data += b"" if token_scores is None else token_scores.astype("<f4", copy=False).tobytes()
+    data += json.dumps(dict(metrics)).encode() if metrics else b"{}"
+    return _HEADER.pack(Tag.RECORD, nonce, item, len(data)) + data
+
+
+def take_records(buffer: bytearray, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
     """Yields the whole records at the front of `buffer` and removes them when it is exhausted.
+
+    Args:
+        buffer: what was read so far.
+        max_bytes: of one record's payload.
 
     Raises:
         ForeignRecordError: the next bytes are no record.
@@ -94,7 +129,7 @@ def take_records(buffer: bytearray) -> Iterator[Record]:
     while len(buffer) - at >= _HEADER.size:
         tag, nonce, item, length = _HEADER.unpack_from(buffer, at)
         end = at + _HEADER.size + length
-        if not Tag.READY <= tag <= Tag.DONE or length > MAX_RECORD_BYTES:
+        if not Tag.READY <= tag <= Tag.RECORD or length > max_bytes:
             raise ForeignRecordError("bytes that are no record")
         if end > len(buffer):
             break
@@ -114,9 +149,21 @@ def _decode(tag: Tag, nonce: bytes, item: int, data: bytes) -> Record:
     try:
         if tag is Tag.VALUE:
             return Record(tag, nonce, item, _DOUBLE.unpack(data)[0])
+        if tag is Tag.RECORD:
+            return Record(tag, nonce, item, 0.0, _read_graded(data))
         return Record(tag, nonce, item, 0.0, json.loads(data) if data else None)
     except (struct.error, ValueError) as error:
         raise ForeignRecordError("a record that cannot be read") from error
+
+
+def _read_graded(data: bytes) -> dict[str, Any]:
+    """The parts of a RECORD, not yet checked for what they hold."""
+    has_score, score, has_tokens, count = _GRADED.unpack_from(data)
+    end = _GRADED.size + 4 * count
+    if end > len(data):
+        raise ValueError("token scores are missing")
+    tokens = np.frombuffer(data, "<f4", count, _GRADED.size) if has_tokens else None
+    return {"score": score if has_score else None, "token_scores": tokens, "metrics": json.loads(data[end:])}
 
 
 def _read_exactly(fd: int, size: int) -> bytes | None:

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
-from rlsdk.rewards.definitions import RewardDef, RewardLimits, RewardResult
+from rlsdk.rewards.definitions import RewardDef, RewardLimits
 from rlsdk.rewards.dispatch import Dispatcher
+from rlsdk.rewards.results import RewardResult
 from rlsdk.rewards.submission import Submission
 
 
@@ -30,6 +31,7 @@ class RewardRunner:
         *,
         num_workers: int = 1,
         log_path: Path | None = None,
+        is_whole: bool = True,
     ) -> None:
         """Starts nothing yet.
 
@@ -38,6 +40,8 @@ class RewardRunner:
             limits: on time and memory.
             num_workers: processes. More than one pays when grading takes longer than sampling.
             log_path: a file to which what the functions print is added; None: dropped.
+            is_whole: these are all rewards of the samples, so that one to which none applies has failed. False: the
+                caller adds others (`merge`) and decides then (`name_inapplicable`).
 
         Raises:
             ConfigError: no reward, or two of one name.
@@ -51,6 +55,7 @@ class RewardRunner:
         self.limits = limits or RewardLimits()
         self.log_path = log_path
         self.num_workers = num_workers
+        self.is_whole = is_whole
         self._lock = threading.Lock()
         self._holder: list[Dispatcher] = []
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
@@ -91,7 +96,7 @@ class RewardRunner:
         The future raises `ConfigError` where a function cannot be loaded (see `wait_ready`), and is cancelled by
         `close`. Cancelling it frees the processes that are at it.
         """
-        submission = Submission(self.rewards, samples)
+        submission = Submission(self.rewards, samples, self.limits, is_whole=self.is_whole)
         self._dispatcher().submit(submission)
         return submission.future
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rlsdk.interfaces import DataError, RewardSample
-from rlsdk.rewards.definitions import EXAMPLES_PER_KIND, FailureExample, FailureKind, RewardDef, RewardResult
+from rlsdk.rewards.booking import Booking
+from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.protocol import NONCE_BYTES, Record, Tag, encode_message
-
-MAX_ATTEMPTS = 3
-"""At an item whose process is ended from outside."""
+from rlsdk.rewards.results import RewardResult, name_inapplicable
+from rlsdk.rewards.routing import applies_to
 
 
 @dataclass(eq=False)
@@ -49,6 +46,7 @@ class Task:
         for reward, at in self.items:
             contexts.setdefault(self.submission.context_of[at], len(contexts))
             items.append((reward, responses.setdefault(at, len(responses))))
+        with_tokens = {at for reward, at in self.items if self.submission.reads_tokens[reward]}
         header = {
             "nonce": self.nonce.hex(),
             "together": self.together,
@@ -59,6 +57,7 @@ class Task:
                     samples[at].response,
                     samples[at].truncated,
                     self.submission.extras[at],
+                    [int(token) for token in samples[at].response_ids] if at in with_tokens else (),
                 )
                 for at in responses
             ],
@@ -66,13 +65,20 @@ class Task:
         return encode_message(header, [self.submission.contexts[at] for at in contexts])
 
 
-class Submission:
+class Submission(Booking):
     """One `submit` call: values and failures of its items as they come, and the future of the whole."""
 
-    def __init__(self, rewards: Sequence[RewardDef], samples: Sequence[RewardSample]) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[RewardDef],
+        samples: Sequence[RewardSample],
+        limits: RewardLimits,
+        *,
+        is_whole: bool = True,
+    ) -> None:
         """Raises `DataError` for a row, or for what a rollouter handed over, that holds more than JSON types."""
-        self.rewards = rewards
-        self.samples = samples
+        super().__init__(rewards, samples, limits)
+        self.is_whole = is_whole
         self.future: Future[RewardResult] = Future()
         self.contexts: list[bytes] = []
         """Prompt, answer and row, as JSON; each once."""
@@ -81,75 +87,44 @@ class Submission:
         """Of each sample, as JSON; empty where the rollouter handed nothing over."""
         self.queue: deque[Task] = deque()
         """Not yet handed out."""
-        self.left = len(rewards) * len(samples)
-        """Items without value or failure."""
         self.is_queued = False
         self.deadline = float("inf")
         """Set when its first task is handed out."""
         self.losses_in_a_row = 0
-        self.notices: list[str] = []
-        self._values = np.zeros((len(rewards), len(samples)))
-        self._graded = np.zeros((len(rewards), len(samples)), dtype=np.bool_)
-        self._failures: Counter[str] = Counter()
-        self._examples: dict[tuple[FailureKind, int], list[tuple[int, str]]] = {}
-        """(sample, message) of the first few samples of each kind and reward, whatever order they came in."""
+        self.reads_tokens: Sequence[bool] = [False] * len(rewards)
 
     def book(self, item: tuple[int, int], record: Record) -> None:
-        """Takes an item's value or failure."""
-        if record.tag is Tag.VALUE:
-            self._values[item] = record.value
-            self._graded[item] = True
-            self.losses_in_a_row = 0
-            self.left -= 1
-        elif record.body is not None:
+        """Takes what a grading process said of an item."""
+        if record.tag is Tag.FAILED and record.body is not None:
             self.fail(item, FailureKind(record.body["kind"]), str(record.body["message"]))
-
-    def fail(self, item: tuple[int, int], kind: FailureKind, message: str) -> None:
-        """The item has no value."""
-        self.left -= 1
-        self._failures[kind.value] += 1
-        reward, sample = item
-        shown = self._examples.setdefault((kind, reward), [])
-        bisect.insort(shown, (sample, message))
-        del shown[EXAMPLES_PER_KIND:]
+            return
+        self.losses_in_a_row = 0
+        if record.tag is Tag.RECORD and record.body is not None:
+            self.take(item, **record.body)
+        else:
+            self.take(item, record.value)
 
     def result(self) -> RewardResult:
-        """The sums."""
-        weights = np.array([reward.weight for reward in self.rewards])
-        valid = self._graded[weights != 0].all(axis=0)
-        scores = np.where(valid, weights @ self._values, 0.0)
-        names = [reward.name for reward in self.rewards]
-        return RewardResult(
-            scores=scores.astype(np.float32),
-            valid=valid,
-            by_reward=dict(zip(names, self._values.astype(np.float32), strict=True)),
-            graded=dict(zip(names, self._graded, strict=True)),
-            failures=self._failures,
-            examples=self._examples_in_order(),
-            notices=tuple(self.notices),
-        )
+        """The sums; samples to which no reward applies are failures, where these are all rewards."""
+        return name_inapplicable(super().result()) if self.is_whole else super().result()
 
-    def _examples_in_order(self) -> tuple[FailureExample, ...]:
-        found = sorted(
-            (sample, reward, kind, message)
-            for (kind, reward), shown in self._examples.items()
-            for sample, message in shown
-        )
-        return tuple(
-            FailureExample(kind=kind, reward=self.rewards[reward].name, sample=sample, message=message)
-            for sample, reward, kind, message in found
-        )
-
-    def enqueue(self, batched: Sequence[bool]) -> None:
-        """A task per batched reward, and one of all other items, which `next_task` cuts."""
+    def enqueue(self, batched: Sequence[bool], reads_tokens: Sequence[bool]) -> None:
+        """Tasks for every batched reward, and one of all other items, which `next_task` cuts."""
         self.is_queued = True
-        samples = range(len(self.samples))
+        self.reads_tokens = reads_tokens
+        most = self.limits.max_batch_samples or max(len(self.samples), 1)
         for reward, together in enumerate(batched):
-            if together and samples:
-                self.queue.append(Task(self, [(reward, at) for at in samples], together=True))
-        items = [(reward, at) for reward, together in enumerate(batched) if not together for at in samples]
-        if items:
-            self.queue.append(Task(self, items))
+            items = self._items(reward) if together else []
+            for start in range(0, len(items), most):
+                self.queue.append(Task(self, items[start : start + most], together=True))
+        single = [item for reward, together in enumerate(batched) if not together for item in self._items(reward)]
+        if single:
+            self.queue.append(Task(self, single))
+
+    def _items(self, reward: int) -> list[tuple[int, int]]:
+        """Of the samples whose rows the reward is for."""
+        rows = self.rewards[reward].rows
+        return [(reward, at) for at, sample in enumerate(self.samples) if not rows or applies_to(rows, sample.row)]
 
     def next_task(self, num_workers: int, seconds_per_item: float) -> Task:
         """The front of the queue, cut so that workers finish together and others get their turn."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import Batch, FinishReason, Trajectory
-from rlsdk.rollouts.group import Group
+from rlsdk.rollouts.group import Group, Sample
 
 NO_VERSION = -1
 """Of tokens that no policy sampled."""
@@ -21,8 +21,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
 
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,
-    `valid`; `baseline_scores` where groups have a greedy sample. Tokens that were given (prompt, tools) are off the
-    mask, wherever they stand.
+    `valid`; `baseline_scores` where groups have a greedy sample; `token_scores` where a reward gave some. Tokens that
+    were given (prompt, tools) are off the mask, wherever they stand.
     """
     rows = [
         (group, sample, sample.trajectory)
@@ -49,6 +49,7 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
             "response_mask": torch.from_numpy(mask),
             "rollout_log_probs": torch.from_numpy(log_probs),
             "token_versions": torch.from_numpy(versions),
+            **_token_scores([(sample, trajectory) for _, sample, trajectory in rows], mask),
         },
         rows={
             "row_id": torch.arange(len(rows)),
@@ -64,12 +65,25 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     )
 
 
+def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
+    """`[N]`: 0 in rows without any, and on tokens that the policy did not sample."""
+    if all(sample.grade.token_scores is None for sample, _ in rows):
+        return {}
+    scores = np.zeros(len(mask), np.float32)
+    end = 0
+    for sample, trajectory in rows:
+        start, end = end, end + trajectory.num_tokens
+        if sample.grade.token_scores is not None:
+            scores[start + len(trajectory.spans[0]) : end] = sample.grade.token_scores
+    return {"token_scores": torch.from_numpy(np.where(mask, scores, np.float32(0.0)))}
+
+
 def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
     """Score of each row's greedy sibling; NaN where that failed."""
     if not any(group.task.greedy_baseline for group in groups):
         return {}
-    found = [group.baseline.grade if group.baseline is not None else None for group in groups]
-    scores = [grade.score if grade is not None and grade.valid else float("nan") for grade in found]
+    found = [group.baseline for group in groups]
+    scores = [one.total if one is not None and one.grade.valid else float("nan") for one in found]
     return {"baseline_scores": torch.tensor(scores, dtype=torch.float32)}
 
 

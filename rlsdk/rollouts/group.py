@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlsdk.interfaces import PromptView, SamplingParams, Trajectory
 
 
@@ -45,12 +48,25 @@ class Grade:
     """What grading made of one sample."""
 
     score: float = 0.0
-    """Weighted sum of all rewards; 0 where `valid` is False."""
+    """Weighted sum of the rewards that apply; 0 where `valid` is False."""
     valid: bool = True
-    """Every reward of non-zero weight gave a number, and the sample was made."""
+    """It has a score: no reward of non-zero weight failed, at least one applies, and the sample was made. Or it failed,
+    and got the score that the configuration gives to failed samples."""
+    substituted: bool = False
+    """It failed, and `score` is what the configuration gives to failed samples."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Reward's name -> its value before its weight; only those that gave a number."""
+    token_scores: NDArray[np.float32] | None = None
+    """`[response tokens]`: every token behind the prompt, tool tokens included; added to `score` token by token. None:
+    no reward gave any."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """`REWARD/METRIC` -> number, of rewards that gave some."""
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """Its rewards, or its rollouter, gave it no score."""
+        return self.substituted or not self.valid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +88,14 @@ class Sample:
     text: str
     """What the rewards saw: the response without the token that ended it."""
     grade: Grade
+
+    @property
+    def total(self) -> float:
+        """The score and the token scores of what the policy sampled: what group estimators compare."""
+        scores = self.grade.token_scores
+        if scores is None or self.trajectory is None:
+            return self.grade.score
+        return self.grade.score + float(scores[self.trajectory.response_mask].sum(dtype=np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)

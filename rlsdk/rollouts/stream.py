@@ -339,6 +339,7 @@ class _Grading:
                 row=task.prompt.row,
                 truncated=trajectory.finish_reason is FinishReason.LENGTH,
                 extra=trajectory.extra,
+                response_ids=trajectory.response_ids,
             )
             for (task, trajectory, _), text in zip(waiting, texts, strict=True)
         ]

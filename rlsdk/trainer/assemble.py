@@ -35,6 +35,7 @@ from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.reward_sources import check_rows, reward_grader
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_steps
 from rlsdk.trainer.sampler import Draw, scores_of
@@ -95,6 +96,8 @@ def build_materials(
     tokenizer = load_run_tokenizer(config.model)
     asked = measures if rewarded else [HELD_OUT] * bool(measures)
     prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
+    if rewarded:
+        check_rows(config, prompts.train, prompts.sets, measures)
     config = with_steps(config, len(prompts.train))
     return Materials(
         config=config,
@@ -138,7 +141,7 @@ def open_stream(
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
         ),
-        grader=None if rewards.train is None else RewardGrader(rewards.train, notice),
+        grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
         graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
     )
 
@@ -168,7 +171,7 @@ def evaluation_of(
                 measure=measure,
                 prompts=prompts[measure.name],
                 sampling=eval_sampling(measure.config, sampling),
-                reward_names=[reward.name for reward in measure.config.rewards or config.rewards],
+                reward_names=[reward.title for reward in measure.config.rewards or config.rewards],
                 has_entropy=samples_whole_distribution(measure.config, kind),
             )
             for measure in config.eval.measures()
@@ -245,7 +248,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         materials.output,
         RlOptions(
             temperature=config.rollout.temperature,
-            reward_names=[reward.name for reward in config.rewards],
+            reward_names=[reward.title for reward in config.rewards],
             max_failure_share=config.reward_limits.max_failure_share,
             shown_samples=config.tracking.samples_per_step,
             max_staleness=config.schedule.max_staleness,

@@ -13,7 +13,7 @@ from rlsdk.interfaces import FinishReason, SamplingParams
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
 from rlsdk.trainer.figures import MAX_VOTES, Vote, clustered_error, majority_at_k, pass_at_k, powers_of_two
-from rlsdk.trainer.grading import GradeSummary, grades_in
+from rlsdk.trainer.grading import GradeSummary
 from rlsdk.trainer.sampler import Draw, sample_all
 
 
@@ -50,8 +50,10 @@ class EvalSet:
 
     def verdict(self, sample: Sample) -> bool | None:
         """Whether a sample is correct; None where it was not graded."""
-        value = sample.grade.terms.get(self.correct_reward)
-        return None if value is None or not sample.grade.valid else value >= self.measure.config.correct_from
+        named = self.measure.config.correct_reward
+        terms = sample.grade.terms
+        value = next((terms[name] for name in ([named] if named else self.reward_names) if name in terms), None)
+        return None if value is None or sample.grade.has_failed else value >= self.measure.config.correct_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Evaluation:
             groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name))
             metrics |= {part.measure.metric(name): value for name, value in set_figures(groups, part).items()}
             samples[part.name] = sample_rows(groups, part)
-            summary = GradeSummary.of(grades_in(groups), part.reward_names)
+            summary = GradeSummary.of_groups(groups, part.reward_names)
             text = summary.text(f"evaluation ({part.name})")
             if text is None:
                 continue
@@ -107,11 +109,11 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     Samples without a grade are in none of those about grades; `invalid_share` says how many there were. A figure of
     which nothing is left is NaN, never 0.
     """
-    summary = GradeSummary.of(grades_in(groups), part.reward_names)
+    summary = GradeSummary.of_groups(groups, part.reward_names)
     graded = [[(sample, right) for sample in group.samples if (right := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
     verdicts = [[float(right) for _, right in members] for members in graded]
-    scores = [[sample.grade.score for sample in group.samples if sample.grade.valid] for group in groups]
+    scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
     figures = {
         **_mean_and_error("accuracy", verdicts),
         **_mean_and_error("reward", scores),
@@ -175,7 +177,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
         "reference": prompt.answer,
         "answer": final_answer(sample.text),
         "correct": part.verdict(sample),
-        "score": grade.score if grade.valid else None,
+        "score": None if grade.has_failed else sample.total,
         "rewards": dict(grade.terms),
         "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
         **made,

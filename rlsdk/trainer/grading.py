@@ -1,91 +1,37 @@
-"""Rewards of a run: which functions, in which processes, and what came of them."""
+"""What became of samples that were graded: grades, and figures of many of them."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlsdk.config import RewardConfig, RewardLimitsConfig
-from rlsdk.interfaces import BatchError, ConfigError, RewardSample
-from rlsdk.registry import ComponentKind, Registry
-from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
+from rlsdk.interfaces import BatchError, RewardSample
+from rlsdk.rewards import OWN_METRICS, RewardResult, Scorer, failures_of
 from rlsdk.rollouts import Failure, Grade, Group
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
 
-
-def resolve_rewards(rewards: Sequence[RewardConfig], registry: Registry) -> list[RewardDef]:
-    """Registered names become import strings; everything else is a path to a function, looked up now so that a typo
-    shows before any device is taken.
-
-    Raises:
-        ConfigError: no reward at all, or one that cannot be found.
-    """
-    if not rewards:
-        names = registry.usable(ComponentKind.REWARD)
-        raise ConfigError(
-            f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function"
-        )
-    found = []
-    for reward in rewards:
-        target = reward.name
-        if ":" not in target:
-            registered = registry.target(ComponentKind.REWARD, target)
-            if not isinstance(registered, str):
-                raise ConfigError(
-                    f"rewards: {target!r} was registered as an object; it must be named as 'package.module:function', "
-                    "because rewards run in a process of their own"
-                )
-            target = registered
-        found.append(RewardDef(name=reward.name, target=target, weight=reward.weight, options=dict(reward.options)))
-    return found
-
-
-def start_rewards(
-    rewards: Sequence[RewardConfig], limits: RewardLimitsConfig, registry: Registry, log_dir: Path
-) -> RewardRunner:
-    """The grading processes; their imports go on in the background."""
-    log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    runner = RewardRunner(
-        resolve_rewards(rewards, registry),
-        _limits(limits),
-        num_workers=limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2)),
-        log_path=log_dir / "rewards.log",
-    )
-    runner.start()
-    return runner
-
-
-def _limits(asked: RewardLimitsConfig) -> RewardLimits:
-    return RewardLimits(
-        timeout_s=asked.timeout_s,
-        memory_mb=asked.memory_mb,
-        start_timeout_s=asked.start_timeout_s,
-        batched_timeout_s=asked.batched_timeout_s,
-        batch_timeout_s=asked.batch_timeout_s,
-        max_losses_in_a_row=asked.max_losses_in_a_row,
-        allow_network=asked.allow_network,
-        allow_writes=asked.allow_writes,
-        isolation=asked.isolation,
-        environment=asked.environment,
-    )
+NO_REWARD = "rewards"
+"""Source of the failure of a sample to which no reward applies."""
+ROLLOUT = "rollout"
+"""Source of the failure of a sample that its rollouter did not make."""
 
 
 class RewardGrader:
     """Satisfies `rlsdk.rollouts.Grader`."""
 
-    def __init__(self, runner: RewardRunner, notice: Callable[[str], None]) -> None:
-        """`notice` receives what went wrong and was put right: samples that were graded again."""
-        self._runner = runner
+    def __init__(self, scorer: Scorer, notice: Callable[[str], None], *, failed_score: float | None = None) -> None:
+        """`notice` receives what went wrong and was put right: samples that were graded again. `failed_score`: see
+        `grades_of`."""
+        self._scorer = scorer
         self._notice = notice
+        self._failed_score = failed_score
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[Sequence[Grade]]:
         grades: Future[Sequence[Grade]] = Future()
@@ -95,35 +41,54 @@ class RewardGrader:
                 result = found.result()
                 for text in result.notices:
                     self._notice(f"rewards: {text}")
-                grades.set_result(grades_of(result))
+                grades.set_result(grades_of(result, self._failed_score))
             except BaseException as error:
                 grades.set_exception(error)
 
-        self._runner.submit(samples).add_done_callback(done)
+        self._scorer.submit(samples).add_done_callback(done)
         return grades
 
 
-def grades_of(result: RewardResult) -> list[Grade]:
-    """What became of each sample."""
-    failures: list[list[Failure]] = [[] for _ in result.scores]
-    kinds = Counter(result.failures)
-    shown = {(example.sample, example.reward): example for example in result.examples}
-    for example in shown.values():
-        kinds[example.kind] -= 1
-    rest = kinds.elements()
-    for name, graded in result.graded.items():
-        for at in np.flatnonzero(~graded).tolist():
-            known = shown.get((at, name))
-            kind = known.kind if known else next(rest, "unknown")
-            failures[at].append(Failure(kind=str(kind), source=name, message=known.message if known else ""))
+def grades_of(result: RewardResult, failed_score: float | None = None) -> list[Grade]:
+    """What became of each sample.
+
+    Args:
+        result: of all rewards.
+        failed_score: what samples get that have no score; None: they are not valid.
+    """
+    failures = failures_of(result)
     terms: list[dict[str, float]] = [{} for _ in result.scores]
     for name, values in result.by_reward.items():
         for at in np.flatnonzero(result.graded[name]).tolist():
             terms[at][name] = float(values[at])
     return [
-        Grade(score=score, valid=valid, terms=terms[at], failures=tuple(failures[at]))
+        Grade(
+            score=score if valid or failed_score is None else failed_score,
+            valid=valid or failed_score is not None,
+            substituted=not valid and failed_score is not None,
+            terms=terms[at],
+            token_scores=result.token_scores.get(at),
+            metrics=result.metrics.get(at, {}),
+            failures=tuple(
+                Failure(kind=kind, source=name or NO_REWARD, message=text) for kind, name, text in failures[at]
+            ),
+        )
         for at, (score, valid) in enumerate(zip(result.scores.tolist(), result.valid.tolist(), strict=True))
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermSummary:
+    """Figures of one reward over many samples."""
+
+    mean: float | None
+    """Over the samples that it gave a number; None: none."""
+    applied_share: float
+    """Of the samples that were made: it gave them a number, or failed."""
+    failed_share: float
+    """Of the samples that were made."""
+    metrics: Mapping[str, float]
+    """Means of its own metrics, over the samples that have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,47 +97,92 @@ class GradeSummary:
 
     num_samples: int
     num_failed: int
-    """Samples without a score."""
+    """Samples without a score, or with the one that failed samples get."""
     mean: float
-    """Of the scores, failed samples left out; 0 where all failed."""
+    """Of the scores, dropped samples left out; 0 where all were dropped."""
     std: float
     accuracy: float
-    """Share of all samples to which the first reward gave 1 or more; a failed sample is not right."""
+    """Share of all samples to which the first reward that is for them gave 1 or more; a failed sample is not right."""
     terms: Mapping[str, float]
     """Mean of each reward over the samples that it graded; rewards that graded none are left out."""
+    by_reward: Mapping[str, TermSummary]
     failures: Mapping[str, int]
     """By kind: each a sample and a reward."""
     example: Failure | None
     """The first failure that has a message."""
+    example_row: str = ""
+    """Which sample that was, where it is known."""
 
     @classmethod
-    def of(cls, grades: Sequence[Grade], names: Sequence[str]) -> GradeSummary:
-        """`names` are those of the rewards, in order."""
+    def of(cls, grades: Sequence[Grade], names: Sequence[str], where: Sequence[str] = ()) -> GradeSummary:
+        """`names` are those of the rewards, in order; `where` says of each grade which sample it belongs to."""
         scores = np.array([grade.score for grade in grades if grade.valid], np.float32)
-        first = names[0] if names else ""
-        right = [grade.valid and grade.terms.get(first, 0.0) >= 1.0 for grade in grades]
-        values = {name: [g.terms[name] for g in grades if name in g.terms] for name in names}
-        failures = [failure for grade in grades for failure in grade.failures]
+        right = [not grade.has_failed and _first_term(grade, names) >= 1.0 for grade in grades]
+        shown = [(at, failure) for at, grade in enumerate(grades) for failure in grade.failures if failure.message]
+        by_reward = {name: _term(grades, name) for name in names}
         return cls(
             num_samples=len(grades),
-            num_failed=sum(not grade.valid for grade in grades),
+            num_failed=sum(grade.has_failed for grade in grades),
             mean=float(scores.mean()) if len(scores) else 0.0,
             std=float(scores.std()) if len(scores) else 0.0,
             accuracy=sum(right) / len(right) if right else 0.0,
-            terms={name: float(np.mean(found)) for name, found in values.items() if found},
-            failures=Counter(failure.kind for failure in failures),
-            example=next((failure for failure in failures if failure.message), None),
+            terms={name: term.mean for name, term in by_reward.items() if term.mean is not None},
+            by_reward=by_reward,
+            failures=Counter(failure.kind for grade in grades for failure in grade.failures),
+            example=shown[0][1] if shown else None,
+            example_row=where[shown[0][0]] if shown and where else "",
         )
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Group], names: Sequence[str]) -> GradeSummary:
+        """Of every sample; a failure names its row."""
+        where = [f"{group.task.id} sample {at}" for group in groups for at in range(len(group.samples))]
+        return cls.of(grades_in(groups), names, where)
+
+    def metrics(self) -> dict[str, float]:
+        """Of each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""
+        found: dict[str, float] = dict(self.terms)
+        for name, term in self.by_reward.items():
+            shares = (term.applied_share, term.failed_share)
+            found |= {f"{name}/{which}": share for which, share in zip(OWN_METRICS, shares, strict=True)}
+            found |= {f"{name}/{metric}": value for metric, value in term.metrics.items()}
+        return found
 
     def text(self, what: str) -> str | None:
         """What went wrong, in words; None where nothing did."""
         if not self.num_failed:
             return None
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.failures.items()))
-        first = (
-            f"; first: {self.example.kind} in {self.example.source!r}: {self.example.message}" if self.example else ""
-        )
+        first = ""
+        if self.example is not None:
+            row = f", {self.example_row}" if self.example_row else ""
+            first = f"; first: {self.example.kind} in {self.example.source!r}{row}: {self.example.message}"
         return f"{what}: {self.num_failed} of {self.num_samples} samples have no score ({kinds}){first}"
+
+
+def _first_term(grade: Grade, names: Sequence[str]) -> float:
+    """What the first of the rewards gave that is for this sample; 0 where it failed."""
+    failed = {failure.source for failure in grade.failures}
+    return next((grade.terms.get(name, 0.0) for name in names if name in grade.terms or name in failed), 0.0)
+
+
+def _term(grades: Sequence[Grade], name: str) -> TermSummary:
+    """A sample that its rollouter did not make counts for no reward."""
+    values = [grade.terms[name] for grade in grades if name in grade.terms]
+    num_failed = sum(any(failure.source == name for failure in grade.failures) for grade in grades)
+    made = sum(all(failure.source != ROLLOUT for failure in grade.failures) for grade in grades) or 1
+    metrics: dict[str, list[float]] = {}
+    for grade in grades:
+        for key, value in grade.metrics.items():
+            reward, _, metric = key.rpartition("/")
+            if reward == name:
+                metrics.setdefault(metric, []).append(value)
+    return TermSummary(
+        mean=float(np.mean(values)) if values else None,
+        applied_share=(len(values) + num_failed) / made,
+        failed_share=num_failed / made,
+        metrics={metric: float(np.mean(found)) for metric, found in metrics.items()},
+    )
 
 
 def grades_in(groups: Iterable[Group]) -> list[Grade]:

@@ -49,14 +49,15 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
 
     `policy/entropy` is an estimate: the mean of minus the log-prob of what was sampled, in nats.
     """
-    scores = batch["scores"][batch["valid"]]
+    totals = batch["scores"] + batch.row_sum(batch["token_scores"]) if "token_scores" in batch else batch["scores"]
+    scores = totals[batch["valid"]]
     mask = batch["response_mask"]
     lengths = batch.row_sum(mask.long()).float()
     return {
         "reward/mean": _mean(scores),
         "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
         "reward/accuracy": summary.accuracy,
-        **{f"reward/{name}": value for name, value in summary.terms.items()},
+        **{f"reward/{name}": value for name, value in summary.metrics().items()},
         "reward/invalid_share": summary.num_failed / summary.num_samples if summary.num_samples else 0.0,
         "response/tokens_mean": _mean(lengths),
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,

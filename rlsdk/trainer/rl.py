@@ -14,7 +14,7 @@ from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.evaluation import Evaluated, Evaluation, rollout_info
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
-from rlsdk.trainer.grading import GradeSummary, check_failures, grades_in
+from rlsdk.trainer.grading import GradeSummary, check_failures
 from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
@@ -82,7 +82,7 @@ class RlStage(Stage):
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
         groups = self.collect(clock)
-        summary = GradeSummary.of(grades_in(groups), self.options.reward_names)
+        summary = GradeSummary.of_groups(groups, self.options.reward_names)
         self.state.count_failures(summary.failures)
         check_failures(summary, self.options.max_failure_share, self.output.view)
         batch = make_batch(groups, temperature=self.options.temperature)

@@ -244,7 +244,10 @@ def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:
                 field=f"data.mixture.{at}",
                 name=part.source,
                 weight=part.weight,
-                rows=_load(registry, part.source, part.options, part.num_rows),
+                rows=[
+                    replace(row, row={**row.row, **part.fields})
+                    for row in _load(registry, part.source, part.options, part.num_rows)
+                ],
             )
             for at, part in enumerate(data.mixture)
         ]

@@ -37,7 +37,7 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
 
 def scores_of(group: Group) -> list[float]:
     """Of a group's samples, those whose reward failed left out."""
-    return [sample.grade.score for sample in group.samples if sample.grade.valid]
+    return [sample.total for sample in group.samples if sample.grade.valid]
 
 
 def sample_all(

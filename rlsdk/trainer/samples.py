@@ -61,7 +61,7 @@ def shown_samples(groups: Sequence[Group], batch: Batch, count: int) -> list[Map
             "prompt": made[row][0].task.prompt.text,
             "response": made[row][1].text,
             "answer": made[row][0].task.prompt.answer,
-            "score": made[row][1].grade.score,
+            "score": made[row][1].total,
             **{f"reward/{name}": value for name, value in made[row][1].grade.terms.items()},
             "advantage": advantage,
         }

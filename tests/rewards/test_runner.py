@@ -21,7 +21,7 @@ from rlsdk.rewards.protocol import Record, Tag, encode_record, encode_value, tak
 from .conftest import FUNCTIONS, Start, sample
 
 KINDS = {
-    "none": FailureKind.NONE,
+    "none": FailureKind.INAPPLICABLE,
     "nan": FailureKind.NAN,
     "inf": FailureKind.NAN,
     "huge": FailureKind.NAN,
@@ -136,15 +136,15 @@ def test_a_failure_of_one_reward_makes_the_sample_invalid_unless_it_weighs_nothi
             RewardDef(name="bad", target=f"{FUNCTIONS}:misbehave", weight=weight),
         ]
         with RewardRunner(rewards) as runner:
-            return runner.score([sample("none"), sample("ok")])
+            return runner.score([sample("raise"), sample("ok")])
 
     weighted = run(1.0)
     assert (weighted.valid.tolist(), weighted.scores.tolist()) == ([False, True], [0.0, 2.5])
     assert weighted.graded["length"].tolist() == [True, True]
-    assert weighted.by_reward["length"].tolist() == [4.0, 2.0]
+    assert weighted.by_reward["length"].tolist() == [5.0, 2.0]
     measured = run(0.0)
-    assert (measured.valid.tolist(), measured.scores.tolist()) == ([True, True], [4.0, 2.0])
-    assert measured.failures == {"none": 1}
+    assert (measured.valid.tolist(), measured.scores.tolist()) == ([True, True], [5.0, 2.0])
+    assert measured.failures == {"exception": 1}
 
 
 def test_a_batched_function_sees_all_samples_at_once(start: Start) -> None:

@@ -1,0 +1,52 @@
+"""Scores of single tokens: every line with a right sum earns where it ends.
+
+    --rewards '[{name: examples/reward_lines.py:right_lines, label: lines, options: {tokenizer: FOLDER}}]'
+
+It needs the policy's tokenizer to know which token ends which line; `FOLDER` is the model's.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from rlsdk.interfaces import RewardRecord, RewardSample
+
+_SUM = re.compile(r"(\d{1,9})\s*([-+*])\s*(\d{1,9})\s*=\s*(\d{1,18})")
+
+
+def right_lines(sample: RewardSample, *, tokenizer: str, bonus: float = 0.1) -> RewardRecord | None:
+    """`bonus` on the last token of each line that holds a sum, if all of its sums are right; less it, if one is wrong.
+    Does not apply to a response without sums."""
+    ends, line, scores = load_tokenizer(tokenizer), "", [0.0] * len(sample.response_ids)
+    counts = {True: 0, False: 0}
+    for at, token in enumerate(sample.response_ids):
+        line += ends.decode([token])
+        if "\n" in line or at == len(scores) - 1:
+            found = _SUM.findall(line)
+            if found:
+                right = all(is_right(*parts) for parts in found)
+                counts[right] += 1
+                scores[at] = bonus if right else -bonus
+            line = ""
+    if not sum(counts.values()):
+        return None
+    return RewardRecord(score=0.0, token_scores=scores, metrics={"right": counts[True], "wrong": counts[False]})
+
+
+right_lines.reads_tokens = True  # type: ignore[attr-defined]
+
+
+def is_right(left: str, sign: str, right: str, result: str) -> bool:
+    """Whether `left sign right = result` holds."""
+    one, other = int(left), int(right)
+    return int(result) == {"+": one + other, "-": one - other, "*": one * other}[sign]
+
+
+@lru_cache(maxsize=1)
+def load_tokenizer(folder: str) -> Any:
+    """Once for each grading process."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)

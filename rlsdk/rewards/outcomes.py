@@ -1,0 +1,162 @@
+"""What a reward gave one sample: read from what its function returned, and checked wherever it crosses a process."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.interfaces import RewardRecord
+from rlsdk.rewards.definitions import OWN_METRICS, FailureKind, RewardLimits
+
+_METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+_EXPECTED = "expected a number, a RewardRecord, or None where the reward does not apply"
+_MESSAGE_CHARS = 400
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graded:
+    """What a reward gave one sample."""
+
+    score: float | None
+    """None: the reward does not apply to the sample."""
+    token_scores: NDArray[np.float32] | None = None
+    """`[response tokens]`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """Why a reward gave a sample nothing."""
+
+    kind: FailureKind
+    message: str
+
+
+Outcome: TypeAlias = float | Graded | Failed
+"""Of one item. Most rewards give a plain number, which travels by itself."""
+
+NOT_APPLICABLE = Graded(score=None)
+
+
+class NonsenseError(ValueError):
+    """What was returned is no reward; the message says why."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def to_outcome(value: object, limits: RewardLimits) -> Outcome:
+    """What a reward function returned, as an outcome."""
+    try:
+        if value is None:
+            return NOT_APPLICABLE
+        if isinstance(value, RewardRecord):
+            return check_graded(value.score, value.token_scores, value.metrics, limits)
+        return check_number(value, limits)
+    except NonsenseError as error:
+        return failed(error.kind, str(error))
+
+
+def failed(kind: FailureKind, message: str, hint: str = "") -> Failed:
+    """A failure whose message is of bounded length, before `hint`."""
+    return Failed(kind=kind, message=message[:_MESSAGE_CHARS] + hint)
+
+
+def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
+    """A finite number of bounded size.
+
+    Args:
+        value: anything that `float` takes, text excepted.
+        limits: `max_value`.
+        what: it is, for messages; empty: what the function returned.
+
+    Raises:
+        NonsenseError: it is something else.
+    """
+    gave = what or "the function gave"
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        expected = "expected a number" if what else _EXPECTED
+        raise NonsenseError(FailureKind.TYPE, f"{gave} a {type(value).__name__}, {expected}: {value!r:.80}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception as error:
+        raise NonsenseError(FailureKind.TYPE, f"{gave} a {type(value).__name__} that is no number: {error}") from error
+    if not math.isfinite(number):
+        raise NonsenseError(FailureKind.NAN, f"{gave} {number}")
+    if abs(number) > limits.max_value:
+        limit = f"reward_limits.max_value {limits.max_value:g}"
+        raise NonsenseError(FailureKind.NAN, f"{gave} {number:g}, which is beyond {limit}")
+    return number
+
+
+def check_graded(score: object, token_scores: object, metrics: object, limits: RewardLimits) -> Graded:
+    """The parts of a record, each of the right type and size.
+
+    Raises:
+        NonsenseError: names the part, and what was found in it.
+    """
+    number = None if score is None else check_number(score, limits, "the record has a score of")
+    tokens = None if token_scores is None else _check_tokens(token_scores, limits)
+    if number is None and tokens is not None:
+        raise NonsenseError(
+            FailureKind.TYPE, "the record has token_scores without a score; expected a score, such as 0.0, beside them"
+        )
+    return Graded(score=number, token_scores=tokens, metrics=_check_metrics(metrics, limits))
+
+
+def check_length(graded: Graded, num_tokens: int) -> Failed | None:
+    """Whether there is a number for each response token."""
+    if graded.token_scores is None or len(graded.token_scores) == num_tokens:
+        return None
+    return failed(
+        FailureKind.TYPE,
+        f"the record has {len(graded.token_scores)} token_scores; expected {num_tokens}, one for each of the sample's "
+        f"response_ids (set `reads_tokens = True` on the function to get them)",
+    )
+
+
+def _check_tokens(values: object, limits: RewardLimits) -> NDArray[np.float32]:
+    try:
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        found = None
+    if found is None or found.ndim != 1:
+        raise NonsenseError(
+            FailureKind.TYPE, f"the record has token_scores of {values!r:.80}; expected a flat list of numbers"
+        )
+    wrong = ~np.isfinite(found) | (np.abs(found) > limits.max_value)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise NonsenseError(
+            FailureKind.NAN, f"the record has {found[at]:g} in token_scores, at position {at}; expected finite numbers"
+        )
+    return found.astype(np.float32)
+
+
+def _check_metrics(metrics: object, limits: RewardLimits) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise NonsenseError(FailureKind.TYPE, f"the record has metrics of {metrics!r:.80}; expected names and numbers")
+    if len(metrics) > limits.max_metrics:
+        raise NonsenseError(
+            FailureKind.TYPE,
+            f"the record has {len(metrics)} metrics, more than reward_limits.max_metrics {limits.max_metrics}",
+        )
+    for name in metrics:
+        if not isinstance(name, str) or not _METRIC.fullmatch(name) or name in OWN_METRICS:
+            raise NonsenseError(
+                FailureKind.TYPE,
+                f"the record has a metric named {name!r:.80}; expected letters, digits, '_', '-' and '.', at most 64, "
+                f"and none of {list(OWN_METRICS)}",
+            )
+    return {name: check_number(value, limits, f"metric {name!r} is") for name, value in metrics.items()}

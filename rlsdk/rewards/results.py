@@ -1,0 +1,194 @@
+"""What grading made of a batch of samples: arrays by reward, and the sums that follow from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.rewards.definitions import FailureKind
+
+EXAMPLES_PER_KIND = 3
+"""Of each kind of failure and reward, that a result shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureExample:
+    """One failure, to be shown."""
+
+    kind: FailureKind
+    reward: str
+    """Its name; empty where no reward applies."""
+    sample: int
+    """Position in the batch."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardResult:
+    """What grading made of `B` samples. A reward gives a sample a number, or fails, or does not apply to it."""
+
+    scores: NDArray[np.float32]
+    """`[B]` float32: weighted sum of the rewards that gave a number; 0 where `valid` is False."""
+    valid: NDArray[np.bool_]
+    """`[B]`: no reward of non-zero weight failed, and at least one gave a number."""
+    weights: Mapping[str, float]
+    """Reward's name -> its factor in `scores`."""
+    by_reward: Mapping[str, NDArray[np.float32]]
+    """Reward's name -> `[B]` float32, before its weight; 0 where it gave no number."""
+    graded: Mapping[str, NDArray[np.bool_]]
+    """Reward's name -> `[B]`: it gave a number."""
+    failed: Mapping[str, NDArray[np.bool_]]
+    """Reward's name -> `[B]`: it failed."""
+    token_scores: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    """Sample -> `[response tokens]`: weighted sum of the token scores; only samples that have some."""
+    metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Sample -> `REWARD/METRIC` -> number; only samples that have some."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """`FailureKind` -> failures, each a sample and reward."""
+    examples: tuple[FailureExample, ...] = ()
+    """The first few of each kind and reward."""
+    notices: tuple[str, ...] = ()
+    """What went wrong and was put right, for the run's log: samples that were graded again."""
+
+    @classmethod
+    def concat(cls, results: Sequence[RewardResult]) -> RewardResult:
+        """The results of the same rewards for consecutive samples, as one.
+
+        Raises:
+            ValueError: no result, or results of other rewards.
+        """
+        if not results or any(list(result.by_reward) != list(results[0].by_reward) for result in results):
+            raise ValueError("expected at least one result, all of the same rewards")
+        names = list(results[0].by_reward)
+        starts = np.cumsum([0, *(len(result.scores) for result in results)]).tolist()
+        placed = list(zip(starts, results, strict=False))
+        return cls(
+            scores=np.concatenate([result.scores for result in results]),
+            valid=np.concatenate([result.valid for result in results]),
+            weights=results[0].weights,
+            by_reward={name: np.concatenate([result.by_reward[name] for result in results]) for name in names},
+            graded={name: np.concatenate([result.graded[name] for result in results]) for name in names},
+            failed={name: np.concatenate([result.failed[name] for result in results]) for name in names},
+            token_scores={start + at: found for start, r in placed for at, found in r.token_scores.items()},
+            metrics={start + at: found for start, r in placed for at, found in r.metrics.items()},
+            failures=sum((result.failures for result in results), Counter[str]()),
+            examples=first_of_each_kind(
+                [replace(one, sample=start + one.sample) for start, r in placed for one in r.examples]
+            ),
+            notices=tuple(notice for result in results for notice in result.notices),
+        )
+
+    def means(self) -> dict[str, float]:
+        """Mean of each reward over the samples that it graded; 0 where it graded none."""
+        return {
+            name: float(values[self.graded[name]].mean()) if self.graded[name].any() else 0.0
+            for name, values in self.by_reward.items()
+        }
+
+
+def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
+    """The results of different rewards for the same samples, as one; the rewards stand in the order of `names`."""
+    weights = {name: weight for part in parts for name, weight in part.weights.items()}
+    graded = {name: found for part in parts for name, found in part.graded.items()}
+    failed = {name: found for part in parts for name, found in part.failed.items()}
+    by_reward = {name: found for part in parts for name, found in part.by_reward.items()}
+    valid = usable(weights, graded, failed)
+    tokens: dict[int, NDArray[np.float32]] = {}
+    metrics: dict[int, dict[str, float]] = {}
+    for part in parts:
+        for at, found in part.token_scores.items():
+            tokens[at] = tokens[at] + found if at in tokens else found
+        for at, named in part.metrics.items():
+            metrics.setdefault(at, {}).update(named)
+    total = np.sum([np.float64(weights[name]) * by_reward[name] for name in names], axis=0)
+    examples = sorted((one for part in parts for one in part.examples), key=lambda one: one.sample)
+    return RewardResult(
+        scores=np.where(valid, total, 0.0).astype(np.float32),
+        valid=valid,
+        weights={name: weights[name] for name in names},
+        by_reward={name: by_reward[name] for name in names},
+        graded={name: graded[name] for name in names},
+        failed={name: failed[name] for name in names},
+        token_scores={at: found for at, found in tokens.items() if valid[at]},
+        metrics=metrics,
+        failures=sum((part.failures for part in parts), Counter[str]()),
+        examples=tuple(examples),
+        notices=tuple(notice for part in parts for notice in part.notices),
+    )
+
+
+def usable(
+    weights: Mapping[str, float], graded: Mapping[str, NDArray[np.bool_]], failed: Mapping[str, NDArray[np.bool_]]
+) -> NDArray[np.bool_]:
+    """`[B]`: samples that the rewards of non-zero weight, where there are any, give a score."""
+    counted = [name for name, weight in weights.items() if weight != 0] or None
+    if counted is None:
+        return np.ones(len(next(iter(graded.values()))), np.bool_)
+    some: NDArray[np.bool_] = np.any([graded[name] for name in counted], axis=0)
+    broken: NDArray[np.bool_] = np.any([failed[name] for name in counted], axis=0)
+    return some & ~broken
+
+
+def name_inapplicable(result: RewardResult, *, scored_elsewhere: bool = False) -> RewardResult:
+    """Counts samples to which no reward applies as failures.
+
+    Args:
+        result: of all rewards.
+        scored_elsewhere: every sample gets a score from elsewhere, too (a reward model): such samples are valid then,
+            with a score of 0.
+    """
+    counted = [name for name, weight in result.weights.items() if weight != 0]
+    broken = np.any([result.failed[name] for name in counted], axis=0) if counted else np.zeros_like(result.valid)
+    left = np.flatnonzero(~result.valid & ~broken)
+    if not len(left):
+        return result
+    if scored_elsewhere:
+        return replace(result, valid=result.valid | ~broken)
+    message = (
+        f"no reward applies to this sample: each of {counted} is for other rows, or gave None "
+        "(a missing `return` gives None, too)"
+    )
+    shown = [
+        FailureExample(kind=FailureKind.INAPPLICABLE, reward="", sample=int(at), message=message)
+        for at in left[:EXAMPLES_PER_KIND]
+    ]
+    counts = Counter(result.failures)
+    counts[FailureKind.INAPPLICABLE.value] += len(left)
+    examples = tuple(sorted([*result.examples, *shown], key=lambda one: one.sample))
+    return replace(result, failures=counts, examples=examples)
+
+
+def first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExample, ...]:
+    """At most `EXAMPLES_PER_KIND` of each kind and reward, in order."""
+    shown = Counter[tuple[str, str]]()
+    kept = []
+    for example in examples:
+        shown[example.kind, example.reward] += 1
+        if shown[example.kind, example.reward] <= EXAMPLES_PER_KIND:
+            kept.append(example)
+    return tuple(kept)
+
+
+def failures_of(result: RewardResult) -> list[list[tuple[str, str, str]]]:
+    """Of each sample, (kind, reward, message) of what failed; the reward is empty where none applies. The message is
+    known of the first few of each kind and reward, and empty for the others."""
+    failures: list[list[tuple[str, str, str]]] = [[] for _ in result.scores]
+    kinds = Counter(result.failures)
+    shown = {(example.sample, example.reward): example for example in result.examples}
+    for example in shown.values():
+        kinds[example.kind] -= 1
+    rest = kinds.elements()
+    for name, failed in result.failed.items():
+        for at in np.flatnonzero(failed).tolist():
+            known = shown.get((at, name))
+            kind = str(known.kind) if known else next(rest, "unknown")
+            failures[at].append((kind, name, known.message if known else ""))
+    for at in np.flatnonzero(~result.valid).tolist():
+        known = shown.get((at, ""))
+        if not failures[at] or known is not None:
+            failures[at].append((FailureKind.INAPPLICABLE.value, "", known.message if known else ""))
+    return failures

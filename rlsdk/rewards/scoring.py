@@ -1,0 +1,70 @@
+"""Whatever scores samples, and several of them as one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Protocol
+
+from rlsdk.interfaces import RewardSample
+from rlsdk.rewards.results import RewardResult, merge, name_inapplicable
+
+
+class Scorer(Protocol):
+    """Scores samples elsewhere: in processes, by a service, by a model."""
+
+    def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
+        """Returns at once. What a reward does wrong is in the result; the future raises for what ends the run, and
+        cancelling it frees what is at work for it."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it started, and cancels what is not scored. Safe to call twice."""
+        ...
+
+
+class CombinedScorer:
+    """Several scorers, of different rewards of the same samples."""
+
+    def __init__(self, parts: Sequence[Scorer], names: Sequence[str], *, scored_elsewhere: bool = False) -> None:
+        """
+        Args:
+            parts: each with rewards of its own, and not whole (`RewardRunner.is_whole`).
+            names: of all rewards, in the order of the result.
+            scored_elsewhere: samples get a score from elsewhere, too (a reward model), so that one to which no reward
+                applies has not failed.
+        """
+        self._parts = parts
+        self._names = names
+        self._scored_elsewhere = scored_elsewhere
+
+    def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
+        """As `Scorer.submit`."""
+        whole: Future[RewardResult] = Future()
+        waiting = [part.submit(samples) for part in self._parts]
+        left, lock = len(waiting), threading.Lock()
+
+        def done(_: Future[RewardResult]) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if left:
+                    return
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                try:
+                    result = merge([part.result() for part in waiting], self._names)
+                    whole.set_result(name_inapplicable(result, scored_elsewhere=self._scored_elsewhere))
+                except BaseException as error:
+                    whole.set_exception(error)
+
+        whole.add_done_callback(lambda found: [part.cancel() for part in waiting] if found.cancelled() else None)
+        for part in waiting:
+            part.add_done_callback(done)
+        return whole
+
+    def close(self) -> None:
+        """As `Scorer.close`."""
+        for part in self._parts:
+            part.close()

@@ -1,0 +1,221 @@
+"""From what rewards gave to grades, figures, and a batch: scores of tokens reach the advantages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlsdk.algorithms import grpo, reinforce, token_level_rewards
+from rlsdk.interfaces import (
+    BatchError,
+    FinishReason,
+    PromptView,
+    RewardSample,
+    SamplingParams,
+    Span,
+    Trajectory,
+    VersionRun,
+)
+from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
+from rlsdk.rewards.booking import Booking
+from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
+from rlsdk.trainer.events import RunView
+from rlsdk.trainer.grading import GradeSummary, RewardGrader, check_failures, grades_of
+from rlsdk.trainer.metrics import batch_metrics
+from rlsdk.trainer.sampler import scores_of
+
+RECORDING = Path(__file__).parents[1] / "rewards" / "recording.py"
+REWARDS = [
+    RewardDef(name="right", target="m:f"),
+    RewardDef(name="steps", target="m:g", weight=0.5),
+    RewardDef(name="seen", target="m:h", weight=0.0),
+]
+SAMPLES = [
+    RewardSample(prompt="p", response="r", answer=None, row={}, truncated=False, response_ids=(1, 2, 3))
+    for _ in range(5)
+]
+
+
+def booked() -> RewardResult:
+    """Right; right with steps; failed; for no reward; not right."""
+    book = Booking(REWARDS, SAMPLES, RewardLimits())
+    for at, score in enumerate([1.0, 1.0, None, None, 0.0]):
+        if at == 2:
+            book.fail((0, at), FailureKind.TIMEOUT, "took more than 10 s")
+        else:
+            book.take((0, at), score)
+    for at in range(5):
+        if at == 1:
+            book.take((1, at), 4.0, token_scores=[2.0, 4.0, 6.0], metrics={"count": 3})
+        elif at == 4:
+            book.take((1, at), -2.0, metrics={"count": 1})
+        else:
+            book.take((1, at), None)
+        book.take((2, at), float(at))
+    assert book.left == 0
+    return book.result()
+
+
+def test_grades_say_what_each_reward_gave() -> None:
+    grades = grades_of(booked())
+    assert [grade.score for grade in grades] == [1.0, 3.0, 0.0, 0.0, -1.0]
+    assert [grade.valid for grade in grades] == [True, True, False, False, True]
+    assert dict(grades[1].terms) == {"right": 1.0, "steps": 4.0, "seen": 1.0}
+    assert grades[1].token_scores is not None
+    assert grades[1].token_scores.tolist() == [1.0, 2.0, 3.0]
+    assert dict(grades[2].terms) == {"seen": 2.0}
+    assert [(f.kind, f.source) for f in grades[2].failures] == [("timeout", "right")]
+    assert [(f.kind, f.source) for f in grades[3].failures] == [("inapplicable", "rewards")]
+
+
+def test_every_reward_is_a_figure_by_its_name() -> None:
+    summary = GradeSummary.of(grades_of(booked()), [reward.name for reward in REWARDS])
+    assert summary.metrics() == {
+        "right": pytest.approx(2 / 3),
+        "right/applied_share": 0.8,
+        "right/failed_share": 0.2,
+        "steps": 1.0,
+        "steps/applied_share": 0.4,
+        "steps/failed_share": 0.0,
+        "steps/count": 2.0,
+        "seen": 2.0,
+        "seen/applied_share": 1.0,
+        "seen/failed_share": 0.0,
+    }
+    assert (summary.num_failed, summary.accuracy, summary.mean) == (2, 0.4, 1.0)
+    assert summary.failures == {"timeout": 1, "inapplicable": 1}
+
+
+def test_failed_samples_get_the_score_that_is_asked_for_and_stay_failures() -> None:
+    grades = grades_of(booked(), failed_score=-1.0)
+    assert [grade.score for grade in grades] == [1.0, 3.0, -1.0, -1.0, -1.0]
+    assert all(grade.valid for grade in grades)
+    assert [grade.substituted for grade in grades] == [False, False, True, True, False]
+    summary = GradeSummary.of(grades, ["right"])
+    assert (summary.num_failed, summary.accuracy) == (2, 0.4)
+    with pytest.raises(BatchError, match=r"2 of 5 samples have no score .* more than reward_limits.max_failure_share"):
+        check_failures(summary, 0.3, RunView())
+
+
+def test_the_accuracy_is_that_of_the_first_reward_that_is_for_a_sample() -> None:
+    """With rewards for different rows, the first one of the list is not for most of them."""
+    book = Booking(REWARDS, SAMPLES[:3], RewardLimits())
+    given: list[list[float | None]] = [[1.0, None, None], [0.0, 1.0, 0.5], [1.0, 1.0, 1.0]]
+    for reward, values in enumerate(given):
+        for at, value in enumerate(values):
+            book.take((reward, at), value)
+    summary = GradeSummary.of(grades_of(book.result()), [reward.name for reward in REWARDS])
+    assert summary.accuracy == pytest.approx(2 / 3)
+
+
+def trajectory(spans: Sequence[tuple[int, bool]]) -> Trajectory:
+    made = [Span.given([9, 9])]
+    for length, sampled in spans:
+        ids, zeros = np.arange(length), np.zeros(length, np.float32)
+        made.append(
+            Span(token_ids=ids, log_probs=zeros, versions=(VersionRun(0, length),)) if sampled else Span.given(ids)
+        )
+    return Trajectory(spans=tuple(made), finish_reason=FinishReason.STOP)
+
+
+def group_of(samples: Sequence[Sample]) -> Group:
+    task = GroupTask(
+        id=GroupId(source="train", epoch=0, index=7), ordinal=0,
+        prompt=PromptView(prompt_ids=(9, 9), text="p", answer=None, row={}), num_samples=len(samples),
+        sampling=SamplingParams(max_tokens=6), seed=(0,),
+    )  # fmt: skip
+    return Group(task=task, samples=samples)
+
+
+def graded(spans: Sequence[tuple[int, bool]], score: float, tokens: Sequence[float] | None) -> Sample:
+    made = trajectory(spans)
+    sample = RewardSample(
+        prompt="p", response="r", answer=None, row={}, truncated=False, response_ids=made.response_ids
+    )
+    book = Booking([RewardDef(name="steps", target="m:f")], [sample], RewardLimits())
+    book.take((0, 0), score, token_scores=tokens)
+    return Sample(trajectory=made, text="r", grade=grades_of(book.result())[0])
+
+
+def test_scores_of_tokens_reach_returns_and_group_advantages() -> None:
+    """Where a tool spoke nothing counts, whatever the reward said of those tokens."""
+    turns = graded([(2, True), (1, False), (2, True)], 0.5, [1.0, 2.0, 99.0, 3.0, 4.0])
+    plain = graded([(3, True)], 0.5, None)
+    group = group_of([turns, plain])
+    batch = token_level_rewards(make_batch([group], temperature=1.0).validate())
+    assert batch["token_level_rewards"].tolist() == [0, 0, 1, 2, 0, 3, 4.5, 0, 0, 0, 0, 0.5]
+    returns = reinforce(batch)["returns"]
+    assert returns[batch["response_mask"]].tolist() == [10.5, 9.5, 7.5, 4.5, 0.5, 0.5, 0.5]
+    advantages = grpo(batch, normalize_std=False)["advantages"]
+    assert advantages[batch["response_mask"]].tolist() == [5.0] * 4 + [-5.0] * 3
+    summary = GradeSummary.of_groups([group], ["steps"])
+    metrics = batch_metrics(batch.with_tokens(advantages=advantages), summary)
+    assert (metrics["reward/mean"], metrics["reward/groups_with_signal"]) == (5.5, 1.0)
+    assert (turns.total, plain.total) == (10.5, 0.5)
+    assert scores_of(group) == [10.5, 0.5]
+
+
+def test_a_batch_without_scores_of_tokens_has_no_such_field() -> None:
+    assert "token_scores" not in make_batch([group_of([graded([(3, True)], 0.5, None)])], temperature=1.0)
+
+
+def test_a_failure_names_the_reward_the_row_and_what_was_returned() -> None:
+    book = Booking([RewardDef(name="steps", target="m:f")], SAMPLES[:2], RewardLimits())
+    book.take((0, 0), 1.0)
+    book.take((0, 1), 1.0, token_scores=[1.0])
+    made = trajectory([(3, True)])
+    samples = [Sample(trajectory=made, text="r", grade=grade) for grade in grades_of(book.result())]
+    text = GradeSummary.of_groups([group_of(samples)], ["steps"]).text("rewards")
+    assert text is not None
+    assert text.startswith(
+        "rewards: 1 of 2 samples have no score (1 type); first: type in 'steps', train/0/7 sample 1: the record has 1 "
+        "token_scores; expected 3"
+    )
+
+
+class LetterCodec:
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Any) -> str:
+        return "".join(map(chr, token_ids))
+
+    def decode_all(self, token_ids: Sequence[Any]) -> list[str]:
+        return [self.decode(ids) for ids in token_ids]
+
+
+async def given_tokens(prompt: PromptView, generate: Any, **options: Any) -> Trajectory:
+    """As many tokens as the prompt's first id says; asks no replica."""
+    await asyncio.sleep(0)
+    return trajectory([(prompt.prompt_ids[0], True)])
+
+
+def test_through_the_stream_and_a_grading_process_a_reward_sees_tokens_and_scores_them() -> None:
+    reward = RewardDef(name="by_token", target=f"{RECORDING}:by_token")
+    with RewardRunner([reward]) as runner:
+        stream = RolloutStream(
+            [], LetterCodec(), StreamOptions(rollout=given_tokens, max_model_tokens=40),
+            grader=RewardGrader(runner, print),
+        )  # fmt: skip
+        try:
+            task = group_of([]).task
+            prompt = PromptView(prompt_ids=(4,), text="p", answer=None, row={})
+            stream.start([GroupTask(**{**vars(task), "prompt": prompt, "num_samples": 2})])
+            group = stream.take(30)
+        finally:
+            stream.close()
+    batch = make_batch([group], temperature=1.0).validate()
+    mask = batch["response_mask"]
+    assert torch.allclose(batch["token_scores"][mask], torch.tensor([0.0, 0.01, 0.02, 0.03] * 2))
+    assert Counter(name for s in group.samples for name in s.grade.metrics) == {
+        "by_token/tokens": 2,
+        "by_token/prompt.chars": 2,
+    }
