@@ -17,6 +17,9 @@ app.add_typer(plugins_app, name="plugins", help="What is installed, and why some
 algorithms_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(algorithms_app, name="algorithms", help="Recipes for `--algorithm NAME`, and the parts they expand into.")
 
+reward_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(reward_app, name="reward", help="Rewards as services.")
+
 FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that take the fields of a run's configuration as flags, and hand them on as typed."""
 ONLY_FIELDS = {**FIELDS, "help_option_names": []}
@@ -118,6 +121,28 @@ def generate(
     from rlsdk.cli.inference import generate as run
 
     run(path, prompt or [], num_prompts, n, checkpoint, _with_trust(context.args, trust_run))
+
+
+@reward_app.command("serve", context_settings=FIELDS, help="Serve a reward over HTTP, for `--reward URL` of a run.")
+def serve_reward(
+    context: typer.Context,
+    reward: Annotated[str, typer.Argument(help="Name, file.py:fn, or label in --config; fields of `rewards` follow.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8700,
+    token_env: Annotated[str | None, typer.Option(help="Environment variable with the token of clients.")] = None,
+    max_request_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 64 << 20,
+    max_samples: Annotated[int, typer.Option(min=1, help="In one request.")] = 1024,
+    max_requests: Annotated[int, typer.Option(min=1, help="Under way at once.")] = 16,
+) -> None:
+    from rlsdk.cli.reward import serve
+    from rlsdk.rewards.serving import ServeOptions
+
+    options = ServeOptions(
+        host=host, port=port, max_request_bytes=max_request_bytes, max_samples=max_samples, max_requests=max_requests
+    )
+    serve(reward, context.args, options, token_env)
 
 
 @app.command(help="One HTML page about a run.")

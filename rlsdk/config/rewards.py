@@ -6,22 +6,55 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 TAKEN = frozenset({"accuracy", "groups_with_signal", "invalid_share", "mean", "std"})
 """What a run logs under `reward/` itself."""
+
+
+class RemoteRewardConfig(Section):
+    """How a reward is asked that is named by a URL. Redirects are not followed, and proxies not used."""
+
+    batch_size: PositiveInt = 64
+    """Most samples in one request."""
+    batch_wait_s: NonNegativeFloat = 0.02
+    """Seconds that a sample waits for others to go with."""
+    max_concurrent: PositiveInt = 4
+    """Requests under way at once."""
+    timeout_s: PositiveFloat = 60.0
+    """Seconds for one attempt, from the connection to the last byte."""
+    retries: NonNegativeInt = 3
+    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
+    retry_wait_s: NonNegativeFloat = 0.5
+    """Seconds before the first of them; each next one waits twice as long."""
+    max_response_bytes: PositiveInt = 8 << 20
+    """Bytes of one answer."""
+    send_tokens: bool = False
+    """Sends the token ids of responses, for services that score tokens."""
+    token_env: str | None = None
+    """Environment variable whose value is sent as `Authorization: Bearer VALUE`."""
+    headers_from_env: dict[str, str] = empty_mapping()
+    """Header -> environment variable that holds its value: secrets never stand in a configuration."""
+    check_at_start: bool = True
+    """Asks the service for the scores of no samples before the run takes a device."""
+
+    def problems(self) -> Iterator[Problem]:
+        for header in self.headers_from_env:
+            if not _HEADER.fullmatch(header):
+                yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
 
 
 class RewardConfig(Section):
     """One term of the reward; a sample's score is the weighted sum of all that apply to it."""
 
     name: str
-    """A registered reward, `pkg.mod:fn`, or `file.py:fn`."""
+    """A registered reward, `pkg.mod:fn`, `file.py:fn`, or the URL of a service: `http://127.0.0.1:8700/score`."""
     label: str | None = None
     """Its name in metrics: letters, digits, `-`, `_` and `.`; needed where two entries have the same `name`."""
     weight: float = 1.0
@@ -31,6 +64,14 @@ class RewardConfig(Section):
     rows: dict[str, RowValues] = empty_mapping()
     """Field of the data row -> values with which this reward is used, `{source: [gsm8k, math]}`; all fields must match,
     null stands for a row without the field, `metadata.task` looks into nested objects. Empty: every row."""
+
+    remote: RemoteRewardConfig | None = None
+    """How the service is asked, where `name` is a URL; null: as the defaults say."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a service computes it."""
+        return self.name.startswith(("http://", "https://"))
 
     @property
     def title(self) -> str:
@@ -44,6 +85,10 @@ class RewardConfig(Section):
                 f"{self.label!r}: expected letters, digits, '-', '_' and '.', and none of {sorted(TAKEN)}, which are "
                 "metrics of every run",
             )
+        if self.remote is not None and not self.is_remote:
+            yield Problem("remote", f"belongs to a reward that is named by a URL; name is {self.name!r}")
+        if self.is_remote and self.options:
+            yield Problem("options", f"{list(self.options)}: a service has options of its own, set where it starts")
         for field, values in self.rows.items():
             if not values:
                 yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")

@@ -238,9 +238,9 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     """Where prompts come from."""
     rewards: tuple[RewardConfig, ...] = empty_tuple()
-    """Terms of the reward; their weighted sum is a sample's score."""
+    """Terms of the reward; the weighted sum of those that apply to a sample is its score."""
     reward_limits: RewardLimitsConfig = RewardLimitsConfig()
-    """What a reward function may cost."""
+    """What rewards may cost, and what becomes of samples that failed."""
     reward_models: tuple[RewardModelConfig, ...] = empty_tuple()
     """Models whose scores are terms of the reward, beside `rewards`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.load import load_function, prepared_by, target_of
-from rlsdk.rewards.results import FailureExample, RewardResult, merge, name_inapplicable
+from rlsdk.rewards.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
 from rlsdk.rewards.routing import check_routes
 from rlsdk.rewards.runner import RewardRunner
 from rlsdk.rewards.scoring import CombinedScorer, Scorer
@@ -21,6 +21,7 @@ __all__ = [
     "RewardRunner",
     "Scorer",
     "check_routes",
+    "failures_of",
     "final_answer",
     "load_function",
     "merge",

@@ -171,3 +171,24 @@ def first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExamp
         if shown[example.kind, example.reward] <= EXAMPLES_PER_KIND:
             kept.append(example)
     return tuple(kept)
+
+
+def failures_of(result: RewardResult) -> list[list[tuple[str, str, str]]]:
+    """Of each sample, (kind, reward, message) of what failed; the reward is empty where none applies. The message is
+    known of the first few of each kind and reward, and empty for the others."""
+    failures: list[list[tuple[str, str, str]]] = [[] for _ in result.scores]
+    kinds = Counter(result.failures)
+    shown = {(example.sample, example.reward): example for example in result.examples}
+    for example in shown.values():
+        kinds[example.kind] -= 1
+    rest = kinds.elements()
+    for name, failed in result.failed.items():
+        for at in np.flatnonzero(failed).tolist():
+            known = shown.get((at, name))
+            kind = str(known.kind) if known else next(rest, "unknown")
+            failures[at].append((kind, name, known.message if known else ""))
+    for at in np.flatnonzero(~result.valid).tolist():
+        known = shown.get((at, ""))
+        if not failures[at] or known is not None:
+            failures[at].append((FailureKind.INAPPLICABLE.value, "", known.message if known else ""))
+    return failures

@@ -24,12 +24,15 @@ def applies_to(rows: Mapping[str, Sequence[Scalar]], row: Mapping[str, Any]) -> 
     return all(any(_same(value_at(row, path), value) for value in values) for path, values in rows.items())
 
 
-def check_routes(rewards: Sequence[RewardDef], rows: Iterable[tuple[str, Mapping[str, Any]]], *, whole: bool) -> None:
+def check_routes(
+    rewards: Sequence[RewardDef], rows: Iterable[tuple[str, Mapping[str, Any]]], *, whole: bool, field: str = "rewards"
+) -> None:
     """Compares the rewards' `rows` with the data.
 
     Args:
         rewards: of the run.
         rows: (where it stands, data row) of every row that is graded.
+        field: where the configuration has them.
         whole: a row that no reward is for is an error; False: it gets a score from elsewhere, too.
 
     Raises:
@@ -53,10 +56,10 @@ def check_routes(rewards: Sequence[RewardDef], rows: Iterable[tuple[str, Mapping
             lost.append(where)
     for at, reward in enumerate(rewards):
         for path, values in reward.rows.items():
-            _check_values(f"rewards.{at}.rows.{path}", path, values, list(seen[path].values()), list(fields))
+            _check_values(f"{field}.{at}.rows.{path}", path, values, list(seen[path].values()), list(fields))
     if lost:
         raise ConfigError(
-            f"rewards: {len(lost)} of {count} data rows are for no reward of non-zero weight, the first is {lost[0]}; "
+            f"{field}: {len(lost)} of {count} data rows are for no reward of non-zero weight, the first is {lost[0]}; "
             "give one of the rewards their values in `rows`, or add a reward without `rows`"
         )
 

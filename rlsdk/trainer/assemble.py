@@ -20,6 +20,7 @@ from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution, start_run_rewards
 from rlsdk.trainer.evaluation import EvalSet, Evaluation
 from rlsdk.trainer.evaluations import EvalOptions
+from rlsdk.trainer.grading import RewardGrader
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -101,8 +102,7 @@ def build_materials(
     asked = measures if rewarded else [HELD_OUT] * bool(measures)
     prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
     if rewarded:
-        judged = [prompts.sets[m.name] for m in measures if m.name in prompts.sets and not m.config.rewards]
-        check_rows(config, [prompts.train, *judged])
+        check_rows(config, prompts.train, prompts.sets, measures)
     config = with_steps(config, len(prompts.train))
     # A run that is resumed behind its warm start still knows how many steps that had.
     supervised = supervised or (rewarded and config.sft.epochs is not None)
@@ -152,7 +152,7 @@ def open_stream(
             progress_s=config.deadlines.rollout_s,
         ),
         grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
-        graders={f"eval/{name}": reward_grader(config, runner, notice) for name, runner in rewards.sets.items()},
+        graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
     )
 
 

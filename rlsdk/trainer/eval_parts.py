@@ -10,17 +10,17 @@ from pathlib import Path
 from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
 from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.registry import Registry
-from rlsdk.rewards import RewardRunner, Scorer
-from rlsdk.trainer.reward_sources import start_rewards, start_runner
+from rlsdk.rewards import Scorer
+from rlsdk.trainer.reward_sources import start_rewards
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRewards:
-    """The grading processes of a run."""
+    """What scores the samples of a run."""
 
     train: Scorer | None = None
     """Of training, and of evaluation sets without rewards of their own; None: nothing is graded."""
-    sets: Mapping[str, RewardRunner] = field(default_factory=dict)
+    sets: Mapping[str, Scorer] = field(default_factory=dict)
     """By name of the evaluation set; sets with equal rewards share one."""
 
     def close(self) -> None:
@@ -45,8 +45,8 @@ def start_run_rewards(
     Raises:
         ConfigError: a reward cannot be found, or there is none.
     """
-    own: list[tuple[Sequence[RewardConfig], RewardRunner]] = []
-    sets: dict[str, RewardRunner] = {}
+    own: list[tuple[Sequence[RewardConfig], Scorer]] = []
+    sets: dict[str, Scorer] = {}
     with ExitStack() as started:  # what was started ends where another cannot be
         for measure in measures:
             rewards = measure.config.rewards
@@ -55,13 +55,21 @@ def start_run_rewards(
                 continue
             runner = next((known for same, known in own if same == rewards), None)
             if runner is None:
-                runner = start_runner(rewards, config.reward_limits, registry, log_dir / f"eval-{measure.name}")
+                runner = start_rewards(rewards, config.reward_limits, registry, log_dir / f"eval-{measure.name}")
                 started.callback(runner.close)
                 own.append((rewards, runner))
             sets[measure.name] = runner
-        found = start_rewards(config, registry, log_dir) if train else None
+        found = _of_training(config, registry, log_dir) if train else None
         started.pop_all()
     return RunRewards(train=found, sets=sets)
+
+
+def _of_training(config: RunConfig, registry: Registry, log_dir: Path) -> Scorer | None:
+    """None: reward models alone score the samples."""
+    if config.reward_models and not config.rewards:
+        return None
+    elsewhere = bool(config.reward_models)
+    return start_rewards(config.rewards, config.reward_limits, registry, log_dir, scored_elsewhere=elsewhere)
 
 
 def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:

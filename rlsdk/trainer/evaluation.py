@@ -50,9 +50,9 @@ class EvalSet:
 
     def verdict(self, sample: Sample) -> bool | None:
         """Whether a sample is correct; None where it was not graded."""
-        chosen = self.measure.config.correct_reward
-        names = self.reward_names if chosen is None else (chosen,)
-        value = next((sample.grade.terms[name] for name in names if name in sample.grade.terms), None)
+        named = self.measure.config.correct_reward
+        terms = sample.grade.terms
+        value = next((terms[name] for name in ([named] if named else self.reward_names) if name in terms), None)
         return None if value is None or sample.grade.has_failed else value >= self.measure.config.correct_from
 
 
@@ -113,7 +113,7 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     graded = [[(sample, right) for sample in group.samples if (right := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
     verdicts = [[float(right) for _, right in members] for members in graded]
-    scores = [[sample.grade.score for sample in group.samples if sample.grade.valid] for group in groups]
+    scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
     figures = {
         **_mean_and_error("accuracy", verdicts),
         **_mean_and_error("reward", scores),
@@ -177,7 +177,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
         "reference": prompt.answer,
         "answer": final_answer(sample.text),
         "correct": part.verdict(sample),
-        "score": grade.score if grade.valid else None,
+        "score": None if grade.has_failed else sample.total,
         "rewards": dict(grade.terms),
         "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
         **made,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlsdk.interfaces import BatchError, RewardSample
-from rlsdk.rewards import OWN_METRICS, FailureKind, RewardResult, Scorer
+from rlsdk.rewards import OWN_METRICS, RewardResult, Scorer, failures_of
 from rlsdk.rollouts import Failure, Grade, Group
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def grades_of(result: RewardResult, failed_score: float | None = None) -> list[G
         result: of all rewards.
         failed_score: what samples get that have no score; None: they are not valid.
     """
-    failures = _failures_of(result)
+    failures = failures_of(result)
     terms: list[dict[str, float]] = [{} for _ in result.scores]
     for name, values in result.by_reward.items():
         for at in np.flatnonzero(result.graded[name]).tolist():
@@ -69,31 +69,12 @@ def grades_of(result: RewardResult, failed_score: float | None = None) -> list[G
             terms=terms[at],
             token_scores=result.token_scores.get(at),
             metrics=result.metrics.get(at, {}),
-            failures=tuple(failures[at]),
+            failures=tuple(
+                Failure(kind=kind, source=name or NO_REWARD, message=text) for kind, name, text in failures[at]
+            ),
         )
         for at, (score, valid) in enumerate(zip(result.scores.tolist(), result.valid.tolist(), strict=True))
     ]
-
-
-def _failures_of(result: RewardResult) -> list[list[Failure]]:
-    """Of each sample. The message is known of the first few of each kind and reward."""
-    failures: list[list[Failure]] = [[] for _ in result.scores]
-    kinds = Counter(result.failures)
-    shown = {(example.sample, example.reward): example for example in result.examples}
-    for example in shown.values():
-        kinds[example.kind] -= 1
-    rest = kinds.elements()
-    for name, failed in result.failed.items():
-        for at in np.flatnonzero(failed).tolist():
-            known = shown.get((at, name))
-            kind = known.kind if known else next(rest, "unknown")
-            failures[at].append(Failure(kind=str(kind), source=name, message=known.message if known else ""))
-    for at in np.flatnonzero(~result.valid).tolist():
-        if not failures[at] or (at, "") in shown:
-            known = shown.get((at, ""))
-            message = known.message if known else ""
-            failures[at].append(Failure(kind=FailureKind.INAPPLICABLE.value, source=NO_REWARD, message=message))
-    return failures
 
 
 @dataclass(frozen=True, kw_only=True)

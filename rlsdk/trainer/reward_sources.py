@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rlsdk.config import RewardConfig, RewardLimitsConfig, RunConfig
+from rlsdk.config import Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner, Scorer, check_routes
+from rlsdk.rewards.remote import RemoteOptions, RemoteScorer
 from rlsdk.trainer.grading import RewardGrader
 
 
@@ -43,23 +45,97 @@ def _target(name: str, registry: Registry) -> str:
     return registered
 
 
-def start_rewards(config: RunConfig, registry: Registry, log_dir: Path) -> Scorer | None:
-    """What scores the samples of a run; imports of reward functions go on in the background. None: reward models alone
-    score them.
+def start_rewards(
+    rewards: Sequence[RewardConfig],
+    limits: RewardLimitsConfig,
+    registry: Registry,
+    log_dir: Path,
+    *,
+    scored_elsewhere: bool = False,
+) -> Scorer:
+    """What scores samples; imports of reward functions go on in the background.
+
+    Args:
+        rewards: of a run, or of an evaluation set.
+        limits: on all of them.
+        registry: of what is installed.
+        log_dir: where what rewards print goes.
+        scored_elsewhere: reward models score the samples, too, so that one to which no reward applies has not failed.
 
     Raises:
-        ConfigError: no reward at all, or one that cannot be found.
+        ConfigError: no reward at all, or one that cannot be found or asked.
     """
-    if not config.rewards:
-        if config.reward_models:
-            return None
+    if not rewards:
         names = registry.usable(ComponentKind.REWARD)
         raise ConfigError(
             f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function"
         )
-    names = [reward.title for reward in config.rewards]
-    runner = start_runner(config.rewards, config.reward_limits, registry, log_dir, is_whole=not config.reward_models)
-    return CombinedScorer([runner], names, scored_elsewhere=True) if config.reward_models else runner
+    local = [reward for reward in rewards if not reward.is_remote]
+    remote = [reward for reward in rewards if reward.is_remote]
+    if not remote and not scored_elsewhere:
+        return start_runner(local, limits, registry, log_dir)
+    parts: list[Scorer] = []
+    try:
+        parts += [start_runner(local, limits, registry, log_dir, is_whole=False)] if local else []
+        for reward in remote:
+            parts.append(start_remote(reward, limits))
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return CombinedScorer(parts, [reward.title for reward in rewards], scored_elsewhere=scored_elsewhere)
+
+
+def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScorer:
+    """A reward of a service, which has answered once.
+
+    Raises:
+        ConfigError: it does not answer, its URL is none, or an environment variable is not set.
+    """
+    asked = reward.remote or RemoteRewardConfig()
+    options = RemoteOptions(
+        batch_size=asked.batch_size,
+        batch_wait_s=asked.batch_wait_s,
+        max_concurrent=asked.max_concurrent,
+        timeout_s=asked.timeout_s,
+        retries=asked.retries,
+        retry_wait_s=asked.retry_wait_s,
+        max_response_bytes=asked.max_response_bytes,
+        send_tokens=asked.send_tokens,
+        headers=secret_headers(asked.token_env, asked.headers_from_env),
+    )
+    scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+    if asked.check_at_start:
+        try:
+            scorer.check()
+        except BaseException:
+            scorer.close()
+            raise
+    return scorer
+
+
+def secret_headers(token_env: str | None, headers_from_env: Mapping[str, str]) -> dict[str, str]:
+    """Headers whose values the environment holds.
+
+    Raises:
+        ConfigError: a variable is not set, or cannot stand in a header; names it and never its value.
+    """
+    found = {header: secret_from_env(name) for header, name in headers_from_env.items()}
+    return found if token_env is None else {**found, "Authorization": f"Bearer {secret_from_env(token_env)}"}
+
+
+def secret_from_env(name: str) -> str:
+    """The value of an environment variable, fit for a header.
+
+    Raises:
+        ConfigError: it is not set, or not fit; names it and never its value.
+    """
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigError(f"environment variable {name!r} is not set; set it to the secret that the service expects")
+    if not value.isascii() or not value.isprintable() or value != value.strip():
+        raise ConfigError(f"environment variable {name!r}: expected printable ASCII without blanks at its ends")
+    return value
 
 
 def start_runner(
@@ -84,15 +160,28 @@ def start_runner(
     return runner
 
 
-def check_rows(config: RunConfig, datasets: Sequence[PromptDataset]) -> None:
-    """Compares the `rows` of rewards with the data.
+def check_rows(
+    config: RunConfig, train: PromptDataset, sets: Mapping[str, PromptDataset], measures: Sequence[Measure]
+) -> None:
+    """Compares the `rows` of rewards with the data that they grade.
 
     Raises:
         ConfigError: a field or a value that no row has, or rows that no reward is for.
     """
-    rewards = [reward_def(reward, reward.name) for reward in config.rewards]
-    rows = ((row.source, row.row) for dataset in datasets for row in dataset.rows)
-    check_routes(rewards, rows, whole=not config.reward_models)
+    own = {measure.name: measure.config.rewards for measure in measures if measure.config.rewards}
+    shared = [train, *(dataset for name, dataset in sets.items() if name not in own)]
+    check_routes(_defs(config.rewards), _rows(shared), whole=not config.reward_models)
+    for name, rewards in own.items():
+        if name in sets:
+            check_routes(_defs(rewards), _rows([sets[name]]), whole=True, field=f"rewards of evaluation {name!r}")
+
+
+def _defs(rewards: Sequence[RewardConfig]) -> list[RewardDef]:
+    return [reward_def(reward, reward.name) for reward in rewards]
+
+
+def _rows(datasets: Sequence[PromptDataset]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((row.source, row.row) for dataset in datasets for row in dataset.rows)
 
 
 def grading_limits(asked: RewardLimitsConfig) -> RewardLimits:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlsdk.config import dump_config, load_config
+from rlsdk.config.trust import code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
@@ -47,3 +48,34 @@ def test_failed_samples_are_dropped_or_get_a_score(tmp_path: Path) -> None:
     assert load("", tmp_path, "--reward_limits.on_failure", "drop").reward_limits.on_failure == "drop"
     with pytest.raises(ConfigError, match=r"reward_limits.on_failure.*'keep'"):
         load("reward_limits: {on_failure: keep}", tmp_path)
+
+
+def test_a_service_is_named_by_its_url(tmp_path: Path) -> None:
+    text = "rewards: [{name: 'http://h/score', label: far, remote: {token_env: TOKEN, headers_from_env: {X-Key: KEY}}}]"
+    config = load(text, tmp_path)
+    assert config.rewards[0].is_remote
+    assert config.rewards[0].remote.headers_from_env == {"X-Key": "KEY"}
+    assert load("", tmp_path, "--reward", "https://h/score").rewards[0].is_remote
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{name: math, remote: {}}]", "rewards.0.remote: belongs to a reward that is named by a URL; name is 'math'"),
+        ("[{name: 'http://h/s', options: {a: 1}}]", r"rewards.0.options: \['a'\]: a service has options of its own"),
+        ("[{name: 'http://h/s', remote: {headers_from_env: {'a b': C}}}]", "headers_from_env.a b: expected the name"),
+        ("[{name: 'http://h/s', remote: {timeout: 1}}]", "did you mean 'timeout_s'"),
+    ],
+)
+def test_a_service_has_its_own_fields(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(f"rewards: {text}", tmp_path)
+
+
+def test_the_configuration_of_a_foreign_run_sends_nothing_to_anybody(tmp_path: Path) -> None:
+    """A URL gets every sample, and a header what the environment holds."""
+    config = load("rewards: [{name: 'http://evil/s', remote: {token_env: AWS_SECRET_ACCESS_KEY}}]", tmp_path)
+    found = [".".join(map(str, place)) for place, _ in code_in(config.model_dump())]
+    assert found == ["rewards.0.name", "rewards.0.remote.token_env"]
+    config = load("rewards: [{name: 'http://evil/s', remote: {headers_from_env: {X: PASSWORD}}}]", tmp_path)
+    assert ("rewards", 0, "remote", "headers_from_env", "X") in [place for place, _ in code_in(config.model_dump())]

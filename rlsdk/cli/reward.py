@@ -1,0 +1,74 @@
+"""`rlsdk reward serve`: a reward as a service over HTTP."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+from rlsdk.config import RewardConfig, RunConfig, load_config
+from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rewards.serving import RewardServer, ServeOptions
+from rlsdk.trainer.reward_sources import secret_from_env, start_runner
+
+SECTIONS = ("rewards", "reward_limits")
+"""Of the configuration, that a service acts on."""
+
+
+def serve(name: str, arguments: Sequence[str], options: ServeOptions, token_env: str | None) -> None:
+    """Answers until SIGINT or SIGTERM, then finishes what it is at.
+
+    Args:
+        name: of a reward, or the label of one in the configuration.
+        arguments: `--config FILE` and fields: `--reward_limits.timeout_s 20`.
+        options: less the token.
+        token_env: environment variable that holds it.
+
+    Raises:
+        ConfigError: the reward cannot be found or loaded, or the address not be used.
+    """
+    registry = Registry.discover()
+    config = load_config([], arguments, registry, sections=SECTIONS)
+    reward = find_reward(name, config, registry)
+    token = None if token_env is None else secret_from_env(token_env)
+    with start_runner([reward], config.reward_limits, registry, is_whole=False) as runner:
+        server = RewardServer(runner, ServeOptions(**{**vars(options), "token": token}))
+        runner.wait_ready()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            server.stop()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            print(f"reward {reward.title!r} answers at {server.url}; Ctrl-C ends it. Use it in a run:", flush=True)
+            print(f"  {command(server.url, token_env)}", flush=True)
+            server.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def find_reward(name: str, config: RunConfig, registry: Registry) -> RewardConfig:
+    """The entry of the configuration with this label or name, or a reward of this name with the entry's options.
+
+    Raises:
+        ConfigError: the configuration has rewards, and none of this name; or it is a URL.
+    """
+    titles = [reward.title for reward in config.rewards]
+    found = next((reward for reward in config.rewards if name in (reward.title, reward.name)), None)
+    if found is None and titles:
+        raise ConfigError(f"{name!r} is none of the configuration's rewards {titles}{nearest(name, titles)}")
+    reward = found or RewardConfig(name=name)
+    if reward.is_remote:
+        raise ConfigError(f"{name!r} is a service already; name it in a run by `--reward {name}`")
+    if ":" not in reward.name:
+        registry.row(ComponentKind.REWARD, reward.name)
+    return reward.model_copy(update={"weight": 1.0, "rows": {}})  # The client weighs it, and chooses rows.
+
+
+def command(url: str, token_env: str | None) -> str:
+    """How a run uses the service."""
+    if token_env is None:
+        return f"rlsdk train --reward {url} ..."
+    return f"rlsdk train --rewards '[{{name: \"{url}\", remote: {{token_env: {token_env}}}}}]' ..."

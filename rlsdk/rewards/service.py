@@ -1,0 +1,87 @@
+"""What a reward service is asked and answers, as JSON: the protocol of `docs/rewards.md`, "Rewards over HTTP"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from rlsdk.interfaces import RewardSample
+
+VERSION = 1
+"""Of the protocol; a service that reads another one refuses."""
+SCORE_PATH = "/score"
+HEALTH_PATH = "/health"
+
+
+class _Message(BaseModel):
+    """Closed and strictly typed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SentSample(_Message):
+    """One response, and what it answers."""
+
+    prompt: str
+    response: str
+    answer: str | None = None
+    row: dict[str, JsonValue] = Field(default_factory=dict)
+    truncated: bool = False
+    extra: dict[str, JsonValue] = Field(default_factory=dict)
+    response_ids: list[int] | None = None
+    """Where the client is told to send them (`send_tokens`)."""
+
+    @classmethod
+    def of(cls, sample: RewardSample, *, with_tokens: bool) -> Self:
+        return cls.model_construct(
+            prompt=sample.prompt,
+            response=sample.response,
+            answer=sample.answer,
+            row=dict(sample.row),
+            truncated=sample.truncated,
+            extra=dict(sample.extra),
+            response_ids=[int(token) for token in sample.response_ids] if with_tokens else None,
+        )
+
+    def to_sample(self) -> RewardSample:
+        return RewardSample(
+            prompt=self.prompt,
+            response=self.response,
+            answer=self.answer,
+            row=self.row,
+            truncated=self.truncated,
+            extra=self.extra,
+            response_ids=tuple(self.response_ids or ()),
+        )
+
+
+class ScoreRequest(_Message):
+    """Body of `POST /score`."""
+
+    version: int = VERSION
+    samples: list[SentSample]
+
+
+class SentScore(_Message):
+    """Of one sample: a score, or null where the reward does not apply; or why there is none."""
+
+    score: float | None = None
+    token_scores: list[float] | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    error: str | None = None
+
+
+class ScoreReply(_Message):
+    """Body of its answer: one result for each sample, in order."""
+
+    results: list[SentScore]
+
+
+def describe(error: ValidationError, shown: int = 2) -> str:
+    """What does not fit the protocol, in words: places, not values."""
+    found: Sequence[Any] = error.errors(include_url=False, include_input=False, include_context=False)
+    texts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in found[:shown]]
+    more = f" and {len(found) - shown} more" if len(found) > shown else ""
+    return "; ".join(texts) + more

@@ -1,0 +1,232 @@
+"""A reward as a service: what `rlsdk reward serve` starts, for the protocol of `rlsdk.rewards.service`."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlsdk.interfaces import ConfigError, RewardSample, RlsdkError
+from rlsdk.rewards.results import RewardResult, failures_of
+from rlsdk.rewards.runner import RewardRunner
+from rlsdk.rewards.service import HEALTH_PATH, SCORE_PATH, VERSION, ScoreReply, ScoreRequest, SentScore, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Where a service listens, and what one request may cost."""
+
+    host: str = "127.0.0.1"
+    port: int = 8700
+    """0: any free one."""
+    token: str | None = None
+    """What a client must send (`Authorization: Bearer TOKEN`); None: anybody who reaches the port is answered."""
+    max_request_bytes: int = 64 << 20
+    max_samples: int = 1024
+    """In one request."""
+    max_requests: int = 16
+    """Under way at once; others are told to come again (503)."""
+    timeout_s: float = 30.0
+    """Seconds that a client may leave its connection silent."""
+
+
+class RewardServer:
+    """Answers until it is closed. Samples are graded in the runner's processes, confined as in a run."""
+
+    def __init__(self, runner: RewardRunner, options: ServeOptions) -> None:
+        """Listens from now on; `run` answers.
+
+        Args:
+            runner: of one reward; stays the caller's to close.
+            options: see there.
+
+        Raises:
+            ConfigError: the address is not free, is none, or is reached from outside and there is no token.
+        """
+        if options.token is None and not is_loopback(options.host):
+            raise ConfigError(
+                f"--host {options.host}: reached from other machines, so it needs a token; name the environment "
+                "variable that holds one, --token-env REWARD_TOKEN, or listen on 127.0.0.1"
+            )
+        self.runner = runner
+        self.options = options
+        self.slots = threading.BoundedSemaphore(options.max_requests)
+        try:
+            self._http = _Server(self)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error}") from error
+
+    @property
+    def url(self) -> str:
+        """That samples are posted to."""
+        host, port = self._http.server_address[:2]
+        name = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{name}:{port}{SCORE_PATH}"
+
+    def run(self) -> None:
+        """Answers until `stop` is called, then finishes what it is at."""
+        try:
+            self._http.serve_forever(poll_interval=0.1)
+        finally:
+            self._http.server_close()
+
+    def stop(self) -> None:
+        """Has `run` return. May be called from any thread but the one of `run`, and from a signal handler."""
+        threading.Thread(target=self._http.shutdown, daemon=True).start()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def score_all(runner: RewardRunner, samples: list[RewardSample]) -> ScoreReply:
+    """One result for each sample."""
+    result = runner.score(samples)
+    reasons = failures_of(result)
+    return ScoreReply(results=[_result(result, at, reasons[at]) for at in range(len(samples))])
+
+
+def _result(result: RewardResult, at: int, reasons: list[tuple[str, str, str]]) -> SentScore:
+    (name,) = result.weights
+    metrics = {key.rpartition("/")[2]: value for key, value in result.metrics.get(at, {}).items()}
+    if result.failed[name][at]:
+        kind, _, message = reasons[0]
+        return SentScore(error=f"{kind}: {message}" if message else kind)
+    if not result.graded[name][at]:
+        return SentScore(score=None, metrics=metrics)
+    tokens = result.token_scores.get(at)
+    return SentScore(
+        score=float(result.by_reward[name][at]),
+        token_scores=None if tokens is None else tokens.tolist(),
+        metrics=metrics,
+    )
+
+
+class _RefusedError(Exception):
+    """A request that is not answered, and by which status."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection; closing waits for them."""
+
+    daemon_threads = False
+    allow_reuse_address = True
+
+    def __init__(self, service: RewardServer) -> None:
+        self.service = service
+        options = service.options
+        self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        super().__init__((options.host, options.port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nobody's error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request; the connection is closed behind it."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "rlsdk"
+    sys_version = ""
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(self.server.service.options.timeout_s)
+
+    def do_GET(self) -> None:
+        self._answer(self._health)
+
+    def do_POST(self) -> None:
+        self._answer(self._score)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: what fails is in the answer."""
+
+    def _answer(self, make: Any) -> None:
+        self.close_connection = True
+        slots = self.server.service.slots
+        if not slots.acquire(blocking=False):
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many requests at once; try again"})
+            return
+        try:
+            self._send(HTTPStatus.OK, make())
+        except _RefusedError as refused:
+            self._send(refused.status, {"error": str(refused)})
+        except (RlsdkError, CancelledError) as error:
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the reward cannot be run: {error}"})
+        except OSError:
+            return  # The client is gone, or silent for too long.
+        finally:
+            slots.release()
+
+    def _health(self) -> Mapping[str, Any]:
+        if self.path != HEALTH_PATH:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; expected {HEALTH_PATH}")
+        (reward,) = self.server.service.runner.rewards
+        return {"status": "ok", "reward": reward.name, "version": VERSION}
+
+    def _score(self) -> ScoreReply:
+        if self.path != SCORE_PATH:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; post to {SCORE_PATH}")
+        self._check_token()
+        # A web page can post other types to this machine without asking first.
+        if self.headers.get_content_type() != "application/json":
+            raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected Content-Type: application/json")
+        try:
+            request = ScoreRequest.model_validate_json(self.rfile.read(self._length()))
+        except ValidationError as error:
+            raise _RefusedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"not a request for scores: {describe(error)}"
+            ) from error
+        if request.version != VERSION:
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"version {request.version}; expected {VERSION}")
+        most = self.server.service.options.max_samples
+        if len(request.samples) > most:
+            raise _RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{len(request.samples)} samples; expected at most {most}"
+            )
+        return score_all(self.server.service.runner, [sample.to_sample() for sample in request.samples])
+
+    def _check_token(self) -> None:
+        token = self.server.service.options.token
+        given = self.headers.get("Authorization", "")
+        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
+
+    def _length(self) -> int:
+        """Bytes of the body."""
+        text = self.headers.get("Content-Length", "")
+        if not text.isascii() or not text.isdigit():
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
+        most = self.server.service.options.max_request_bytes
+        if len(text) > 18 or int(text) > most:
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {most} bytes")
+        return int(text)
+
+    def _send(self, status: HTTPStatus, body: Mapping[str, Any] | ScoreReply) -> None:
+        data = body.model_dump_json().encode() if isinstance(body, ScoreReply) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
