@@ -15,6 +15,8 @@ from rlsdk.data import Prompt, PromptDataset, PromptStream
 from rlsdk.interfaces import BackendKind, Capability, Example, LogProbKind, SamplingParams, SyncReport
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
+from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution, start_run_rewards
@@ -215,6 +217,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
     comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
     algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
+    codec = TokenCodec(materials.tokenizer)
     draw = Draw(
         source="train",
         num_samples=algorithm.num_samples,
@@ -232,6 +235,10 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
+        journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
+        text_of=lambda trajectory: codec.decode(
+            without_stop(trajectory.response_ids, materials.sampling.stop_token_ids)
+        ),
     )
     return RlStage(
         source,

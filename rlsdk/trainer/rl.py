@@ -76,6 +76,7 @@ class RlStage(Stage):
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
     def begin(self) -> None:
+        self.source.begin(self.step)
         self.output.view.judged(self._rules)
         self.evaluations.before(self.step)
 
@@ -95,7 +96,9 @@ class RlStage(Stage):
             with clock.measure("average"):
                 self.average.update()
         self.step += 1
-        self.source.updated(quiet=self.evaluations.is_due(self.step, last=self.step == self.settings.steps))
+        figures = {**learned.metrics, **actor_metrics(learned.actor), **critic_metrics(learned.critic)}
+        quiet = self.evaluations.is_due(self.step, last=self.step == self.settings.steps)
+        self.source.updated(figures, quiet=quiet)
         self._note_version()
         metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
@@ -114,6 +117,9 @@ class RlStage(Stage):
     def settle(self) -> None:
         self.source.settle()
 
+    def saved(self, step: int, oldest: int) -> None:
+        self.source.saved(step, oldest)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": {"step": self.step, **self.state.dump()},
@@ -128,7 +134,7 @@ class RlStage(Stage):
         self.step = int(saved.pop("step"))
         self.state.restore(saved)
         self.learner.algorithm.load_state_dict(state["algorithm"])
-        self.source.load_state_dict(state["source"], step=self.step)
+        self.source.load_state_dict(state["source"], step=self.step, version=self.state.policy_version)
         self.evaluations.load_state_dict(state["evaluations"])
         self._step_of = {int(version): int(step) for version, step in state["versions"]}
 
