@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -236,6 +238,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
         journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
+        made_by=_made_by(config),
         text_of=lambda trajectory: codec.decode(
             without_stop(trajectory.response_ids, materials.sampling.stop_token_ids)
         ),
@@ -271,6 +274,15 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         eval_options(config),
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
     )
+
+
+def _made_by(config: RunConfig) -> str:
+    """A digest of what samples and grades depend on, as far as the configuration says it."""
+    told = config.model_dump(
+        mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
+    )
+    told["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _publisher(

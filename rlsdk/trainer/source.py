@@ -83,6 +83,7 @@ class GroupSource:
         accept: Callable[[Group], bool] = lambda group: True,
         max_groups_per_step: int | None = None,
         journal: Path | None = None,
+        made_by: str = "",
         text_of: Callable[[Trajectory], str] = lambda trajectory: "",
     ) -> None:
         """Starts nothing.
@@ -100,10 +101,11 @@ class GroupSource:
                 driver's thread.
             max_groups_per_step: that may be started for one step; past it, others are trained on, too.
             journal: folder of what happened before, and of what will; None: nothing is written.
+            made_by: stands for all that samples and their grades depend on: others of the journal do not count.
             text_of: what the rewards saw of a trajectory of the journal.
         """
-        self._folder, self._text_of = journal, text_of
-        self._journal = None if journal is None else Journal(journal, keep=schedule.keeps)
+        self._folder, self._made_by, self._text_of = journal, made_by, text_of
+        self._journal = None if journal is None else Journal(journal, made_by=made_by, keep=schedule.keeps)
         self._recorded = Recorded()
         self._stream = stream
         self._groups_per_step = groups_per_step
@@ -225,7 +227,7 @@ class GroupSource:
         """
         self._ledger.load_state_dict(state)
         if self._folder is not None:
-            self._recorded = read_journal(self._folder, after=step)
+            self._recorded = read_journal(self._folder, after=step, made_by=self._made_by)
             if self._max_groups_per_step is not None and not self._drains:
                 # Who replaces whom depends on time: a sample may find itself in an earlier step than before.
                 self._recorded = self._recorded.no_newer(version)
