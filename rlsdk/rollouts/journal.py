@@ -82,6 +82,11 @@ class Journal:
                 return
             segment.path.unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Removes what an earlier run has left: nothing goes on from it."""
+        for segment in segments(self._folder):
+            segment.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         with self._lock:
             if self._file is not None:

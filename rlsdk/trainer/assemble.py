@@ -14,7 +14,16 @@ from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import Measure, PairTraining, RunConfig, comparable_log_probs
 from rlsdk.config.evaluation import HELD_OUT
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import BackendKind, Capability, Example, LogProbKind, SamplingParams, SyncReport
+from rlsdk.interfaces import (
+    Algorithm,
+    BackendKind,
+    Capability,
+    Example,
+    LogProbKind,
+    SamplingParams,
+    SyncReport,
+    Trajectory,
+)
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
 from rlsdk.rollouts.journal import FOLDER
@@ -217,19 +226,11 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     if config.schedule.uncorrected:
         view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
     publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
-    comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
-    algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
-    codec = TokenCodec(materials.tokenizer)
-    draw = Draw(
-        source="train",
-        num_samples=algorithm.num_samples,
-        sampling=materials.sampling,
-        greedy_baseline=algorithm.greedy_baseline,
-    )
+    algorithm = algorithm_of(config, registry, materials)
     source = GroupSource(
         stream,
-        PromptStream(materials.train_prompts, seed=trainer.seed, shuffle=config.data.shuffle),
-        draw,
+        prompts_of(config, materials),
+        draw_of(algorithm, materials),
         groups_per_step=trainer.prompts_per_step,
         steps=trainer.steps,
         seed=trainer.seed,
@@ -239,13 +240,11 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         max_groups_per_step=algorithm.max_groups,
         journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
         made_by=_made_by(config),
-        text_of=lambda trajectory: codec.decode(
-            without_stop(trajectory.response_ids, materials.sampling.stop_token_ids)
-        ),
+        text_of=text_of(materials),
     )
     return RlStage(
         source,
-        PolicyLearner(session, algorithm, _learner_options(config, session), state, view),
+        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
         phase,
         publisher,
         evaluation_of(
@@ -274,6 +273,34 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         eval_options(config),
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
     )
+
+
+def algorithm_of(config: RunConfig, registry: Registry, materials: Materials) -> Algorithm:
+    """The run's algorithm."""
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    comparable = comparable_log_probs(kind, config.rollout)
+    return build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
+
+
+def prompts_of(config: RunConfig, materials: Materials) -> PromptStream:
+    """The training prompts in the run's order, from the first one on."""
+    return PromptStream(materials.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
+
+
+def draw_of(algorithm: Algorithm, materials: Materials) -> Draw:
+    """How training groups are sampled."""
+    return Draw(
+        source="train",
+        num_samples=algorithm.num_samples,
+        sampling=materials.sampling,
+        greedy_baseline=algorithm.greedy_baseline,
+    )
+
+
+def text_of(materials: Materials) -> Callable[[Trajectory], str]:
+    """What rewards saw of a trajectory."""
+    codec, stops = TokenCodec(materials.tokenizer), materials.sampling.stop_token_ids
+    return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
 
 
 def _made_by(config: RunConfig) -> str:
@@ -390,7 +417,8 @@ def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], n
     return pairs
 
 
-def _learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+def learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+    """How a run's learner works."""
     weights = [model.weight for model in config.reward_models]
     return LearnerOptions(
         reward_weights=dict(zip(session.reward_models, weights, strict=True)),

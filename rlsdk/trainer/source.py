@@ -107,6 +107,7 @@ class GroupSource:
         self._folder, self._made_by, self._text_of = journal, made_by, text_of
         self._journal = None if journal is None else Journal(journal, made_by=made_by, keep=schedule.keeps)
         self._recorded = Recorded()
+        self._resumed = False
         self._stream = stream
         self._groups_per_step = groups_per_step
         self._steps = steps
@@ -139,6 +140,8 @@ class GroupSource:
     def begin(self, step: int) -> None:
         """Before the first `next` of this process, behind this step."""
         if self._journal is not None:
+            if not self._resumed:
+                self._journal.clear()
             self._journal.open(step)
 
     def next(self) -> list[Group]:
@@ -226,6 +229,7 @@ class GroupSource:
             CheckpointError: the data is not what it was, or the journal is damaged.
         """
         self._ledger.load_state_dict(state)
+        self._resumed = True
         if self._folder is not None:
             self._recorded = read_journal(self._folder, after=step, made_by=self._made_by)
             if self._max_groups_per_step is not None and not self._drains:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import REWARD, SUMS, rlsdk
+from conftest import REWARD, SUMS, kill_when, rlsdk
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from test_loop import Recorder, trainer_of
 
 from rlsdk.config import load_config
 from rlsdk.registry import Registry
+from rlsdk.rollouts.journal import account, lines
 
 TASK = [
     "--data", str(SUMS), "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "8",
@@ -53,3 +54,35 @@ def test_two_pools_on_a_cluster_give_the_numbers_of_one_process(
     assert measured(mine) == measured([dict(step) for step in view.steps])
     evals = [line["eval/reward_sampled"] for line in found if "eval/reward_sampled" in line]
     assert evals == [e["eval/reward_sampled"] for e in view.evals]
+
+
+def test_a_run_killed_with_groups_half_made_ends_where_the_undisturbed_one_ends(model: str, tmp_path: Path) -> None:
+    """One sample is decoded at a time: which ones share a decoding step would depend on when the run was killed."""
+    extra = [
+        *TASK, *APART, "--schedule.max_staleness", "1", "--schedule.journal", "all", "--trainer.save_every_steps", "1",
+        "--rollout.max_running_samples", "1",
+    ]  # fmt: skip
+    rlsdk("train", "--model", model, *extra, "--trainer.run_name", "whole", cwd=tmp_path)
+    run = tmp_path / "runs" / "killed"
+
+    def half_made() -> bool:
+        """A group of the third step has some of its samples."""
+        text = "".join(path.read_text() for path in (run / "journal").glob("*.jsonl"))
+        return (run / "checkpoints" / "step_00000001").is_dir() and '"sample","group":9,' in text
+
+    arguments = ["train", "--model", model, *extra, "--trainer.run_name", "killed"]
+    kill_when(half_made, "a group of step 3", arguments, tmp_path)
+    made_before = sum(line["event"] == "sample" for line in lines(run / "journal"))
+    said = rlsdk(*arguments, cwd=tmp_path)
+    assert "resumed from" in said
+    assert made_before < 64
+    assert sum(line["event"] == "sample" for line in lines(run / "journal")) == 64  # none twice
+    assert sorted(account(run / "journal").items()) == [(at, f"trained in step {at // 4 + 1}") for at in range(16)]
+    last = [
+        [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "killed")
+    ]
+    whole, killed = ({m["step"]: m for m in measured(found) if "policy/loss" in m} for found in last)
+    assert whole.keys() == killed.keys() == {1, 2, 3, 4}
+    assert all(killed[step] == whole[step] for step in whole)
+    assert "the same updates" in rlsdk("replay", str(run), cwd=tmp_path)
