@@ -90,8 +90,10 @@ class Schedule:
 
     @property
     def settled(self) -> bool:
-        """The newest weights are served, or nobody will need them."""
-        return not self._publishing and (self.served == self.trained or self._needs_no_weights())
+        """The newest weights are served, or nobody will need them and all that older ones began is made."""
+        if self._publishing:
+            return False
+        return self.served == self.trained or (self._needs_no_weights() and not self._order.running)
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none when the run is over already."""

@@ -147,7 +147,7 @@ class RlStage(Stage):
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
         """Figures of the current weights on held-out prompts."""
         with ExitStack() as stack:
-            if not stack.enter_context(self.source.served()):
+            if not self.source.serve():
                 stack.enter_context(self.phase.serving())
             return evaluation.run()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,6 +153,8 @@ class GroupSource:
             self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
             self._thread.start()
             self._inbox.put(_Begin())
+        if self._config.overlaps:
+            self._inbox.put(_Quiet(False))
         for event in self._due:
             self._inbox.put(event)
         self._due.clear()
@@ -169,7 +170,7 @@ class GroupSource:
 
         Args:
             figures: that a replay must come to, too.
-            quiet: `served` follows, so that nothing shall start with the new weights before.
+            quiet: `serve` follows, so that nothing shall start with the new weights before.
         """
         self._write_update(figures or {})
         if not self._config.overlaps:
@@ -181,24 +182,21 @@ class GroupSource:
             self._inbox.put(Updated(self._current.step))
             self._wait(lambda: self._schedule.trained == self._current.step)
 
-    @contextmanager
-    def served(self) -> Iterator[bool]:
-        """Inside, every replica serves the newest weights, and where samples drain, no group is under way. False where
-        the caller has to publish them itself: a synchronous run, one that has not begun, or that is over."""
+    def serve(self) -> bool:
+        """Every replica serves the newest weights from here on, and where samples drain, no group is under way: until
+        `settle` or `next`. False where the caller has to publish them itself: a synchronous run, one that has not
+        begun, or that is over."""
         if not self._config.overlaps or self._thread is None:
-            yield False
-            return
+            return False
         self._inbox.put(_Quiet(self._drains))
         self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
-        try:
-            yield self._schedule.served == self._schedule.trained
-        finally:
-            self._inbox.put(_Quiet(False))
+        return self._schedule.served == self._schedule.trained
 
     def settle(self) -> None:
         """Waits until the newest weights are served: where samples drain, all that older ones began is made then."""
         if self._config.overlaps and self._thread is not None:
             self._wait(lambda: self._schedule.settled)
+            self._inbox.put(_Quiet(False))
 
     @property
     def rejected(self) -> Sequence[Group]:

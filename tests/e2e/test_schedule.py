@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def measured(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if not k.startswith(dropped)} for line in lines]
 
 
+def in_one_process(model: str, arguments: Sequence[str], folder: Path) -> Recorder:
+    torch.set_num_threads(1)
+    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    view = Recorder()
+    with trainer_of(load_config([], ["--model", model, *arguments], registry), registry, folder, view) as (trainer, *_):
+        trainer.fit()
+    return view
+
+
 @pytest.mark.parametrize(("ray", "plain"), [([*APART], []), ([*APART, "--schedule.max_staleness", "1"], None)])
 def test_two_pools_on_a_cluster_give_the_numbers_of_one_process(
     ray: list[str], plain: list[str] | None, model: str, tmp_path: Path
@@ -42,12 +52,7 @@ def test_two_pools_on_a_cluster_give_the_numbers_of_one_process(
     """Staleness 0 apart is the synchronous run on shared devices; staleness 1 does not depend on who runs where."""
     rlsdk("train", "--model", model, *TASK, *ray, "--trainer.run_name", "ray", cwd=tmp_path)
     found = [json.loads(line) for line in (tmp_path / "runs" / "ray" / "metrics.jsonl").read_text().splitlines()]
-    torch.set_num_threads(1)
-    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
-    config = load_config([], ["--model", model, *TASK, *(ray if plain is None else plain)], registry)
-    view = Recorder()
-    with trainer_of(config, registry, tmp_path / "here", view) as (trainer, _, _):
-        trainer.fit()
+    view = in_one_process(model, [*TASK, *(ray if plain is None else plain)], tmp_path / "here")
     steps = [line for line in found if "policy/loss" in line]
     names = view.steps[0].keys()
     mine = [{name: step[name] for name in names if name in step} for step in steps]
@@ -62,7 +67,6 @@ def test_a_run_killed_with_groups_half_made_ends_where_the_undisturbed_one_ends(
         *TASK, *APART, "--schedule.max_staleness", "1", "--schedule.journal", "all", "--trainer.save_every_steps", "1",
         "--rollout.max_running_samples", "1",
     ]  # fmt: skip
-    rlsdk("train", "--model", model, *extra, "--trainer.run_name", "whole", cwd=tmp_path)
     run = tmp_path / "runs" / "killed"
 
     def half_made() -> bool:
@@ -78,11 +82,10 @@ def test_a_run_killed_with_groups_half_made_ends_where_the_undisturbed_one_ends(
     assert made_before < 64
     assert sum(line["event"] == "sample" for line in lines(run / "journal")) == 64  # none twice
     assert sorted(account(run / "journal").items()) == [(at, f"trained in step {at // 4 + 1}") for at in range(16)]
-    last = [
-        [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "killed")
-    ]
-    whole, killed = ({m["step"]: m for m in measured(found) if "policy/loss" in m} for found in last)
-    assert whole.keys() == killed.keys() == {1, 2, 3, 4}
-    assert all(killed[step] == whole[step] for step in whole)
+    view = in_one_process(model, extra, tmp_path / "whole")
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    killed = {line["step"]: line for line in found if "policy/loss" in line}
+    assert killed.keys() == {1, 2, 3, 4}
+    for step, whole in enumerate(view.steps, 1):
+        assert measured([{name: killed[step][name] for name in whole}]) == measured([dict(whole)])
     assert "the same updates" in rlsdk("replay", str(run), cwd=tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollouts"))
@@ -190,6 +190,7 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("config", SCHEDULES, ids=["0", "1", "3"])
 @given(kills=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3))
+@example(kills=[0.79, 0.18, 0.93])
 @settings(max_examples=12, deadline=None)
 def test_a_run_that_is_killed_anywhere_ends_where_the_undisturbed_one_ends(
     config: ScheduleConfig, kills: list[float]
