@@ -152,6 +152,16 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder o
     run(run_dir)
 
 
+@app.command(help="Train again on what a run's journal recorded, and hold the updates against the run's.")
+def replay(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with schedule.journal all.")],
+    trust_run: TrustRun = False,
+) -> None:
+    from rlsdk.cli.replay import run
+
+    run(run_dir, _with_trust([], trust_run))
+
+
 @app.command("make-model", help="A small random model with a byte tokenizer, to try things out offline.")
 def make_model(
     folder: Annotated[Path, typer.Argument(help="New folder.")],

@@ -29,6 +29,9 @@ class ScheduleConfig(Section):
     on_new_weights: Literal["drain", "recompute", "keep"] = "drain"
     """What running samples do when new weights come. drain: they finish first; recompute: they pause, and go on under
     the new weights with keys and values made anew; keep: the same with the old keys and values."""
+    journal: Literal["none", "resume", "all"] = "resume"
+    """What is written of the run as it goes. resume: all that a resumed run need not make again, as far as checkpoints
+    that are kept go back; all: the whole run, so that `rlsdk replay` can repeat it; none."""
     uncorrected: bool = False
     """Trains on stale samples without weighing their distance to the sampler, where `algorithm.old_log_probs` is
     `always` without a correction, or the engines' log-probs cannot be compared."""
@@ -37,6 +40,11 @@ class ScheduleConfig(Section):
     def overlaps(self) -> bool:
         """Groups are made while a step trains."""
         return self.max_staleness > 0
+
+    @property
+    def keeps(self) -> Literal["resume", "all"]:
+        """Which segments of the journal stay."""
+        return "all" if self.journal == "all" else "resume"
 
     def problems(self) -> Iterator[Problem]:
         if not self.overlaps:

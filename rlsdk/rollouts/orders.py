@@ -79,8 +79,16 @@ class _OpenStep:
 class PromptOrder(Order):
     """A step trains the groups that were started for it."""
 
-    def __init__(self, limits: Limits, *, done: int, next_group: int, again: Mapping[int, Sequence[int]]) -> None:
-        """`again`: groups that were started before, by step, and are made again."""
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        done: int,
+        next_group: int,
+        again: Mapping[int, Sequence[int]],
+        planned: Mapping[int, Sequence[int]],
+    ) -> None:
+        """As `FinishOrder`; `planned` follows from the order of the prompts anyway."""
         self._limits = limits
         self._again = dict(again)
         self._started = done
@@ -141,9 +149,27 @@ class FinishOrder(Order):
     nothing is trained past it.
     """
 
-    def __init__(self, limits: Limits, *, done: int, next_group: int, again: Mapping[int, Sequence[int]]) -> None:
-        """`again`: groups that were started before, by the step that is their bound, and are made again."""
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        done: int,
+        next_group: int,
+        again: Mapping[int, Sequence[int]],
+        planned: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Stands before the first start.
+
+        Args:
+            limits: numbers of the schedule.
+            done: steps that lie behind.
+            next_group: ordinal of the first new group.
+            again: groups that were started before, by the step that is their bound, and are made again.
+            planned: groups of steps that were trained before, and are trained again.
+        """
         self._limits = limits
+        self._planned = dict(planned)
+        self._keep = {group for groups in planned.values() for group in groups}
         self._again = dict(again)
         self.next_group = next_group
         self._admitted = done * limits.groups_per_step
@@ -175,7 +201,7 @@ class FinishOrder(Order):
         self.running -= 1
         self._running[due] -= 1
         spare = self._limits.max_groups_per_step - self._limits.groups_per_step
-        if not accepted and self._rejected < spare:
+        if not accepted and self._rejected < spare and group not in self._keep:
             self._rejected += 1
             self._admitted -= 1
             return [self._fresh(due, 1)]
@@ -184,6 +210,8 @@ class FinishOrder(Order):
         return []
 
     def take(self, step: int) -> tuple[int, ...] | None:
+        if step in self._planned:
+            return self._take_planned(step)
         wanted = self._limits.groups_per_step
         needed = self._needed(step)
         if needed is None:
@@ -196,12 +224,24 @@ class FinishOrder(Order):
             chosen += pool[:short]
             pool = pool[short:]
         chosen += pool[: wanted - len(chosen)]
-        gone = set(chosen)
-        for due, _ in needed:
-            if due in self._finished:
-                self._finished[due] = deque(item for item in self._finished[due] if item not in gone)
+        groups = {group for _, group in chosen}
+        self._remove(groups)
+        return tuple(sorted(groups))
+
+    def _take_planned(self, step: int) -> tuple[int, ...] | None:
+        """The very groups of an earlier life, as soon as all are there."""
+        groups = set(self._planned[step])
+        if not groups <= {group for items in self._finished.values() for _, group in items}:
+            return None
+        del self._planned[step]
+        self._remove(groups)
+        return tuple(sorted(groups))
+
+    def _remove(self, groups: set[int]) -> None:
+        for due, items in self._finished.items():
+            if any(group in groups for _, group in items):
+                self._finished[due] = deque(item for item in items if item[1] not in groups)
         self._rejected = 0
-        return tuple(sorted(group for _, group in chosen))
 
     def has_started(self, step: int) -> bool:
         return not self._again and self._admitted >= step * self._limits.groups_per_step

@@ -40,6 +40,7 @@ class Schedule:
         drains: bool = True,
         max_groups_per_step: int | None = None,
         again: Mapping[int, Sequence[int]] | None = None,
+        planned: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Stands before the first command.
 
@@ -54,6 +55,7 @@ class Schedule:
             max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
                 that all are trained.
             again: groups that were started before a restart and not trained, by the step of their `Start`.
+            planned: groups that steps behind `done` trained before the restart, and train again.
         """
         most = max(groups_per_step, max_groups_per_step or groups_per_step)
         self.limits = Limits(
@@ -68,7 +70,9 @@ class Schedule:
         self.served: int | None = None
         """Newest step whose weights every replica serves."""
         kind = PromptOrder if order == "prompt" else FinishOrder
-        self._order: Order = kind(self.limits, done=done, next_group=next_group, again=again or {})
+        self._order: Order = kind(
+            self.limits, done=done, next_group=next_group, again=again or {}, planned=planned or {}
+        )
         self._held = done
         """Newest step whose weights were kept aside, or published."""
         self._publishing = False
@@ -86,8 +90,10 @@ class Schedule:
 
     @property
     def settled(self) -> bool:
-        """The newest weights are served, or nobody will need them."""
-        return not self._publishing and (self.served == self.trained or self._needs_no_weights())
+        """The newest weights are served, or nobody will need them and all that older ones began is made."""
+        if self._publishing:
+            return False
+        return self.served == self.trained or (self._needs_no_weights() and not self._order.running)
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none when the run is over already."""

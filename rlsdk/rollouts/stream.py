@@ -35,6 +35,10 @@ GREEDY = "greedy"
 """Name of the requests of greedy baselines."""
 Inbox = queue.SimpleQueue[Any]
 """Where groups are delivered, or what ended their rollout."""
+Record = Callable[[GroupTask, str, int, Sample], None]
+"""Told of each sample that was made and graded, with the name of its requests, on the stream's thread."""
+Made = Mapping[tuple[str, int], Sample]
+"""Samples of a group that exist already, by name of their requests and index."""
 
 
 class Codec(TextCodec, Protocol):
@@ -102,14 +106,24 @@ class RolloutStream:
         """What passed since a sample came: when all is sampled, the time that grading alone takes."""
         return time.monotonic() - self._last_sample
 
-    def start(self, tasks: Sequence[GroupTask], into: Inbox | None = None) -> None:
+    def start(
+        self,
+        tasks: Sequence[GroupTask],
+        into: Inbox | None = None,
+        *,
+        record: Record | None = None,
+        made: Mapping[int, Made] | None = None,
+    ) -> None:
         """Begins these groups, first ones first; returns at once.
 
         Args:
             tasks: the groups.
             into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
+            record: is told of each sample.
+            made: by ordinal of the group, samples that are not made again.
         """
-        self._loop.call_soon_threadsafe(self._begin, tuple(tasks), self._done if into is None else into)
+        delivery = _Delivery(into=self._done if into is None else into, record=record, made=made or {})
+        self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
     def interrupt(self, timeout_s: float) -> None:
         """Brings all decoding to a stop, for an update of the weights. Samples keep what they have.
@@ -180,20 +194,21 @@ class RolloutStream:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
 
-    def _begin(self, tasks: Sequence[GroupTask], into: Inbox) -> None:
+    def _begin(self, tasks: Sequence[GroupTask], delivery: _Delivery) -> None:
         single = self._options.rollout is single_turn and not self._options.rollout_options
         for task in tasks:
-            if single and len(task.prompt.prompt_ids) < self._options.max_model_tokens:
-                self._begin_single(task, into)
+            fits = len(task.prompt.prompt_ids) < self._options.max_model_tokens
+            if single and fits and task.ordinal not in delivery.made:
+                self._begin_single(task, delivery)
                 continue
-            running = self._loop.create_task(self._group(task, into))
+            running = self._loop.create_task(self._group(task, delivery))
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
 
-    def _begin_single(self, task: GroupTask, into: Inbox) -> None:
+    def _begin_single(self, task: GroupTask, delivery: _Delivery) -> None:
         """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds
         of samples in one decoding step, and all of them wait for the last one's coroutine."""
-        collected = _Collected(task, into.put)
+        collected = _Collected(task, delivery)
         for part, name in self._parts(task):
             prompt = Span.given(part.prompt.prompt_ids)
             futures = self._requests(part, name).whole()
@@ -224,13 +239,17 @@ class RolloutStream:
     def _requests(self, task: GroupTask, name: str) -> GroupRequests:
         return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
 
-    async def _group(self, task: GroupTask, into: Inbox) -> None:
-        collected = _Collected(task, into.put)
+    async def _group(self, task: GroupTask, delivery: _Delivery) -> None:
+        collected = _Collected(task, delivery)
+        made = delivery.made.get(task.ordinal, {})
         try:
             work = []
             for part, name in self._parts(task):
                 requests = self._requests(part, name)
                 for index in range(part.num_samples):
+                    if (name, index) in made:
+                        collected.keep(name, index, made[name, index])
+                        continue
                     deliver = functools.partial(collected.take, name, index)
                     work.append(self._sample(part, requests.of_sample(index), deliver))
             await asyncio.gather(*work)
@@ -253,13 +272,23 @@ class RolloutStream:
             self._grading.add(task, trajectory, deliver)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Delivery:
+    """What becomes of groups that were started together."""
+
+    into: Inbox
+    record: Record | None
+    made: Mapping[int, Made]
+
+
 class _Collected:
     """The samples of one group, as they come."""
 
-    def __init__(self, task: GroupTask, done: Callable[[Group | BaseException], None]) -> None:
-        """`done` is called once, with the group or with what ended it."""
+    def __init__(self, task: GroupTask, delivery: _Delivery) -> None:
+        """The group, or what ended it, is delivered once."""
         self._task = task
-        self._done = done
+        self._done = delivery.into.put
+        self._record = delivery.record
         self._samples: dict[int, Sample] = {}
         self._baseline: Sample | None = None
         self._left = task.num_samples + task.greedy_baseline
@@ -268,6 +297,12 @@ class _Collected:
         if isinstance(sample, BaseException):
             self.fail(sample)
             return
+        if self._record is not None:
+            self._record(self._task, name, index, sample)
+        self.keep(name, index, sample)
+
+    def keep(self, name: str, index: int, sample: Sample) -> None:
+        """As `take`, of one that was recorded before."""
         if name == GREEDY:
             self._baseline = sample
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,9 +14,21 @@ from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import Measure, PairTraining, RunConfig, comparable_log_probs
 from rlsdk.config.evaluation import HELD_OUT
 from rlsdk.data import Prompt, PromptDataset, PromptStream
-from rlsdk.interfaces import BackendKind, Capability, ConfigError, Example, LogProbKind, SamplingParams, SyncReport
+from rlsdk.interfaces import (
+    Algorithm,
+    BackendKind,
+    Capability,
+    ConfigError,
+    Example,
+    LogProbKind,
+    SamplingParams,
+    SyncReport,
+    Trajectory,
+)
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream, StreamOptions, request_seed
+from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution, start_run_rewards
@@ -223,18 +237,11 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     if config.schedule.uncorrected:
         view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
     publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
-    comparable = comparable_log_probs(session.rollout.spec.log_prob_kind, config.rollout)
-    algorithm = build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
-    draw = Draw(
-        source="train",
-        num_samples=algorithm.num_samples,
-        sampling=materials.sampling,
-        greedy_baseline=algorithm.greedy_baseline,
-    )
+    algorithm = algorithm_of(config, registry, materials)
     source = GroupSource(
         stream,
-        PromptStream(materials.train_prompts, seed=trainer.seed, shuffle=config.data.shuffle),
-        draw,
+        prompts_of(config, materials),
+        draw_of(algorithm, materials),
         groups_per_step=trainer.prompts_per_step,
         steps=trainer.steps,
         seed=trainer.seed,
@@ -242,10 +249,13 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
+        journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
+        made_by=_made_by(config),
+        text_of=text_of(materials),
     )
     return RlStage(
         source,
-        PolicyLearner(session, algorithm, _learner_options(config, session), state, view),
+        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
         phase,
         publisher,
         evaluation_of(
@@ -274,6 +284,43 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         eval_options(config),
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
     )
+
+
+def algorithm_of(config: RunConfig, registry: Registry, materials: Materials) -> Algorithm:
+    """The run's algorithm."""
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    comparable = comparable_log_probs(kind, config.rollout)
+    return build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
+
+
+def prompts_of(config: RunConfig, materials: Materials) -> PromptStream:
+    """The training prompts in the run's order, from the first one on."""
+    return PromptStream(materials.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
+
+
+def draw_of(algorithm: Algorithm, materials: Materials) -> Draw:
+    """How training groups are sampled."""
+    return Draw(
+        source="train",
+        num_samples=algorithm.num_samples,
+        sampling=materials.sampling,
+        greedy_baseline=algorithm.greedy_baseline,
+    )
+
+
+def text_of(materials: Materials) -> Callable[[Trajectory], str]:
+    """What rewards saw of a trajectory."""
+    codec, stops = TokenCodec(materials.tokenizer), materials.sampling.stop_token_ids
+    return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
+
+
+def _made_by(config: RunConfig) -> str:
+    """A digest of what samples and grades depend on, as far as the configuration says it."""
+    told = config.model_dump(
+        mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
+    )
+    told["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _publisher(
@@ -408,7 +455,8 @@ def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], n
     return pairs
 
 
-def _learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+def learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+    """How a run's learner works."""
     weights = [model.weight for model in config.reward_models]
     return LearnerOptions(
         reward_weights=dict(zip(session.reward_models, weights, strict=True)),

@@ -144,6 +144,7 @@ class Trainer:
             self.stage.save_parts(draft)
             atomic_write_text(draft / "config.yaml", self.config_text)
         self.last_checkpoint = self.store.folder / f"step_{step:08d}"
+        self.stage.saved(step, min(step for step, _ in self.store.whole()))
         self.output.view.saved(step, self.last_checkpoint)
         return self.last_checkpoint
 

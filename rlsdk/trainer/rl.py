@@ -76,6 +76,7 @@ class RlStage(Stage):
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
     def begin(self) -> None:
+        self.source.begin(self.step)
         self.output.view.judged(self._rules)
         self.evaluations.before(self.step)
 
@@ -85,17 +86,14 @@ class RlStage(Stage):
         summary = GradeSummary.of_groups(groups, self.options.reward_names)
         self.state.count_failures(summary.failures)
         check_failures(summary, self.options.max_failure_share, self.output.view)
-        batch = make_batch(groups, temperature=self.options.temperature)
-        staleness = staleness_metrics(batch, self.step, self._step_of, self.options.max_staleness)
-        learned = self.learner.learn(batch, self.step, clock)
-        for result in learned.actor:
-            self.state.count_update(result.step)
-        self.state.count_batch(batch)
+        learned = learn_from(groups, self.learner, self.state, self.step, self.options.temperature, clock)
+        staleness = staleness_metrics(learned.batch, self.step, self._step_of, self.options.max_staleness)
         if self.average is not None:
             with clock.measure("average"):
                 self.average.update()
         self.step += 1
-        self.source.updated(quiet=self.evaluations.is_due(self.step, last=self.step == self.settings.steps))
+        quiet = self.evaluations.is_due(self.step, last=self.step == self.settings.steps)
+        self.source.updated(update_figures(learned), quiet=quiet)
         self._note_version()
         metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
@@ -114,6 +112,9 @@ class RlStage(Stage):
     def settle(self) -> None:
         self.source.settle()
 
+    def saved(self, step: int, oldest: int) -> None:
+        self.source.saved(step, oldest)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": {"step": self.step, **self.state.dump()},
@@ -128,7 +129,7 @@ class RlStage(Stage):
         self.step = int(saved.pop("step"))
         self.state.restore(saved)
         self.learner.algorithm.load_state_dict(state["algorithm"])
-        self.source.load_state_dict(state["source"], step=self.step)
+        self.source.load_state_dict(state["source"], step=self.step, version=self.state.policy_version)
         self.evaluations.load_state_dict(state["evaluations"])
         self._step_of = {int(version): int(step) for version, step in state["versions"]}
 
@@ -146,7 +147,7 @@ class RlStage(Stage):
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
         """Figures of the current weights on held-out prompts."""
         with ExitStack() as stack:
-            if not stack.enter_context(self.source.served()):
+            if not self.source.serve():
                 stack.enter_context(self.phase.serving())
             return evaluation.run()
 
@@ -165,9 +166,7 @@ class RlStage(Stage):
             **batch_metrics(learned.batch, summary),
             **rollout_info(groups),
             "rollout/rejected_groups": float(len(self.source.rejected)),
-            **learned.metrics,
-            **actor_metrics(learned.actor),
-            **critic_metrics(learned.critic),
+            **update_figures(learned),
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
@@ -193,3 +192,25 @@ class RlStage(Stage):
     def _check_parity(self, metrics: Mapping[str, float]) -> None:
         if "parity/log_prob_diff_mean" in metrics:
             self.learner.check_difference(metrics["parity/log_prob_diff_mean"], metrics["parity/log_prob_diff_max"])
+
+
+def learn_from(
+    groups: Sequence[Group],
+    learner: PolicyLearner,
+    state: TrainerState,
+    step: int,
+    temperature: float,
+    clock: StepClock,
+) -> Learned:
+    """The updates of a step, counted in `state`."""
+    batch = make_batch(groups, temperature=temperature)
+    learned = learner.learn(batch, step, clock)
+    for result in learned.actor:
+        state.count_update(result.step)
+    state.count_batch(batch)
+    return learned
+
+
+def update_figures(learned: Learned) -> dict[str, float]:
+    """What the updates of a step came to."""
+    return {**learned.metrics, **actor_metrics(learned.actor), **critic_metrics(learned.critic)}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
+from rlsdk.interfaces import Trajectory
 from rlsdk.rollouts import (
     Finished,
     Group,
@@ -20,11 +21,14 @@ from rlsdk.rollouts import (
     Publish,
     Published,
     RolloutStream,
+    Sample,
     Schedule,
     Start,
     Train,
     Updated,
 )
+from rlsdk.rollouts.journal import Journal, Recorded, read_journal
+from rlsdk.rollouts.records import grade_from, trajectory_from
 from rlsdk.rollouts.schedule import Command, Event
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.publishing import Publisher
@@ -77,6 +81,9 @@ class GroupSource:
         schedule: ScheduleConfig,
         accept: Callable[[Group], bool] = lambda group: True,
         max_groups_per_step: int | None = None,
+        journal: Path | None = None,
+        made_by: str = "",
+        text_of: Callable[[Trajectory], str] = lambda trajectory: "",
     ) -> None:
         """Starts nothing.
 
@@ -92,7 +99,14 @@ class GroupSource:
             accept: whether a group teaches anything; another is started in place of one that does not. Called on the
                 driver's thread.
             max_groups_per_step: that may be started for one step; past it, others are trained on, too.
+            journal: folder of what happened before, and of what will; None: nothing is written.
+            made_by: stands for all that samples and their grades depend on: others of the journal do not count.
+            text_of: what the rewards saw of a trajectory of the journal.
         """
+        self._folder, self._made_by, self._text_of = journal, made_by, text_of
+        self._journal = None if journal is None else Journal(journal, made_by=made_by, keep=schedule.keeps)
+        self._recorded = Recorded()
+        self._resumed = False
         self._stream = stream
         self._groups_per_step = groups_per_step
         self._steps = steps
@@ -122,6 +136,13 @@ class GroupSource:
         self._state = self._ledger.state_dict()
         self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step))
 
+    def begin(self, step: int) -> None:
+        """Before the first `next` of this process, behind this step."""
+        if self._journal is not None:
+            if not self._resumed:
+                self._journal.clear()
+            self._journal.open(step)
+
     def next(self) -> list[Group]:
         """The groups of the next step, in the order of the data; waits for them.
 
@@ -132,6 +153,8 @@ class GroupSource:
             self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
             self._thread.start()
             self._inbox.put(_Begin())
+        if self._config.overlaps:
+            self._inbox.put(_Quiet(False))
         for event in self._due:
             self._inbox.put(event)
         self._due.clear()
@@ -142,12 +165,14 @@ class GroupSource:
         self._current = found
         return found.groups
 
-    def updated(self, *, quiet: bool = False) -> None:
+    def updated(self, figures: Mapping[str, float] | None = None, *, quiet: bool = False) -> None:
         """The update on the groups of the last `next` is done.
 
         Args:
-            quiet: `served` follows, so that nothing shall start with the new weights before.
+            figures: that a replay must come to, too.
+            quiet: `serve` follows, so that nothing shall start with the new weights before.
         """
+        self._write_update(figures or {})
         if not self._config.overlaps:
             self._close_groups()
             self._due.append(Updated(self._current.step))
@@ -157,24 +182,21 @@ class GroupSource:
             self._inbox.put(Updated(self._current.step))
             self._wait(lambda: self._schedule.trained == self._current.step)
 
-    @contextmanager
-    def served(self) -> Iterator[bool]:
-        """Inside, every replica serves the newest weights, and where samples drain, no group is under way. False where
-        the caller has to publish them itself: a synchronous run, one that has not begun, or that is over."""
+    def serve(self) -> bool:
+        """Every replica serves the newest weights from here on, and where samples drain, no group is under way: until
+        `settle` or `next`. False where the caller has to publish them itself: a synchronous run, one that has not
+        begun, or that is over."""
         if not self._config.overlaps or self._thread is None:
-            yield False
-            return
+            return False
         self._inbox.put(_Quiet(self._drains))
         self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
-        try:
-            yield self._schedule.served == self._schedule.trained
-        finally:
-            self._inbox.put(_Quiet(False))
+        return self._schedule.served == self._schedule.trained
 
     def settle(self) -> None:
         """Waits until the newest weights are served: where samples drain, all that older ones began is made then."""
         if self._config.overlaps and self._thread is not None:
             self._wait(lambda: self._schedule.settled)
+            self._inbox.put(_Quiet(False))
 
     @property
     def rejected(self) -> Sequence[Group]:
@@ -191,13 +213,26 @@ class GroupSource:
         they are made again."""
         return self._state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Goes to where `state` was taken, behind `step`.
+    def saved(self, step: int, oldest: int) -> None:
+        """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
+        if self._journal is not None:
+            self._journal.open(step)
+            self._journal.forget(oldest - self._config.max_staleness - 1)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
+        """Goes to where `state` was taken, behind `step`, with weights of this version. Samples that were made before
+        the restart are not made again.
 
         Raises:
-            CheckpointError: the data is not what it was.
+            CheckpointError: the data is not what it was, or the journal is damaged.
         """
         self._ledger.load_state_dict(state)
+        self._resumed = True
+        if self._folder is not None:
+            self._recorded = read_journal(self._folder, after=step, made_by=self._made_by)
+            if self._max_groups_per_step is not None and not self._drains:
+                # Who replaces whom depends on time: a sample may find itself in an earlier step than before.
+                self._recorded = self._recorded.no_newer(version)
         self._schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 
@@ -206,6 +241,8 @@ class GroupSource:
         self._stream.close()
         if self._thread is not None:
             self._thread.join()
+        if self._journal is not None:
+            self._journal.close()
 
     @property
     def _drains(self) -> bool:
@@ -222,7 +259,18 @@ class GroupSource:
             drains=self._drains,
             max_groups_per_step=self._max_groups_per_step,
             again=self._ledger.open_by_step(),
+            planned=self._recorded.trained,
         )
+
+    def _write_update(self, figures: Mapping[str, float]) -> None:
+        if self._journal is not None:
+            trained, rejected = (
+                [group.task.ordinal for group in groups] for groups in (self._current.groups, self._current.rejected)
+            )
+            self._journal.write(
+                "update", step=self._current.step, groups=trained, rejected=rejected, figures=dict(figures)
+            )
+            self._journal.flush()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Until the driver has come so far, or has failed."""
@@ -270,6 +318,7 @@ class GroupSource:
                 self.timeline.updated(item.step)
                 self._handle(item)
             case _:
+                self._write("publish", step=item.step)
                 self.timeline.published(item.step)
                 self._handle(item)
 
@@ -288,6 +337,7 @@ class GroupSource:
                 case Start(step, groups):
                     self._start(step, groups)
                 case Train(step, groups):
+                    self._write("train", step=step, groups=list(groups))
                     self._ready.put(self._gather(step, groups))
 
     def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
@@ -309,7 +359,24 @@ class GroupSource:
 
     def _start(self, step: int, groups: Sequence[int]) -> None:
         self.timeline.lengths.started(groups)
-        self._stream.start([self._task(ordinal, step) for ordinal in groups], self._inbox)
+        self._write("start", step=step, groups=list(groups))
+        tasks = [self._task(ordinal, step) for ordinal in groups]
+        found = {task.ordinal: self._made(task) for task in tasks if task.ordinal in self._recorded.samples}
+        record = None if self._journal is None else self._journal.sample
+        self._stream.start(tasks, self._inbox, record=record, made=found)
+
+    def _made(self, task: GroupTask) -> dict[tuple[str, int], Sample]:
+        """What the journal has of a group."""
+        found = {}
+        for key, record in self._recorded.samples.pop(task.ordinal).items():
+            trajectory = trajectory_from(record, task.prompt.prompt_ids)
+            text = "" if trajectory is None else self._text_of(trajectory)
+            found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
+        return found
+
+    def _write(self, event: str, **values: Any) -> None:
+        if self._journal is not None:
+            self._journal.write(event, **values)
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
         """The prompt of this ordinal as a group.

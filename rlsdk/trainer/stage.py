@@ -114,6 +114,9 @@ class Stage(ABC):
     def settle(self) -> None:  # noqa: B027 - a working default
         """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
 
+    def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
+        """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs besides the engines' own state: JSON types."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_loop import Recorder, config_of, model, registry, run, trainer_of
 
 from rlsdk.config import RunConfig, check_run
-from rlsdk.interfaces import ConfigError, WeightSyncError
+from rlsdk.interfaces import CheckpointError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
+from rlsdk.rollouts.journal import account, segments
+from rlsdk.trainer.assemble import build_materials
+from rlsdk.trainer.replay import replay
+from rlsdk.trainer.replay_run import replay_parts
 from rlsdk.trainer.rl import RlStage
 
 __all__ = ["model", "registry"]
@@ -161,9 +166,12 @@ def test_weights_that_do_not_change_end_a_stale_run(model: str, registry: Regist
             trainer.fit()
 
 
-def test_a_stale_run_that_is_resumed_makes_what_was_open_again(model: str, registry: Registry, tmp_path: Path) -> None:
-    config = config_of(model, registry, 5, *stale(2))
-    first, rest, trained = Recorder(), Recorder(), []
+def test_a_stale_run_that_is_resumed_goes_on_number_for_number(model: str, registry: Registry, tmp_path: Path) -> None:
+    """What was begun under older weights is in the journal, and the rest of the run is number for number the same. One
+    sample is decoded at a time: which ones share a decoding step would depend on when the run was stopped."""
+    config = config_of(model, registry, 5, *stale(2, "--rollout.max_running_samples", "1"))
+    whole = run(config, registry, tmp_path / "whole")
+    first, rest, trained = Recorder(), Recorder(), list[list[int]]()
 
     def watch(stage: RlStage) -> None:
         learn = stage.learner.learn
@@ -184,6 +192,7 @@ def test_a_stale_run_that_is_resumed_makes_what_was_open_again(model: str, regis
         watch(stage)
         trainer.fit()
     assert trained == [list(range(at * 4, at * 4 + 4)) for at in range(5)]
+    assert [*first.steps, *rest.steps] == whole.steps
 
 
 @pytest.mark.parametrize(
@@ -207,3 +216,44 @@ def test_what_was_asked_for_by_name_is_allowed(model: str, registry: Registry) -
     always = ["--algorithm.old_log_probs", "always"]
     for more in (["--schedule.uncorrected", "true"], ["--algorithm.correction.mode", "truncate"]):
         assert check_run(config_of(model, registry, 2, *stale(1, *always, *more)), registry) == []
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        stale(1),
+        stale(2, "--schedule.order", "finish", "--schedule.on_new_weights", "recompute"),
+        ["--algorithm", "dapo", "--algorithm.dynamic_sampling.min_spread", "0.25"],
+        ["--algorithm", "remax"],
+    ],
+    ids=["synchronous", "one_step_off", "finish", "dapo", "remax"],
+)
+def test_a_replay_of_the_journal_makes_the_same_updates(
+    extra: list[str], model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(model, registry, 4, *extra, "--schedule.journal", "all", "--rollout.max_response_tokens", "12")
+    first = run(config, registry, tmp_path / "run")
+    with (
+        closing(build_materials(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as materials,
+        trainer_of(config, registry, tmp_path / "other", Recorder()) as (_, stage, _),
+    ):
+        found, learn = replay_parts(materials.config, registry, materials, stage.learner.session)
+        steps = list(replay(found, learn))
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert [step.difference for step in steps] == [0.0] * 4
+    assert [step.figures["policy/grad_norm"] for step in steps] == [step["policy/grad_norm"] for step in first.steps]
+    assert "waiting" not in {fate for at, fate in account(tmp_path / "run" / "journal").items() if at < 16}
+
+
+def test_a_journal_without_its_beginning_is_not_replayed(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 2)
+    run(config, registry, tmp_path / "run")
+    for segment in segments(tmp_path / "run" / "journal")[:1]:
+        segment.path.unlink()
+    with (
+        closing(build_materials(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as materials,
+        trainer_of(config, registry, tmp_path / "other", Recorder()) as (_, stage, _),
+        pytest.raises(CheckpointError, match=r"schedule\.journal all"),
+    ):
+        replay_parts(materials.config, registry, materials, stage.learner.session)

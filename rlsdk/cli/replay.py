@@ -1,0 +1,38 @@
+"""`rlsdk replay RUN`: trains again on what a run's journal recorded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlsdk.cli.console import ConsoleView
+from rlsdk.cli.terminal import SafeConsole
+from rlsdk.cli.train import resolve
+from rlsdk.interfaces import ConfigError
+
+
+def run(run_dir: Path, trust: Sequence[str]) -> None:
+    """Prints each step's largest difference, and ends with 1 where there is one.
+
+    Raises:
+        ConfigError: the folder is not that of a run.
+    """
+    from rlsdk.trainer.replay_run import run_replay
+
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{str(run_dir)!r} holds no config.yaml; give the folder of a run (runs/NAME)")
+    resolved = resolve(["--config", str(path), *trust])
+    say, largest = SafeConsole(highlight=False, soft_wrap=True), 0.0
+    with (
+        ConsoleView() as view,
+        run_replay(resolved.config, resolved.registry, view, run_dir=run_dir, device=resolved.device) as (count, steps),
+    ):
+        for step in steps:
+            largest = max(largest, step.difference)
+            view.notice(f"step {step.step} of {count}: largest relative difference {step.difference:.3g}")
+    same = "the same updates" if largest == 0 else f"largest relative difference {largest:.3g}"
+    say.print(f"replayed {count} steps of {run_dir}: {same}", markup=False)
+    if largest > 0:
+        sys.exit(1)

@@ -1,0 +1,211 @@
+"""The journal of a run: every start, sample, publish and step as a line, so that it can be resumed and replayed.
+
+Append-only, whole lines, in segments. Each segment begins where a checkpoint was written, so those behind the oldest
+checkpoint that is kept can be let go. A line that a kill cut short is the last of its segment, and is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from rlsdk.interfaces import CheckpointError
+from rlsdk.rollouts.group import GroupTask, Sample
+from rlsdk.rollouts.records import record_of
+
+FOLDER = "journal"
+"""Of a run's folder."""
+FORMAT = 1
+MAX_LINE_BYTES = 1 << 30
+_NAME = "segment_{order:06d}_step_{step:08d}.jsonl"
+
+
+class Journal:
+    """Writes lines. May be called from any thread; what was written survives the end of this process."""
+
+    def __init__(self, folder: Path, *, made_by: str, keep: Literal["resume", "all"]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: of the run's journal; made where it is missing.
+            made_by: stands for all that samples and their grades depend on; see `read_journal`.
+            keep: `resume`: segments that no checkpoint needs are removed; `all`: the whole run can be replayed.
+        """
+        self._folder = folder
+        self._made_by = made_by
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._file: int | None = None
+
+    def open(self, step: int) -> None:
+        """Begins a segment behind this step, as a new run, a resumed one, and every checkpoint do."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        order = max((segment.order for segment in segments(self._folder)), default=-1) + 1
+        path = self._folder / _NAME.format(order=order, step=step)
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file)
+                os.close(self._file)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        self.write("open", step=step, format=FORMAT, made_by=self._made_by)
+
+    def write(self, event: str, **values: Any) -> None:
+        """One line, whole or absent."""
+        line = json.dumps({"event": event, **values}, separators=(",", ":"), allow_nan=True) + "\n"
+        with self._lock:
+            if self._file is not None:
+                os.write(self._file, line.encode())
+
+    def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
+        """A sample that was made and graded; `name` sets a greedy baseline apart."""
+        self.write("sample", group=task.ordinal, name=name, sample=index, **record_of(sample, task.prompt.prompt_ids))
+
+    def flush(self) -> None:
+        """What was written survives the end of this machine."""
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file)
+
+    def forget(self, oldest_step: int) -> None:
+        """Every checkpoint that is kept is of this step or a later one."""
+        if self._keep == "all":
+            return
+        found = segments(self._folder)
+        for segment, following in pairwise(found):
+            if following.step > oldest_step or segment.step >= oldest_step:
+                return
+            segment.path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Removes what an earlier run has left: nothing goes on from it."""
+        for segment in segments(self._folder):
+            segment.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file)
+                os.close(self._file)
+                self._file = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    path: Path
+    order: int
+    step: int
+    """Steps behind its first line."""
+
+
+def segments(folder: Path) -> list[Segment]:
+    """In the order of writing."""
+    found = []
+    for path in folder.glob("segment_*_step_*.jsonl"):
+        order, _, step = path.stem.removeprefix("segment_").partition("_step_")
+        if order.isdecimal() and step.isdecimal():
+            found.append(Segment(path=path, order=int(order), step=int(step)))
+    return sorted(found, key=lambda segment: segment.order)
+
+
+def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Every whole line, in the order of writing.
+
+    Raises:
+        CheckpointError: a line inside of a segment is damaged.
+    """
+    for segment in segments(folder):
+        with segment.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break  # cut short by a kill
+                try:
+                    found = json.loads(line)
+                    found["event"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise CheckpointError(
+                        f"{segment.path}, line {number}, cannot be read ({error}). `--schedule.journal none` goes on "
+                        "without the journal: what was not trained is made again"
+                    ) from error
+                yield found
+
+
+SampleKey = tuple[str, int]
+"""Name and index of a sample within its group."""
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """What a journal knows of the steps behind a checkpoint."""
+
+    samples: dict[int, dict[SampleKey, Mapping[str, Any]]] = field(default_factory=dict)
+    """By ordinal of the group: records of those that were made."""
+    trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By step: the groups that it took."""
+    updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """By step: figures of its updates."""
+
+    def no_newer(self, version: int) -> Recorded:
+        """Only samples whose every token is of this version or an older one, and no plan."""
+        kept = {
+            ordinal: {key: record for key, record in group.items() if _newest(record) <= version}
+            for ordinal, group in self.samples.items()
+        }
+        return Recorded(samples=kept, updates=self.updates)
+
+
+def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Recorded:
+    """What was recorded for the steps behind `after`. Where a run was resumed, what it did again counts.
+
+    Args:
+        folder: of the journal.
+        after: steps that lie behind.
+        made_by: what other runs, or this one with another configuration, have recorded is left out; None: nothing is.
+
+    Raises:
+        CheckpointError: a line is damaged.
+    """
+    found, done, counts = Recorded(), set[int](), True
+    for line in lines(folder):
+        match line["event"]:
+            case "open":
+                counts = line["format"] == FORMAT and made_by in (None, line["made_by"])
+            case _ if not counts:
+                continue
+            case "sample":
+                group = found.samples.setdefault(int(line["group"]), {})
+                group[str(line["name"]), int(line["sample"])] = line
+            case "train" if int(line["step"]) > after:
+                found.trained[int(line["step"])] = tuple(map(int, line["groups"]))
+            case "train":
+                done.update(map(int, line["groups"]))
+            case "update" if int(line["step"]) > after:
+                found.updates[int(line["step"])] = line["figures"]
+    again = {group for groups in found.trained.values() for group in groups}
+    for ordinal in done - again:
+        found.samples.pop(ordinal, None)
+    return found
+
+
+def _newest(record: Mapping[str, Any]) -> int:
+    runs = [run for span in record["spans"] or () if span is not None for run in span.get("versions", ())]
+    return max((int(version) for version, _ in runs), default=-1)
+
+
+def account(folder: Path) -> dict[int, str]:
+    """What became of every group that was started: `trained in step K`, `rejected in step K`, or `waiting`."""
+    fate: dict[int, str] = {}
+    for line in lines(folder):
+        match line["event"]:
+            case "start":
+                fate |= {int(group): "waiting" for group in line["groups"] if int(group) not in fate}
+            case "update":
+                step = int(line["step"])
+                fate |= {int(group): f"trained in step {step}" for group in line["groups"]}
+                fate |= {int(group): f"rejected in step {step}" for group in line["rejected"]}
+    return fate

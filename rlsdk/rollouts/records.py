@@ -1,0 +1,134 @@
+"""Samples as plain records: JSON types only, exact to the bit. Nothing that is read back can run code."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.interfaces import CheckpointError, FinishReason, RlsdkError, Span, Trajectory, VersionRun
+from rlsdk.rollouts.group import Failure, Grade, Sample
+
+DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
+"""Of arrays in records."""
+ARRAY = "$array"
+
+
+def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
+    """A sample without its text, and without what its rollouter handed to the rewards.
+
+    Args:
+        sample: graded.
+        prompt_ids: of its group: a first span of these tokens is left out.
+    """
+    trajectory = sample.trajectory
+    return {
+        "spans": None if trajectory is None else _spans(trajectory, prompt_ids),
+        "reason": None if trajectory is None else trajectory.finish_reason.value,
+        **({} if trajectory is None or not trajectory.info else {"info": dict(trajectory.info)}),
+        "grade": {field.name: _plain(getattr(sample.grade, field.name)) for field in fields(Grade)},
+    }
+
+
+def trajectory_from(record: Mapping[str, Any], prompt_ids: Sequence[int]) -> Trajectory | None:
+    """The trajectory of a record; None: its rollouter failed.
+
+    Raises:
+        CheckpointError: the record is damaged.
+    """
+    if record["spans"] is None:
+        return None
+    try:
+        spans = [Span.given(prompt_ids) if span is None else _span_from(span) for span in record["spans"]]
+        return Trajectory(
+            spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=dict(record.get("info", {}))
+        )
+    except (KeyError, TypeError, ValueError, RlsdkError, binascii.Error) as error:
+        raise _damaged(error) from error
+
+
+def grade_from(record: Mapping[str, Any]) -> Grade:
+    """The grade of a record.
+
+    Raises:
+        CheckpointError: the record is damaged, or of another version of rlsdk.
+    """
+    try:
+        values = {name: _from_plain(value) for name, value in record["grade"].items()}
+        values["failures"] = tuple(Failure(**failure) for failure in values.get("failures", ()))
+        return Grade(**values)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise _damaged(error) from error
+
+
+def _spans(trajectory: Trajectory, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+    first, *rest = trajectory.spans
+    is_prompt = len(first) == len(prompt_ids) and first.token_ids.tolist() == list(prompt_ids)
+    return [None if is_prompt else _span(first), *map(_span, rest)]
+
+
+def _span(span: Span) -> dict[str, Any]:
+    found: dict[str, Any] = {"ids": _encoded(span.token_ids.astype("<i4"))}
+    if span.log_probs is not None:
+        found["log_probs"] = _encoded(span.log_probs.astype("<f4"))
+        found["versions"] = [[run.version, run.num_tokens] for run in span.versions]
+    return found
+
+
+def _span_from(record: Mapping[str, Any]) -> Span:
+    ids = _decoded(record["ids"], "<i4").astype(np.int64)
+    if "log_probs" not in record:
+        return Span(token_ids=ids)
+    log_probs = _decoded(record["log_probs"], "<f4").astype(np.float32)
+    runs = tuple(VersionRun(int(version), int(count)) for version, count in record["versions"])
+    if len(log_probs) != len(ids) or sum(run.num_tokens for run in runs) != len(ids):
+        raise ValueError(f"{len(ids)} tokens with {len(log_probs)} log-probs and versions of {runs}")
+    return Span(token_ids=ids, log_probs=log_probs, versions=runs)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and failures as JSON types; everything else is one already."""
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        dtype = array.dtype.newbyteorder("<").str
+        return {ARRAY: [dtype, list(array.shape), _encoded(array.astype(dtype))]}
+    if isinstance(value, Failure):
+        return {"kind": value.kind, "source": value.source, "message": value.message}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if ARRAY in value:
+            dtype, shape, text = value[ARRAY]
+            return _decoded(text, dtype).reshape(shape)
+        return {key: _from_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    return value
+
+
+def _encoded(array: NDArray[Any]) -> str:
+    return binascii.b2a_base64(array.tobytes(), newline=False).decode("ascii")
+
+
+def _decoded(text: str, dtype: str) -> NDArray[Any]:
+    if dtype not in DTYPES:
+        raise ValueError(f"an array of dtype {dtype!r}; expected one of {DTYPES}")
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype)
+
+
+def _damaged(error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
+        "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
+    )

@@ -1,0 +1,92 @@
+"""A whole replay, from the configuration of a run to its last step: what `rlsdk replay` calls."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.config import RunConfig
+from rlsdk.config.role_names import ROLLOUT
+from rlsdk.interfaces import ConfigError
+from rlsdk.rollouts import Group
+from rlsdk.rollouts.journal import FOLDER
+from rlsdk.trainer.assemble import Materials, algorithm_of, draw_of, learner_options, prompts_of, text_of
+from rlsdk.trainer.metrics import StepClock
+from rlsdk.trainer.policy import PolicyLearner
+from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
+from rlsdk.trainer.rl import learn_from, update_figures
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run import Start, StopFlag, prepared
+from rlsdk.trainer.run_folder import run_lock
+from rlsdk.trainer.session import Session, start_role, start_roles
+from rlsdk.trainer.state import TrainerState
+
+if TYPE_CHECKING:
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.events import RunView
+
+
+@contextmanager
+def run_replay(
+    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str
+) -> Iterator[tuple[int, Iterator[ReplayedStep]]]:
+    """The number of steps, and each of them as it is trained again. No rollout engine is started, nothing is written.
+
+    Raises:
+        ConfigError: the run began with supervised training, whose updates the journal does not hold.
+        CheckpointError: the journal is not that of a whole run.
+    """
+    if config.sft.steps > 0:
+        raise ConfigError(
+            f"sft.steps: the run began with {config.sft.steps} steps of supervised training, which its journal does "
+            "not hold; only a run that begins with reinforcement learning can be replayed"
+        )
+    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
+    with run_lock(run_dir):
+        start = Start(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            table=[role for role in roles(config, device) if role.name != ROLLOUT],
+            checkpoint=None,
+            half_way=None,
+            view=view,
+            stop=StopFlag(),
+        )
+        # Given answers belong to what is learned: they are read where a run that grades reads them.
+        with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (materials, cluster):
+            turns = start.turns()
+            make = functools.partial(start_role, registry=registry, cluster=cluster)
+            session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
+            found, learn = replay_parts(materials.config, registry, materials, session)
+            yield len(found.steps), replay(found, learn)
+
+
+def replay_parts(
+    config: RunConfig, registry: Registry, materials: Materials, session: Session
+) -> tuple[RecordedGroups, Callable[[Sequence[Group]], Mapping[str, float]]]:
+    """What a run's journal recorded, and how it is trained on again; the session needs no rollout engine.
+
+    Raises:
+        CheckpointError: the journal is not that of a whole run.
+    """
+    algorithm = algorithm_of(config, registry, materials)
+    folder = materials.output.run_dir / FOLDER
+    found = recorded_groups(folder, prompts_of(config, materials), draw_of(algorithm, materials), text_of(materials))
+    state = TrainerState()
+    options = replace(learner_options(config, session), parity_threshold=math.inf)
+    learner = PolicyLearner(session, algorithm, options, state, materials.output.view)
+    steps = itertools.count()
+
+    def learn(groups: Sequence[Group]) -> Mapping[str, float]:
+        learned = learn_from(groups, learner, state, next(steps), config.rollout.temperature, StepClock())
+        return update_figures(learned)
+
+    return found, learn
