@@ -7,25 +7,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlsdk.api import (
         Chart,
+        Quiet,
+        RewardSample,
+        RlsdkError,
         Run,
         Table,
         doctor,
         dpo,
         evaluate,
         generate,
+        make_model,
         plan,
         plugins,
         reward_model,
         sft,
         train,
     )
-    from rlsdk.interfaces import RewardSample
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Chart",
+    "Quiet",
     "RewardSample",
+    "RlsdkError",
     "Run",
     "Table",
     "__version__",
@@ -33,6 +38,7 @@ __all__ = [
     "dpo",
     "evaluate",
     "generate",
+    "make_model",
     "plan",
     "plugins",
     "reward_model",
@@ -45,10 +51,6 @@ def __getattr__(name: str) -> Any:
     """Imports the API when it is used: plugins and commands import this package, too, and must stay light."""
     if name.startswith("_") or name not in __all__:
         raise AttributeError(f"module 'rlsdk' has no attribute {name!r}")
-    if name == "RewardSample":
-        from rlsdk.interfaces import RewardSample
-
-        return RewardSample
     from rlsdk import api
 
     return getattr(api, name)

@@ -9,8 +9,11 @@ from rlsdk.api.chart import Chart
 from rlsdk.api.inference import evaluate, generate
 from rlsdk.api.machine import doctor, plan, plugins
 from rlsdk.api.run import Run
+from rlsdk.api.small_model import make_model
 from rlsdk.api.table import Table
 from rlsdk.api.training import dpo, reward_model, sft, train
+from rlsdk.interfaces import RewardSample, RlsdkError
+from rlsdk.trainer.events import RunView as Quiet
 
-__all__ = ["Chart", "Run", "Table", "doctor", "dpo", "evaluate", "generate", "plan", "plugins", "reward_model", "sft",
-           "train"]  # fmt: skip
+__all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "doctor", "dpo", "evaluate", "generate",
+           "make_model", "plan", "plugins", "reward_model", "sft", "train"]  # fmt: skip

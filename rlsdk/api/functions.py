@@ -110,7 +110,7 @@ class _Writer:
     def _literal(self, name: str, value: object) -> str:
         if isinstance(value, re.Pattern):
             self._imports.append("import re as _re")
-            flags = value.flags & ~re.UNICODE if isinstance(value.pattern, str) else value.flags
+            flags = int(value.flags & ~re.UNICODE if isinstance(value.pattern, str) else value.flags)
             return f"_re.compile({value.pattern!r}, {flags})"
         if not _is_plain(value):
             raise self._refusal(name, value, "which cannot be written as Python")
