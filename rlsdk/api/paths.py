@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlsdk.config import RunConfig
 
-FOLDERS = (("model", "path"), ("model", "tokenizer"), ("ref", "path"), ("critic", "path"))
-"""Fields that name a folder or something of the hub."""
-FUNCTIONS = (("algorithm", "advantage"), ("algorithm", "loss"), ("algorithm", "loss_aggregation"),
-             ("algorithm", "kl_estimator"), ("algorithm", "kl_reward_estimator"),
-             ("rollout", "rollouter"))  # fmt: skip
-"""Fields that may name `file.py:fn`."""
+FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
+"""`file.py:fn`, in whatever field."""
+FOLDERS = frozenset({"path", "tokenizer"})
+"""Names of fields that hold a folder, or something of the hub."""
+SOURCES = frozenset({"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source"})
+"""Fields that hold a data source; `*` is a key or a position."""
+OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "eval_options", "source_options",
+                       "chat_template_kwargs"})  # fmt: skip
+"""Names of fields whose content only a component or an engine understands."""
 OF_FILES = frozenset({"json", "jsonl", "csv", "parquet", "folder"})
 """Data sources whose names end in a path."""
 
@@ -25,34 +29,39 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     Names that are no local file or folder stay as they are: those of the hub, of registered sources, of modules.
     """
     fields: dict[str, Any] = config.model_dump()
-    for section, name in FOLDERS:
-        _change(fields[section], name, absolute_folder)
-    for section, name in FUNCTIONS:
-        _change(fields[section], name, absolute_function)
-    for name in ("train", "eval"):
-        _change(fields["data"], name, absolute_source)
-    for part in fields["data"]["mixture"]:
-        _change(part, "source", absolute_source)
-    for reward in fields["rewards"]:
-        _change(reward, "name", absolute_function)
-    for model in fields["reward_models"]:
-        _change(model, "path", absolute_folder)
-    fields["trainer"]["callbacks"] = tuple(map(absolute_function, fields["trainer"]["callbacks"]))
-    if fields["trainer"]["resume"] not in ("auto", "never"):
-        _change(fields["trainer"], "resume", absolute_folder)
-    return RunConfig.model_validate(fields)
+    changed = _changed(fields, "")
+    resume = fields["trainer"]["resume"]
+    if resume not in ("auto", "never"):
+        changed["trainer"]["resume"] = absolute_folder(resume)
+    return config if changed == fields else RunConfig.model_validate(changed)
+
+
+def _changed(value: Any, place: str) -> Any:
+    name = place.rpartition(".")[2]
+    if name in OF_OTHERS:
+        return value
+    if isinstance(value, dict):
+        return {key: _changed(item, f"{place}.{key}" if place else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_changed(item, f"{place}.*") for item in value)
+    if not isinstance(value, str):
+        return value
+    if place in SOURCES or (place.startswith("eval.sets.") and name == "data"):
+        return absolute_source(value)
+    return absolute_folder(value) if name in FOLDERS else absolute_function(value)
 
 
 def absolute_folder(name: str) -> str:
     """The folder's absolute path where there is one of that name."""
-    path = Path(name).expanduser()
-    return os.path.abspath(path) if _is_there(path) else name
+    return _absolute(name) or name
 
 
 def absolute_function(name: str) -> str:
     """`file.py:fn` with the absolute path of the file, there or not; anything else as it is."""
-    where, colon, function = name.rpartition(":")
-    return f"{os.path.abspath(Path(where).expanduser())}:{function}" if colon and where.endswith(".py") else name
+    if not FUNCTION.fullmatch(name):
+        return name
+    where, _, function = name.rpartition(":")
+    return f"{os.path.abspath(Path(where).expanduser())}:{function}"
 
 
 def absolute_source(name: str) -> str:
@@ -75,17 +84,8 @@ def _with_split(name: str) -> str | None:
 
 
 def _absolute(name: str) -> str | None:
-    path = Path(name).expanduser() if name else None
-    return os.path.abspath(path) if path is not None and _is_there(path) else None
-
-
-def _is_there(path: Path) -> bool:
     try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
-def _change(fields: Any, name: str, change: Any) -> None:
-    if isinstance(fields, Mapping) and fields.get(name) is not None:
-        fields[name] = change(fields[name])  # type: ignore[index]  # a section of `model_dump`
+        path = Path(name).expanduser()
+        return os.path.abspath(path) if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
