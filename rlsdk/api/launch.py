@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.api.resolve import Resolved, Training
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import RlsdkError, WorkerError
+from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.run import RunResult, StopFlag
+
+
+MANIFEST = "manifest.json"
+"""Stands in every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +54,52 @@ def launch(
     from rlsdk.trainer.run_folder import check_resume
 
     check_resume(resolved.config, resolved.training.checkpoints)
+    resolved = replace(resolved, config=in_its_own_folder(resolved.config))
     with _folder(resolved.config) as run_dir:
+        config = _filled(resolved, run_dir, bring)
+        for text in (*resolved.notices, *notes_on_environment(config)):
+            view.notice(text)
+        view.notice(f"run {run_dir}")
+        return Launched(result=_train(resolved, config, run_dir, view, stop), config=config)
+
+
+def in_its_own_folder(config: RunConfig) -> RunConfig:
+    """A run that is resumed by its folder goes on there, unless another name is given; a checkpoint that is named
+    begins a run of its own."""
+    resume, name = Path(config.trainer.resume), config.trainer.run_name
+    if not (resume / "config.yaml").is_file() or (resume / MANIFEST).exists() or name not in (None, resume.name):
+        return config
+    place = resume.resolve()
+    trainer = config.trainer.model_copy(update={"run_dir": str(place.parent), "run_name": place.name})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def notes_on_environment(config: RunConfig) -> Iterator[str]:
+    """What a person may expect of this shell's environment, and does not get."""
+    if (address := os.environ.get("RAY_ADDRESS")) and config.placement.ray_address is None:
+        yield (
+            f"RAY_ADDRESS={address} is not used: this run starts a Ray of its own on this machine. To join that "
+            f"cluster add --placement.ray_address {address}"
+        )
+
+
+def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path], RunConfig]) -> RunConfig:
+    """Puts into the run's folder what it begins with.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    try:
         config = bring(resolved.config, run_dir)
         if resolved.makes_model:
             from rlsdk.trainer.quickstart import make_model
 
             config = make_model(config, run_dir)
-        for text in resolved.notices:
-            view.notice(text)
-        view.notice(f"run {run_dir}")
-        return Launched(result=_train(resolved, config, run_dir, view, stop), config=config)
+        return config
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.run_dir: cannot write to {str(run_dir)!r}: {error.strerror or error}; choose another one"
+        ) from error
 
 
 def _train(resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag) -> RunResult:

@@ -127,6 +127,7 @@ def evaluate_model(
         rewards = start_run_rewards(config, registry, logs, measures, train=False)
         stack.callback(rewards.close)
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
+        rewards.wait_ready()
         group = stack.enter_context(
             open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
         )
