@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from rlsdk.api.machine import HEADINGS, cells, plugin_rows, record
+from rlsdk.api.installed import HEADINGS, cells, plugin_rows, record
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
 from rlsdk.registry import FIRST_PARTY, ComponentKind, Isolation, Registry, Row, installed_version, spoken
 
