@@ -72,6 +72,14 @@ class EagerReplica:
     async def abort(self, request_ids: Sequence[str]) -> None:
         self.waiting.clear()
 
+    keeps_unfinished = True
+
+    async def pause(self) -> None:
+        raise NotImplementedError("weights never change here")
+
+    async def resume(self, keep_cache: bool) -> None:
+        raise NotImplementedError("weights never change here")
+
 
 class NoText:
     """Decoding is the tokenizer's business."""

@@ -185,6 +185,9 @@ class RemoteScorer:
                 "set remote.check_at_start: false"
             ) from error
 
+    def wait_ready(self) -> None:
+        """As `Scorer.wait_ready`: there is nothing to load. `check` asks whether the service is there."""
+
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
         """As `Scorer.submit`.
 

@@ -15,6 +15,14 @@ from rlsdk.rewards.results import RewardResult, merge, name_inapplicable
 class Scorer(Protocol):
     """Scores samples elsewhere: in processes, by a service, by a model."""
 
+    def wait_ready(self) -> None:
+        """Blocks until what it scores with is loaded.
+
+        Raises:
+            ConfigError: a reward cannot be.
+        """
+        ...
+
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
         """Returns at once. What a reward does wrong is in the result; the future raises for what ends the run, and
         cancelling it frees what is at work for it."""
@@ -39,6 +47,11 @@ class CombinedScorer:
         self._parts = parts
         self._names = names
         self._scored_elsewhere = scored_elsewhere
+
+    def wait_ready(self) -> None:
+        """As `Scorer.wait_ready`."""
+        for part in self._parts:
+            part.wait_ready()
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
         """As `Scorer.submit`."""

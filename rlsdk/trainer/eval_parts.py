@@ -23,11 +23,23 @@ class RunRewards:
     sets: Mapping[str, Scorer] = field(default_factory=dict)
     """By name of the evaluation set; sets with equal rewards share one."""
 
+    def wait_ready(self) -> None:
+        """Blocks until all reward functions are loaded.
+
+        Raises:
+            ConfigError: one cannot be.
+        """
+        for runner in self._runners:
+            runner.wait_ready()
+
     def close(self) -> None:
-        runners = {id(runner): runner for runner in (self.train, *self.sets.values()) if runner is not None}
         with ExitStack() as stack:  # each, also where another cannot be closed
-            for runner in runners.values():
+            for runner in self._runners:
                 stack.callback(runner.close)
+
+    @property
+    def _runners(self) -> list[Scorer]:
+        return list({id(runner): runner for runner in (self.train, *self.sets.values()) if runner is not None}.values())
 
 
 def start_run_rewards(
