@@ -1,5 +1,60 @@
 """Reinforcement-learning post-training of language models in which every heavy engine is a plugin."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsdk.api import (
+        Chart,
+        Quiet,
+        RewardSample,
+        RlsdkError,
+        Run,
+        Table,
+        doctor,
+        dpo,
+        evaluate,
+        generate,
+        make_model,
+        plan,
+        plugins,
+        reward_model,
+        sft,
+        train,
+    )
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Chart",
+    "Quiet",
+    "RewardSample",
+    "RlsdkError",
+    "Run",
+    "Table",
+    "__version__",
+    "doctor",
+    "dpo",
+    "evaluate",
+    "generate",
+    "make_model",
+    "plan",
+    "plugins",
+    "reward_model",
+    "sft",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the API when it is used: plugins and commands import this package, too, and must stay light."""
+    if name.startswith("_") or name not in __all__:
+        raise AttributeError(f"module 'rlsdk' has no attribute {name!r}")
+    from rlsdk import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "kit": {"interfaces"},
     "registry": {"interfaces"},
     "builtin": {"interfaces"},
-    "doctor": {"interfaces", "registry"},
+    "diagnosis": {"interfaces", "registry"},
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
     "rollouts": {"interfaces"},
@@ -32,9 +32,11 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"interfaces", "kit"},
     "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
-ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "doctor")}
+ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "diagnosis")}
 ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rewards"}
-ROOMS["cli"] = {*ROOMS["trainer"], "trainer", "doctor", "planning", "testing"}
+ROOMS["views"] = {"interfaces", "kit", "config", "trainer"}
+ROOMS["api"] = {*ROOMS["trainer"], "trainer", "diagnosis", "planning", "views"}
+ROOMS["cli"] = {*ROOMS["api"], "api", "testing"}
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 
@@ -42,7 +44,7 @@ LIBRARIES: dict[str, set[str]] = {
     "interfaces": {"pluggy"},
     "registry": {"pluggy", "packaging"},
     "builtin": set(),
-    "doctor": {"packaging"},
+    "diagnosis": {"packaging"},
     "config": {"pydantic", "pydantic_core", "yaml"},
     "algorithms": {"torch"},
 }
@@ -118,7 +120,7 @@ def shown(found: list[Import]) -> list[str]:
 
 def test_every_room_is_in_the_table() -> None:
     here = {path.name for path in CORE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    here |= {path.stem for path in CORE.glob("*.py")} - {"__init__"}
+    here |= {path.stem for path in CORE.glob("*.py")} - {"__init__", "__main__"}
     assert here == set(ROOMS)
 
 
@@ -145,7 +147,7 @@ def test_a_light_room_imports_no_heavy_library(room: str) -> None:
 
 
 def test_configuration_registry_and_doctor_never_import_torch_or_ray_not_even_later() -> None:
-    files = [file for room in ("config", "registry", "builtin", "doctor") for file in files_of(room)]
+    files = [file for room in ("config", "registry", "builtin", "diagnosis") for file in files_of(room)]
     assert shown([i for file in files for i in imports(file) if i.top in ("torch", "ray", "transformers")]) == []
 
 
@@ -211,6 +213,7 @@ def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
         node.attr
         for file in [
             *files_of("trainer"),
+            *files_of("api"),
             *files_of("cli"),
             CORE / "config" / "roles.py",
             CORE / "config" / "evaluation.py",
@@ -235,7 +238,16 @@ def test_the_entry_module_of_a_plugin_loads_no_engine(plugin: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["rlsdk", "rlsdk.interfaces", "rlsdk.registry", "rlsdk.builtin", "rlsdk.doctor", "rlsdk.cli.commands"]
+    "module",
+    [
+        "rlsdk",
+        "rlsdk.interfaces",
+        "rlsdk.registry",
+        "rlsdk.builtin",
+        "rlsdk.diagnosis",
+        "rlsdk.api",
+        "rlsdk.cli.commands",
+    ],
 )
 def test_what_every_command_needs_loads_neither_torch_nor_ray(module: str) -> None:
     assert loaded_by([module]) == []

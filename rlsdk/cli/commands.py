@@ -9,8 +9,14 @@ from typing import Annotated
 import typer
 
 import rlsdk
+from rlsdk.cli.completion import FieldsCommand
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help=rlsdk.__doc__)
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=rlsdk.__doc__,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 plugins_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(plugins_app, name="plugins", help="What is installed, and why something cannot be used.")
 
@@ -56,7 +62,9 @@ def _options(
     """`main` reads `--traceback` itself, wherever it stands."""
 
 
-@app.command(context_settings=ONLY_FIELDS, help="Reinforcement learning; without arguments, the quickstart.")
+@app.command(
+    cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Reinforcement learning; without arguments, the quickstart."
+)
 def train(context: typer.Context) -> None:
     if not _explained(context.args, "train", "Reinforcement learning; without arguments, the quickstart."):
         from rlsdk.cli.train import run
@@ -64,7 +72,7 @@ def train(context: typer.Context) -> None:
         run(context.args)
 
 
-@app.command(context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
+@app.command(cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
 def sft(context: typer.Context) -> None:
     if not _explained(context.args, "sft", "Supervised training on reference answers."):
         from rlsdk.cli.sft import run
@@ -72,7 +80,9 @@ def sft(context: typer.Context) -> None:
         run(context.args)
 
 
-@app.command("reward-model", context_settings=ONLY_FIELDS, help="A model of scores, from pairs of answers.")
+@app.command(
+    "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="A model of scores, from pairs of answers."
+)
 def reward_model(context: typer.Context) -> None:
     if not _explained(context.args, "reward-model", "A model of scores, from pairs of answers (Bradley-Terry)."):
         from rlsdk.cli.pairs import run
@@ -81,7 +91,11 @@ def reward_model(context: typer.Context) -> None:
         run(PairTraining.REWARD_MODEL, context.args)
 
 
-@app.command(context_settings=ONLY_FIELDS, help="Direct preference optimization: a policy, from pairs of answers.")
+@app.command(
+    cls=FieldsCommand,
+    context_settings=ONLY_FIELDS,
+    help="Direct preference optimization: a policy, from pairs of answers.",
+)
 def dpo(context: typer.Context) -> None:
     if not _explained(context.args, "dpo", "Direct preference optimization: a policy, from pairs of answers."):
         from rlsdk.cli.pairs import run
@@ -90,7 +104,7 @@ def dpo(context: typer.Context) -> None:
         run(PairTraining.DPO, context.args)
 
 
-@app.command("eval", context_settings=FIELDS, help="Figures of a checkpoint or model folder.")
+@app.command("eval", cls=FieldsCommand, context_settings=FIELDS, help="Figures of a checkpoint or model folder.")
 def evaluate(
     context: typer.Context,
     path: ModelPath,
@@ -108,7 +122,7 @@ def evaluate(
     run(path, arguments, sets=evaluation_set or [], checkpoint=checkpoint, output=output, samples=samples)
 
 
-@app.command(context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
+@app.command(cls=FieldsCommand, context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
 def generate(
     context: typer.Context,
     path: ModelPath,
@@ -175,7 +189,11 @@ def make_model(
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
 
-@app.command(context_settings=FIELDS, help="What `rlsdk train` with the same arguments would be; takes no device.")
+@app.command(
+    cls=FieldsCommand,
+    context_settings=FIELDS,
+    help="What `rlsdk train` with the same arguments would be; takes no device.",
+)
 def plan(
     context: typer.Context,
     hardware: Annotated[

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsdk.doctor import Finding, Health, examine, verdict
+from rlsdk.api.machine import findings as look
+from rlsdk.diagnosis import Finding, Health, verdict
 
 MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}
 NAME_WIDTH = 20
@@ -19,7 +19,7 @@ EXIT_FAULTS = 1
 def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
     """Prints every finding as it is made, then the verdict; leaves with code 1 where there are faults."""
     findings = []
-    for finding in itertools.chain(examine(run_dir, ray_address), [graders()]):
+    for finding in look(run_dir, ray_address):
         findings.append(finding)
         if not as_json:
             show(finding)
@@ -29,22 +29,6 @@ def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
         conclude(findings)
     if verdict(findings) is Health.FAULT:
         sys.exit(EXIT_FAULTS)
-
-
-def graders() -> Finding:
-    """What confines the processes that grade what a model wrote, on this system."""
-    from rlsdk.rewards.confine import probe
-
-    seen = probe()
-    held = "; ".join(seen.held) or "nothing"
-    if not seen.missing:
-        return Finding(check="graders", state=Health.OK, found=f"confined: {held}")
-    open_doors = [text for text in seen.missing if text.startswith(("no network", "no file writes"))]
-    state = Health.WARNING if open_doors else Health.OK
-    mend = "rewards that run what a model writes belong in a container here" if open_doors else ""
-    return Finding(
-        check="graders", state=state, found=f"confined: {held}; not here: {'; '.join(seen.missing)}", mend=mend
-    )
 
 
 def show(finding: Finding) -> None:
@@ -78,6 +62,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _print(text: str) -> None:
-    from rlsdk.cli.terminal import SafeConsole
+    from rlsdk.views.terminal import SafeConsole
 
     SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True).print(text)

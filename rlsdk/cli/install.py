@@ -30,7 +30,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 import rlsdk
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.cluster.keeper import MARK, Keeper
-from rlsdk.doctor.examine import count_gpus
+from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (

@@ -3,51 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from rlsdk.interfaces import ConfigError, nearest
-
-CONFIGS = {"qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "llama": "LlamaConfig", "mistral": "MistralConfig"}
-HEAD_DIM = 32
+from rlsdk.api.small_model import make_model
 
 
 def make(folder: Path, *, architecture: str, hidden: int, layers: int, context: int) -> None:
-    """Writes `config.json`, safetensors and tokenizer files.
-
-    Raises:
-        ConfigError: an unknown architecture, a width that is no multiple of 64, or a folder that is not empty.
-    """
-    if architecture not in CONFIGS:
-        raise ConfigError(
-            f"--architecture {architecture!r}{nearest(architecture, CONFIGS)}; expected one of {sorted(CONFIGS)}"
-        )
-    if hidden < 64 or hidden % 64:
-        raise ConfigError(f"--hidden {hidden}: expected a multiple of 64 (heads have {HEAD_DIM} dimensions)")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{str(folder)!r} is not empty; name a new folder")
-    import transformers
-
-    from rlsdk.kit.hf import no_progress_bars
-    from rlsdk.kit.tokenizers import write_byte_tokenizer
-
-    tokenizer = write_byte_tokenizer(folder)
-    heads = hidden // HEAD_DIM
-    fields: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": False,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, CONFIGS[architecture])(**fields))
-    with no_progress_bars():
-        model.save_pretrained(folder)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{folder}: {architecture} of {count:,} random parameters, {len(tokenizer)} tokens (bytes)")
+    """Writes the model and says what it is."""
+    made = make_model(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
+    print(f"{made}: {architecture} with random weights, {layers} layers of width {hidden}, a tokenizer of bytes")

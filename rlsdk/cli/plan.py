@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlsdk.cli.terminal import SafeConsole
-from rlsdk.cli.train import resolve
-from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
+from rlsdk.api.machine import run_plan
+from rlsdk.api.settings import Settings
+from rlsdk.planning import RunPlan
 from rlsdk.planning.memory import PhaseMemory
+from rlsdk.views.terminal import SafeConsole
 
 EXIT_DOES_NOT_FIT = 1
 SCHEMA = 2
@@ -38,16 +38,7 @@ HINTS = {
 
 def run(args: Sequence[str], *, hardware: str | None, calibration: Path | None, as_json: bool) -> None:
     """Prints the plan; leaves with code 1 where the run does not fit."""
-    machine = parse_hardware(hardware) if hardware is not None else None
-    resolved = resolve(args, device=machine.device if machine is not None else None)
-    known = read_calibration(calibration, resolved.registry) if calibration is not None else None
-    with tempfile.TemporaryDirectory(prefix="rlsdk-plan-") as folder:
-        config = resolved.config
-        if resolved.makes_model:
-            from rlsdk.trainer.quickstart import make_model
-
-            config = make_model(config, Path(folder))
-        plan = make_plan(config, resolved.registry, device=resolved.device, hardware=machine, calibration=known)
+    plan = run_plan(Settings(flags=args), hardware=hardware, calibration=calibration)
     if as_json:
         print(json.dumps(record(plan), indent=2))
     else:

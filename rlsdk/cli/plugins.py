@@ -6,23 +6,21 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
+from rlsdk.api.installed import HEADINGS, cells, plugin_rows, record
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
 from rlsdk.registry import FIRST_PARTY, ComponentKind, Isolation, Registry, Row, installed_version, spoken
 
-HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
 WIDTH = 100
-KINDS = (*BackendKind, *ComponentKind)
 
 
 def list_plugins(*, as_json: bool) -> None:
     """Prints every backend, component and plugin that was found, usable or not."""
-    rows = sorted(Registry.discover().rows(), key=lambda row: KINDS.index(row.kind) if row.kind in KINDS else -1)
+    rows = plugin_rows()
     if as_json:
-        print(json.dumps([_record(row) for row in rows], indent=2))
+        print(json.dumps([record(row) for row in rows], indent=2))
         return
-    print(table([HEADINGS, *(_cells(row) for row in rows)]))
+    print(table([HEADINGS, *(cells(row) for row in rows)]))
     for kind, names in FIRST_PARTY.items():
         for name in sorted(set(names) - {row.name for row in rows}):
             print(f"not installed: {kind} backend {name!r}; run `pip install {names[name]}`")
@@ -49,22 +47,6 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    source = row.source
-    return (row.name, row.kind, source.distribution, source.version, row.interface, row.state, row.reason)
-
-
-def _record(row: Row) -> dict[str, Any]:
-    spec = row.spec
-    record: dict[str, Any] = dict(zip(HEADINGS, _cells(row), strict=True)) | {"entry_point": row.source.entry_point}
-    if isinstance(spec, BackendSpec):
-        record |= {"description": spec.description, "capabilities": sorted(spec.capabilities)}
-        record["environment"] = row.isolation.environment if row.isolation else None
-    elif isinstance(spec, ComponentSpec):
-        record |= {"description": spec.description, "target": str(spec.target)}
-    return record
 
 
 def _unknown(name: str, rows: list[Row]) -> PluginNotFoundError:

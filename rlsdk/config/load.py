@@ -29,6 +29,8 @@ SECTIONS: Mapping[str, BackendKind] = {
     "critic": BackendKind.TRAIN,
 }
 """Sections that may choose a backend, and of which kind. Those without one of their own take that of their kind."""
+FROM_PYTHON = "the call"
+"""Where values come from that a program gives, in messages."""
 
 
 def load_config(
@@ -36,9 +38,10 @@ def load_config(
     overrides: Sequence[str] = (),
     registry: Registry | None = None,
     *,
+    values: Mapping[str, Any] | None = None,
     sections: Collection[str] | None = None,
 ) -> RunConfig:
-    """Reads a run's configuration: defaults, then each file, then the command line; the later wins.
+    """Reads a run's configuration: defaults, then each file, then `values`, then the command line; the later wins.
 
     Mappings merge, lists are replaced. A key under `train`, `rollout`, `ref` or `critic` that is named as the section's
     backend holds that backend's own options. Nothing is expanded or evaluated.
@@ -47,6 +50,7 @@ def load_config(
         files: YAML files.
         overrides: arguments as typed (`--trainer.steps`, `100`); `--config FILE` among them comes after `files`.
         registry: what is installed; None: discovered now.
+        values: fields as nested mappings of plain data, as a file would hold them: what a caller from Python gives.
         sections: what the caller acts on: there, code that a file of a run asks for is refused, unless `--trust-run`
             is among the overrides. None: everywhere.
 
@@ -56,7 +60,7 @@ def load_config(
     """
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
-    tree = _merged([Path(file) for file in files], [Path(file) for file in more], flags)
+    tree = _merged([Path(file) for file in files], [Path(file) for file in more], flags, values or {})
     registry = Registry.discover() if registry is None else registry
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
@@ -70,8 +74,8 @@ def load_config(
     return config
 
 
-def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override]) -> Tree:
-    """The files, later over earlier, on the recipe of the algorithm where there is one.
+def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override], values: Mapping[str, Any]) -> Tree:
+    """The files, later over earlier, and `values` over them, on the recipe of the algorithm where there is one.
 
     A recipe that is typed lies over `files` and under `more`, the files that were typed with it; one that a file names
     lies under all of them: so every part of it can be overridden.
@@ -82,6 +86,7 @@ def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Overrid
     tree = Tree()
     for file in (*files, *more):
         tree.merge_file(file)
+    tree.merge(values, FROM_PYTHON)
     typed = [flag.text for flag in flags if flag.path == RECIPE]
     name = typed[-1] if typed else tree.section(RECIPE[0]).get(RECIPE[1])
     if name is None or name == "null":
@@ -90,6 +95,7 @@ def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Overrid
     whole = Tree()
     for file in (*files, recipe, *more) if typed else (recipe, *files, *more):
         whole.merge_file(file)
+    whole.merge(values, FROM_PYTHON)
     return whole
 
 
@@ -102,12 +108,12 @@ def _check_trust(
     config: RunConfig, tree: Tree, files: Sequence[Path], flags: Sequence[Override], sections: Collection[str] | None
 ) -> None:
     """Refuses code that comes from a file of a run; from flags and from other files it is the person's own word."""
-    resumed = next((flag.text for flag in flags if flag.path == ("trainer", "resume")), None)
+    resumed = tree.section("trainer").get("resume")
     typed = {flag.flag for flag in flags}
-    written = {str(file) for file in files if not is_of_run(file, resumed)}
+    written = {str(file) for file in files if not is_of_run(file, str(resumed or "auto"))}
 
     def own(origin: str) -> bool:
-        return origin in typed or origin.rpartition(":")[0] in written
+        return origin in typed or origin == FROM_PYTHON or origin.rpartition(":")[0] in written
 
     if len(written) < len(files):
         check_trust(config.model_dump(), tree.origin_at, own, sections)

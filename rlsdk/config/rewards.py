@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
@@ -51,7 +51,8 @@ class RemoteRewardConfig(Section):
 
 
 class RewardConfig(Section):
-    """One term of the reward; a sample's score is the weighted sum of all that apply to it."""
+    """One term of the reward; a sample's score is the weighted sum of all that apply to it. A text alone is its
+    name."""
 
     name: str
     """A registered reward, `pkg.mod:fn`, `file.py:fn`, or the URL of a service: `http://127.0.0.1:8700/score`."""
@@ -75,8 +76,9 @@ class RewardConfig(Section):
 
     @property
     def title(self) -> str:
-        """Its name in metrics."""
-        return self.label or self.name
+        """Its name in metrics: that of the function where it is named by file or module."""
+        short = self.name.rpartition(":")[2]
+        return self.label or (self.name if short in TAKEN or "://" in self.name else short)
 
     def problems(self) -> Iterator[Problem]:
         if self.label is not None and (not _LABEL.fullmatch(self.label) or self.label in TAKEN):
@@ -92,6 +94,11 @@ class RewardConfig(Section):
         for field, values in self.rows.items():
             if not values:
                 yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, data: Any) -> Any:
+        return {"name": data} if isinstance(data, str) else data
 
 
 class RewardLimitsConfig(Section):

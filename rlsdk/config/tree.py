@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,13 @@ class Tree:
             raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")
         _merge(self.data, data or {})
         self._origins.update({place: f"{file}:{line}" for place, line in lines.items() if place})
+
+    def merge(self, values: Mapping[str, Any], origin: str) -> None:
+        """Lays nested plain data over what is there, as `merge_file` does."""
+        _merge(self.data, copy.deepcopy(dict(values)))
+        for place in _places(values, ()):
+            self._forget(place)
+            self._origins[place] = origin
 
     def section(self, name: str) -> dict[str, Any]:
         """The mapping of that name at the top; an empty one where there is none."""
@@ -83,6 +92,15 @@ class Tree:
     def _forget(self, place: Place) -> None:
         for known in [known for known in self._origins if known[: len(place)] == place]:
             del self._origins[known]
+
+
+def _places(values: Mapping[str, Any], above: Place) -> Iterator[Place]:
+    """Of every value that is no mapping."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _places(value, (*above, key))
+        else:
+            yield (*above, key)
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:

@@ -70,7 +70,8 @@ def check_trust(
         lines = "".join(f"\n  {problem}" for problem in found)
         raise ConfigError(
             f"the configuration comes from a run's folder, and it makes this command run code:{lines}\n"
-            f"If you trust where the run comes from, add {TRUST_FLAG}; or give these fields on the command line"
+            f"If you trust where the run comes from, add {TRUST_FLAG} (trust_run=True in Python); or give these fields "
+            "yourself"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rlsdk.config.yaml_errors import explain_syntax
 from rlsdk.interfaces import ConfigError
 
 Path = tuple[str | int, ...]
@@ -96,7 +97,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
         return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ConfigError(f"{name}:{line}: {error.problem}; expected YAML") from error
+        raise ConfigError(f"{name}:{line}: {explain_syntax(error, text)}; expected YAML") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: {_TOO_DEEP}") from error
     except (yaml.YAMLError, ValueError) as error:

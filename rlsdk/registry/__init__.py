@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlsdk.registry.checks import installed_version
 from rlsdk.registry.explain import spoken
-from rlsdk.registry.functions import absolute, load_function
+from rlsdk.registry.functions import absolute, check_call, find_function, load_function
 from rlsdk.registry.isolated import (
     HOME,
     SAME,
@@ -44,7 +44,9 @@ __all__ = [
     "Source",
     "State",
     "absolute",
+    "check_call",
     "explain_lack",
+    "find_function",
     "home",
     "installed_version",
     "lacks",

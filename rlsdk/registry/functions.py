@@ -29,6 +29,13 @@ def load_function(
     Raises:
         ConfigError: no such file, module or function (with the nearest name), or it cannot be called that way.
     """
+    function = find_function(target, what=what)
+    check_call(function, takes=takes, options=options or {}, said=f"{what} {target!r}")
+    return function
+
+
+def find_function(target: str, *, what: str) -> Callable[..., Any]:
+    """As `load_function`, without a look at the signature."""
     said = f"{what} {target!r}"
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
@@ -37,9 +44,8 @@ def load_function(
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{said}: {_why_not(module, name)}")
-    _check_call(function, takes, options or {}, said)
-    checked: Callable[..., Any] = function
-    return checked
+    found: Callable[..., Any] = function
+    return found
 
 
 def absolute(target: str) -> str:
@@ -93,7 +99,12 @@ def _why_not(module: ModuleType, name: str) -> str:
     return f"{is_what}{nearest(name, own)}; {module.__file__} has {own}"
 
 
-def _check_call(function: Callable[..., Any], takes: Sequence[str], options: Mapping[str, Any], said: str) -> None:
+def check_call(function: Callable[..., Any], *, takes: Sequence[str], options: Mapping[str, Any], said: str) -> None:
+    """Refuses a function that cannot be called with these positional arguments and options.
+
+    Raises:
+        ConfigError: begins with `said`.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, UnsupportedCapabilityError
 from rlsdk.registry.explain import spoken
+from rlsdk.registry.known import FIRST_PARTY
 from rlsdk.registry.registry import Registry
 
 
@@ -66,7 +67,10 @@ def explain_lack(lack: Lack, needed: Requirements, name: str, registry: Registry
         for other in registry.backends(needed.kind)
         if lack.requirement not in {missing.requirement for missing in lacks(needed, other)}
     ]
-    return f"{spoken(needed.kind)} {name!r} {lack.message}{asked}; installed and able: {_listed(able)}"
+    said = f"{spoken(needed.kind)} {name!r} {lack.message}{asked}; installed and able: {_listed(able)}"
+    known = {row.name for row in registry.rows() if row.kind == needed.kind}
+    others = [f"`pip install {package}`" for other, package in FIRST_PARTY[needed.kind].items() if other not in known]
+    return said if able or not others else f"{said}. Others that can be installed: {', '.join(others)}"
 
 
 def _lacks(needed: Requirements, spec: BackendSpec) -> Iterator[Lack]:

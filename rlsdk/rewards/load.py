@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.registry import load_function as load_named
+from rlsdk.registry import check_call, find_function
+from rlsdk.rewards.signatures import adapted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,9 +45,14 @@ def target_of(function: Callable[..., Any]) -> str:
 
 
 def load_function(target: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """The reward that `target` names, `pkg.mod:fn` or `path/file.py:fn`, checked to take a sample and these options.
+    """The reward that `target` names, `pkg.mod:fn` or `path/file.py:fn`, checked to take a sample and these options;
+    one with the signature of TRL or verl in a wrapper that calls it their way.
 
     Raises:
         ConfigError: no such file, module or function (with the nearest name), or it cannot be called that way.
     """
-    return load_named(target, what="reward", takes=("sample",), options=options)
+    function = find_function(target, what="reward")
+    wrapped = adapted(function, options or {}, f"reward {target!r}")
+    if wrapped is function:
+        check_call(function, takes=("sample",), options=options or {}, said=f"reward {target!r}")
+    return wrapped

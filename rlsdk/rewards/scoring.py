@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.results import RewardResult, merge, name_inapplicable
+from rlsdk.rewards.runner import RewardRunner
 
 
 class Scorer(Protocol):
@@ -63,6 +64,12 @@ class CombinedScorer:
         for part in waiting:
             part.add_done_callback(done)
         return whole
+
+    def wait_ready(self) -> None:
+        """Blocks until the functions of all parts are loaded; raises as `RewardRunner.wait_ready`."""
+        for part in self._parts:
+            if isinstance(part, RewardRunner | CombinedScorer):
+                part.wait_ready()
 
     def close(self) -> None:
         """As `Scorer.close`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,35 +109,43 @@ def build_materials(
         supervised: supervised training comes first, where `sft` asks for it; False: it is behind the run already, or
             not what the run is about.
         resume: the checkpoint that the run goes on from.
+
+    Raises:
+        ConfigError, DataError: data, a reward or a tracker cannot be used; nothing that was started is left.
     """
     measures: Sequence[Measure] = [] if config.eval.every_steps is None else config.eval.measures()
-    rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
-    tokenizer = load_run_tokenizer(config.model)
-    asked = measures if rewarded else [HELD_OUT] * bool(measures)
-    prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
-    if rewarded:
-        check_rows(config, prompts.train, prompts.sets, measures)
-    config = with_steps(config, len(prompts.train))
-    # A run that is resumed behind its warm start still knows how many steps that had.
-    supervised = supervised or (rewarded and config.sft.epochs is not None)
-    learned = _learned(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
-    config = config if learned is None else with_sft_steps(config, len(learned[0]))
-    return Materials(
-        config=config,
-        tokenizer=tokenizer,
-        train_prompts=prompts.train,
-        eval_prompts=prompts.sets,
-        examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
-        learned=learned,
-        rewards=rewards,
-        sampling=sampling_params(config.rollout, config.model, tokenizer),
-        output=RunOutput(
-            run_dir=run_dir,
-            view=view,
-            trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
-            callbacks=build_callbacks(config.trainer.callbacks, registry),
-        ),
-    )
+    with ExitStack() as made:  # what was started ends where the rest cannot be made
+        rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
+        made.callback(rewards.close)
+        tokenizer = load_run_tokenizer(config.model)
+        asked = measures if rewarded else [HELD_OUT] * bool(measures)
+        prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
+        if rewarded:
+            check_rows(config, prompts.train, prompts.sets, measures)
+        config = with_steps(config, len(prompts.train))
+        # A run that is resumed behind its warm start still knows how many steps that had.
+        supervised = supervised or (rewarded and config.sft.epochs is not None)
+        learned = _learned(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
+        config = config if learned is None else with_sft_steps(config, len(learned[0]))
+        rewards.wait_ready()
+        materials = Materials(
+            config=config,
+            tokenizer=tokenizer,
+            train_prompts=prompts.train,
+            eval_prompts=prompts.sets,
+            examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
+            learned=learned,
+            rewards=rewards,
+            sampling=sampling_params(config.rollout, config.model, tokenizer),
+            output=RunOutput(
+                run_dir=run_dir,
+                view=view,
+                trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
+                callbacks=build_callbacks(config.trainer.callbacks, registry),
+            ),
+        )
+        made.pop_all()
+    return materials
 
 
 def open_stream(

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
 from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.registry import Registry
-from rlsdk.rewards import Scorer
+from rlsdk.rewards import CombinedScorer, RewardRunner, Scorer
 from rlsdk.trainer.reward_sources import start_rewards
 
 
@@ -23,11 +23,24 @@ class RunRewards:
     sets: Mapping[str, Scorer] = field(default_factory=dict)
     """By name of the evaluation set; sets with equal rewards share one."""
 
+    def wait_ready(self) -> None:
+        """Blocks until all reward functions are loaded.
+
+        Raises:
+            ConfigError: one cannot be.
+        """
+        for scorer in self._scorers:
+            if isinstance(scorer, RewardRunner | CombinedScorer):
+                scorer.wait_ready()
+
     def close(self) -> None:
-        runners = {id(runner): runner for runner in (self.train, *self.sets.values()) if runner is not None}
         with ExitStack() as stack:  # each, also where another cannot be closed
-            for runner in runners.values():
-                stack.callback(runner.close)
+            for scorer in self._scorers:
+                stack.callback(scorer.close)
+
+    @property
+    def _scorers(self) -> list[Scorer]:
+        return list({id(scorer): scorer for scorer in (self.train, *self.sets.values()) if scorer is not None}.values())
 
 
 def start_run_rewards(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import Measure, RunConfig
 from rlsdk.config.role_names import ROLLOUT
-from rlsdk.data import DataRow, Prompt, PromptDataset
+from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.interfaces import CheckpointError, ConfigError, nearest
 from rlsdk.trainer.assemble import evaluation_of, open_stream
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
@@ -127,6 +127,7 @@ def evaluate_model(
         rewards = start_run_rewards(config, registry, logs, measures, train=False)
         stack.callback(rewards.close)
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
+        rewards.wait_ready()
         group = stack.enter_context(
             open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
         )
@@ -179,7 +180,9 @@ def sample_prompts(
     if texts:
         field = config.data.prompt_field
         rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
-        prompts = PromptDataset(rows, tokenizer, prompt_format(config), name="prompts")
+        # What is typed has no answer, whatever the rows of the data call theirs.
+        form = replace(prompt_format(config), answer_field=PromptFormat.answer_field)
+        prompts = PromptDataset(rows, tokenizer, form, name="prompts")
     elif config.data.train is None and config.data.eval is None and not config.data.mixture:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     else:

@@ -24,6 +24,7 @@ from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.timeline import staleness_metrics
+from rlsdk.trainer.watch import LearningWatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class RlStage(Stage):
         self.state = state
         self.average = average
         self._step_of = {state.policy_version: 0}
+        self._watch = LearningWatch()
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
     def begin(self) -> None:
@@ -98,6 +100,8 @@ class RlStage(Stage):
         metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
+        for text in self._watch.step(self.step, metrics):
+            self.output.view.notice(text)
         return metrics
 
     def collect(self, clock: StepClock) -> list[Group]:

@@ -174,7 +174,13 @@ class WandbTracker:
         wandb = _import("wandb")
         settings: dict[str, Any] = {"name": context.run_name, "id": context.run_name, "project": "rlsdk"}
         settings |= context.options
-        self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
+        try:
+            self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
+        except Exception as error:  # its own kinds: no key, no such project, no network
+            raise ConfigError(
+                f"tracking.trackers: 'wandb' cannot start: {type(error).__name__}: {error}. Run `wandb login` or set "
+                "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
+            ) from error
         self._run.define_metric("*", step_metric="step")
         self._table = wandb.Table
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.cli import main
-from rlsdk.cli.console import ConsoleView
-from rlsdk.cli.terminal import SafeConsole
 from rlsdk.interfaces import RlsdkError, SyncReport
+from rlsdk.views.console import ConsoleView
+from rlsdk.views.terminal import SafeConsole
 
 MOVED = SyncReport(
     version=3,

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from rlsdk.cli.doctor import graders, run
-from rlsdk.doctor import Finding, Health, machine, packages, verdict
-from rlsdk.doctor import plugins as plugin_checks
-from rlsdk.doctor.cluster import cluster
-from rlsdk.doctor.examine import count_gpus, guarded
-from rlsdk.doctor.machine import GIB, Space
-from rlsdk.doctor.probe import Answer, ask
+from rlsdk.api.machine import graders
+from rlsdk.cli.doctor import run
+from rlsdk.diagnosis import Finding, Health, machine, packages, verdict
+from rlsdk.diagnosis import plugins as plugin_checks
+from rlsdk.diagnosis.cluster import cluster
+from rlsdk.diagnosis.examine import count_gpus, guarded
+from rlsdk.diagnosis.machine import GIB, Space
+from rlsdk.diagnosis.probe import Answer, ask
 from rlsdk.interfaces import BackendKind, BackendSpec
 from rlsdk.registry import Row, Source, State
 from rlsdk.rewards.confine import Confinement

@@ -16,8 +16,8 @@ import pytest
 
 from rlsdk.cli.install import Choices, check_requirement, distribution_of, install, install_isolated
 from rlsdk.cli.installer import Pip, Wanted
-from rlsdk.doctor import Health
-from rlsdk.doctor.plugins import plugins
+from rlsdk.diagnosis import Health
+from rlsdk.diagnosis.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
 from rlsdk.registry import Registry, read_record
 

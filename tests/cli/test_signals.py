@@ -15,8 +15,8 @@ import pytest
 RUN = """
 import signal, sys, time
 from pathlib import Path
-from rlsdk.cli.console import ConsoleView
-from rlsdk.cli.signals import stop_on_signal
+from rlsdk.views.console import ConsoleView
+from rlsdk.api.signals import stop_on_signal
 
 asked = []
 with ConsoleView() as view, stop_on_signal(lambda: asked.append(1), view.notice) as stopped:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.train import resolve
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR
 from rlsdk.trainer.assemble import build_materials, rl_stage, sft_stage
@@ -46,7 +47,9 @@ class Recorder(RunView):
 
 def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) -> None:
     """Within what another processor, or number of threads, does to the last digits of a sum."""
-    resolved = resolve(["--tracking.trackers", "[]", "--trainer.save_every_steps", "null"], device="cpu")
+    resolved = resolve(
+        Settings(flags=["--tracking.trackers", "[]", "--trainer.save_every_steps", "null"]), device="cpu"
+    )
     config, registry, view = make_model(resolved.config, tmp_path), resolved.registry, Recorder()
     table = roles(config, "cpu")
     make = functools.partial(start_in_process, registry=registry, seed=config.trainer.seed)

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from rlsdk.cli.figures import eval_lines
-from rlsdk.cli.terminal import SafeConsole
 from rlsdk.interfaces import SyncReport
 from rlsdk.kit.printable import printable
 from rlsdk.trainer.events import RunView
+from rlsdk.views.figures import eval_lines
+from rlsdk.views.terminal import SafeConsole
 
 COLUMNS = (
     ("reward", "reward/mean", "{:7.3f}", 1.0),

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from rlsdk.doctor.finding import Finding, Health
-from rlsdk.doctor.packages import IMPORT_TIMEOUT_S, install
-from rlsdk.doctor.probe import Answer, ask
+from rlsdk.diagnosis.finding import Finding, Health
+from rlsdk.diagnosis.packages import IMPORT_TIMEOUT_S, install
+from rlsdk.diagnosis.probe import Answer, ask
 from rlsdk.interfaces import BackendSpec
 from rlsdk.registry import Registry, Row, State
 
@@ -27,7 +27,7 @@ answer()
 """
 IMPORTS_THERE = """
 import importlib
-from rlsdk.doctor.plugins import import_names
+from rlsdk.diagnosis.plugins import import_names
 for names in sys.argv[2:]:
     for name in import_names(names):
         importlib.import_module(name)

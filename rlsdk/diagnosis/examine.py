@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rlsdk.doctor import machine, packages
-from rlsdk.doctor.cluster import cluster
-from rlsdk.doctor.finding import Finding, Health
-from rlsdk.doctor.plugins import plugins
+from rlsdk.diagnosis import machine, packages
+from rlsdk.diagnosis.cluster import cluster
+from rlsdk.diagnosis.finding import Finding, Health
+from rlsdk.diagnosis.plugins import plugins
 
 
 def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:

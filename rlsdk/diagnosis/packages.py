@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rlsdk.doctor.finding import Finding, Health
-from rlsdk.doctor.probe import Answer, ask
+from rlsdk.diagnosis.finding import Finding, Health
+from rlsdk.diagnosis.probe import Answer, ask
 
 CORE = "rlsdk"
 PYTHONS = ">=3.11,<3.14"

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlsdk.doctor.finding import Finding, Health
+from rlsdk.diagnosis.finding import Finding, Health
 
 GIB = 1 << 30
 LEAST_SHARED_BYTES = 256 << 20

@@ -6,7 +6,7 @@ import costs its finding and nothing else.
 
 from __future__ import annotations
 
-from rlsdk.doctor.examine import examine
-from rlsdk.doctor.finding import Finding, Health, verdict
+from rlsdk.diagnosis.examine import examine
+from rlsdk.diagnosis.finding import Finding, Health, verdict
 
 __all__ = ["Finding", "Health", "examine", "verdict"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,8 +33,11 @@ class Stopped:
 
 
 @contextmanager
-def stop_on_signal(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[Stopped]:
+def stop_on_signal(
+    stop: Callable[[], None], say: Callable[[str], None], second: Callable[[int], None] | None = None
+) -> Iterator[Stopped]:
     """First SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleaning up but without saving.
+    `second` says how, given the number of the signal.
 
     A SIGHUP that is ignored (`nohup`) stays so.
     """
@@ -44,7 +48,7 @@ def stop_on_signal(stop: Callable[[], None], say: Callable[[str], None]) -> Iter
         if number == signal.SIGHUP:
             _let_go(terminals)
         if stopped.number is not None:
-            sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TEMPORARY)
+            (second or _leave)(number)
         stopped.number = number
         stop()
         say("stopping: the step is finished and saved first; once more stops at once, without saving")
@@ -58,6 +62,32 @@ def stop_on_signal(stop: Callable[[], None], say: Callable[[str], None]) -> Iter
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_on_interrupt(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+    """For a program that goes on after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
+    raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `stop`, and end it after the run.
+
+    Does nothing outside of the main thread, where Python takes no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with stop_on_signal(stop, say, second=_interrupted) as stopped:
+        yield
+    if stopped.number not in (None, signal.SIGINT):
+        sys.exit(stopped.exit_code)
+
+
+def _interrupted(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    _leave(number)
+
+
+def _leave(number: int) -> None:
+    sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TEMPORARY)
 
 
 def _is_terminal(descriptor: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 
-from rlsdk.doctor.finding import Finding, Health
-from rlsdk.doctor.probe import Answer, ask
+from rlsdk.diagnosis.finding import Finding, Health
+from rlsdk.diagnosis.probe import Answer, ask
 
 TIMEOUT_S = 60.0
 NODES = """

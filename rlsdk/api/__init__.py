@@ -1,0 +1,53 @@
+"""The Python API: what a script or a notebook calls, and what the command line is a thin layer over.
+
+Everything here is also in `rlsdk` itself: `rlsdk.train`, `rlsdk.Run`. It is imported when it is used: commands and
+plugins import these packages, too, and must stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsdk.api.chart import Chart
+    from rlsdk.api.inference import evaluate, generate
+    from rlsdk.api.installed import plugins
+    from rlsdk.api.machine import doctor, plan
+    from rlsdk.api.run import Run
+    from rlsdk.api.small_model import make_model
+    from rlsdk.api.table import Table
+    from rlsdk.api.training import dpo, reward_model, sft, train
+    from rlsdk.interfaces import RewardSample, RlsdkError
+    from rlsdk.trainer.events import RunView as Quiet
+
+__all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "doctor", "dpo", "evaluate", "generate",
+           "make_model", "plan", "plugins", "reward_model", "sft", "train"]  # fmt: skip
+
+PLACES = {
+    "Chart": "rlsdk.api.chart",
+    "Quiet": "rlsdk.trainer.events",
+    "RewardSample": "rlsdk.interfaces",
+    "RlsdkError": "rlsdk.interfaces",
+    "Run": "rlsdk.api.run",
+    "Table": "rlsdk.api.table",
+    "doctor": "rlsdk.api.machine",
+    "dpo": "rlsdk.api.training",
+    "evaluate": "rlsdk.api.inference",
+    "generate": "rlsdk.api.inference",
+    "make_model": "rlsdk.api.small_model",
+    "plan": "rlsdk.api.machine",
+    "plugins": "rlsdk.api.installed",
+    "reward_model": "rlsdk.api.training",
+    "sft": "rlsdk.api.training",
+    "train": "rlsdk.api.training",
+}
+"""Name -> module that has it."""
+OTHER_NAMES = {"Quiet": "RunView"}
+"""What a module calls it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(PLACES[name]), OTHER_NAMES.get(name, name))

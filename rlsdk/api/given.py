@@ -1,0 +1,185 @@
+"""Data and rewards that a call brings as Python objects: written to files first, so that a run can be read, resumed
+and evaluated like one from the command line."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard, cast
+
+from rlsdk.api.functions import standalone_source
+from rlsdk.api.settings import Settings, plain
+from rlsdk.config import RunConfig
+from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.kit.atomic import atomic_path
+
+FOLDER = "inputs"
+"""Of a run: what it was given as Python objects."""
+PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
+ANSWER_FIELDS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label", "target", "output")
+"""Fields that a row's prompt and answer are looked for in, in this order, where the call does not name them."""
+
+Rows: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any]]"
+"""A data source by name, or rows: a list of mappings, a `datasets.Dataset`, a generator."""
+Term: TypeAlias = "str | Callable[..., Any] | Mapping[str, Any]"
+"""A registered reward or `file.py:fn`, a function, or `{"name": either, "weight": ..., "options": ...}`."""
+Reward: TypeAlias = "Term | Sequence[Term]"
+"""One term, or several that add up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Settings whose objects were written to files in a temporary folder."""
+
+    settings: Settings
+    folder: Path | None = None
+    """Holds these files; None: there are none."""
+    notices: Sequence[str] = field(default_factory=tuple)
+
+    def moved(self, config: RunConfig, run_dir: Path) -> RunConfig:
+        """Brings the files into the run's folder, each whole or absent; returns the configuration that names them."""
+        files = sorted(self.folder.iterdir()) if self.folder is not None else []
+        for file in files:
+            with atomic_path(run_dir / FOLDER / file.name) as draft:
+                draft.write_bytes(file.read_bytes())
+        if self.folder is None or not files:
+            return config
+        old, new = f"{self.folder}{os.sep}", f"{run_dir / FOLDER}{os.sep}"
+        return RunConfig.model_validate(_replaced(config.model_dump(), old, new))
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(old, new) if value.startswith(old) else value
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, old, new) for key, item in value.items()}
+    return type(value)(_replaced(item, old, new) for item in value) if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def written(
+    settings: Settings, *, data: Rows | None = None, eval_data: Rows | None = None, reward: Reward | None = None
+) -> Iterator[Given]:
+    """The settings with data and rewards in them; what is no name is written into a folder that lives as long as this.
+
+    Raises:
+        DataError: a row is no mapping, or holds what JSON cannot; there is none.
+        ConfigError: a reward that cannot be used in another process; says why.
+    """
+    values, notices = plain(settings.values), list[str]()
+    with tempfile.TemporaryDirectory(prefix="rlsdk-given-") as made:
+        folder = Path(os.path.realpath(made))
+        section = values.setdefault("data", {})
+        for name, rows in (("train", data), ("eval", eval_data)):
+            if rows is not None:
+                section[name] = os.fspath(rows) if _is_name(rows) else str(write_rows(cast("Any", rows), folder, name))
+        rows, name = (eval_data, "eval") if data is None else (data, "train")
+        if rows is not None and not _is_name(rows) and not settings.files:
+            notices += name_fields(section, Path(section[name]))
+        if reward is not None:
+            values["rewards"] = [_term(term, folder) for term in _terms(reward)]
+        given = Settings(files=settings.files, values=values, flags=settings.flags)
+        yield Given(settings=given, folder=folder, notices=notices)
+
+
+def _is_name(rows: Any) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(rows, str | os.PathLike)
+
+
+def write_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
+    """Writes rows as JSON lines, one after the other; the file's name holds a hash of what is in it.
+
+    Raises:
+        DataError: as `written`.
+    """
+    from rlsdk.data.rows import to_row
+
+    digest, count, draft = hashlib.blake2b(digest_size=6), 0, folder / f".{name}"
+    if not isinstance(rows, Iterable):
+        raise DataError(f"data: expected a name or rows (mappings of fields), got a {type(rows).__name__}")
+    if isinstance(rows, Mapping):
+        raise DataError(f"data: expected rows, got one mapping with {sorted(map(str, rows))[:5]}; give a list of rows")
+    with draft.open("wb") as file:
+        for count, row in enumerate(rows, 1):
+            line = json.dumps(dict(to_row(row, f"data: row {count}").row)).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+    if not count:
+        raise DataError("data: has no rows; expected at least one mapping of fields")
+    path = folder / f"{name}-{digest.hexdigest()}.jsonl"
+    return draft.rename(path)
+
+
+def name_fields(section: dict[str, Any], path: Path) -> Iterator[str]:
+    """Sets `prompt_field` and `answer_field` by the first row, where the call names neither; yields what it chose."""
+    from rlsdk.data.rows import lookup
+
+    with path.open(encoding="utf-8") as file:
+        row = json.loads(file.readline())
+
+    def holds(name: str) -> bool:
+        try:
+            return lookup(row, name) is not None
+        except KeyError:
+            return False
+
+    for setting, names in (("prompt_field", PROMPT_FIELDS), ("answer_field", ANSWER_FIELDS)):
+        found = next(filter(holds, names), None)
+        if setting not in section and found not in (None, names[0]):
+            section[setting] = found
+            yield f"data.{setting} {found!r}, since rows have no field {names[0]!r}; they have {sorted(row)}"
+
+
+def _terms(reward: Any) -> list[Any]:
+    return list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+
+
+def _term(term: Any, folder: Path) -> dict[str, Any]:
+    """One term of the reward, as the configuration has it."""
+    fields = {**term} if isinstance(term, Mapping) else {"name": term}
+    function = fields.get("name")
+    options = dict(fields.get("options") or {})
+    while isinstance(function, functools.partial):
+        if function.args:
+            raise ConfigError(f"reward {function!r}: hand values over by name: functools.partial(fn, name=value)")
+        options, function = {**function.keywords, **options}, function.func
+    if callable(function):
+        fields["name"] = target_of(function, folder)
+    made: dict[str, Any] = plain({**fields, **({"options": options} if options else {})})
+    return made
+
+
+def target_of(function: Callable[..., Any], folder: Path) -> str:
+    """The text by which another process loads a function: of the module that it is from, or of a file written here.
+
+    Raises:
+        ConfigError: neither is possible; says why.
+    """
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    name = getattr(function, "__qualname__", "<object>")
+    if module is not None and module.__name__ != "__main__" and getattr(module, name, None) is function:
+        file = getattr(module, "__file__", None)
+        if file is None or not _stands_alone(module.__name__, file):
+            return f"{module.__name__}:{name}"
+        return f"{os.path.abspath(file)}:{name}"
+    source = standalone_source(function)
+    digest = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_]', '_', inspect.unwrap(function).__name__)}_{digest}.py"
+    path.write_text(source, encoding="utf-8")
+    return f"{path}:{function.__name__}"
+
+
+def _stands_alone(module: str, file: str) -> bool:
+    """A file that is no part of a package and not installed: named by its place, it is found from any folder."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return "." not in module and file.endswith(".py") and Path(file).name != "__init__.py" and not installed

@@ -1,0 +1,146 @@
+"""Use of a run, a checkpoint or a model folder: `rlsdk.evaluate`, `rlsdk.generate`, and the commands of these names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.paths import with_absolute_paths
+from rlsdk.api.settings import Settings, from_keywords
+from rlsdk.api.table import Table
+from rlsdk.config import RunConfig, load_config
+from rlsdk.registry import Registry
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.events import RunView
+
+GENERATION = ("model", "data", "rollout", "placement")
+"""Sections of the configuration that generation acts on."""
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    data: Rows | None = None,
+    reward: Reward | None = None,
+    *,
+    sets: Sequence[str] = (),
+    checkpoint: str | None = None,
+    view: RunView | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> dict[str, float]:
+    """Figures of a run's model, of a checkpoint or of a model folder on held-out prompts.
+
+    Args:
+        model: path of one of these. A run brings its configuration: data, rewards, templates.
+        data: as for `rlsdk.train`; None: what the run holds out.
+        reward: as for `rlsdk.train`.
+        sets: names of the evaluation sets (`eval.sets`, `sampled`, `greedy`); none: all.
+        checkpoint: of a run: `best`, `newest` or a step; None: the newest.
+        view: is told how it goes; None: as for `rlsdk.train`.
+        trust_run: also run the code that the run's own `config.yaml` names: see SECURITY.md.
+        fields: of the configuration, as for `rlsdk.train`.
+
+    Raises:
+        ConfigError, DataError: something cannot be used.
+        EvaluationError: too many samples have no grade.
+    """
+    from rlsdk.trainer.evaluations import EvaluationError
+    from rlsdk.trainer.inference import evaluate_model
+    from rlsdk.views import shown
+
+    settings = from_keywords(fields, config=None, trust_run=trust_run)
+    with written(settings, eval_data=data, reward=reward) as given, shown(view) as watching:
+        for text in given.notices:
+            watching.notice(text)
+        config, registry = configured(Path(model), given.settings, checkpoint=checkpoint)
+        found, _ = evaluate_model(config, registry, watching, sets=sets)
+    if found.failure is not None:
+        raise EvaluationError(found.failure)
+    return dict(found.metrics)
+
+
+def generate(
+    model: str | os.PathLike[str],
+    prompts: Sequence[str] | str = (),
+    *,
+    data: Rows | None = None,
+    num_prompts: int = 5,
+    samples_per_prompt: int = 1,
+    checkpoint: str | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> Table:
+    """Responses of a run's model, of a checkpoint or of a model folder.
+
+    Args:
+        model: path of one of these.
+        prompts: texts; none: the first of the evaluation prompts.
+        data: where prompts come from, if not from the run.
+        num_prompts: so many of them.
+        samples_per_prompt: responses to each.
+        checkpoint: of a run: `best`, `newest` or a step; None: the newest.
+        trust_run: as for `evaluate`.
+        fields: of the configuration, as for `rlsdk.train`.
+
+    Returns:
+        A row for each response: `prompt`, `response`, and `answer` where the data has one.
+
+    Raises:
+        ConfigError, DataError: something cannot be used.
+    """
+    settings = from_keywords(fields, config=None, trust_run=trust_run)
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    with written(settings, eval_data=data) as given:
+        return run_generation(
+            Path(model),
+            given.settings,
+            texts,
+            num_prompts=num_prompts,
+            n=samples_per_prompt,
+            checkpoint=checkpoint,
+        )
+
+
+def run_generation(
+    path: Path, settings: Settings, texts: Sequence[str], *, num_prompts: int, n: int, checkpoint: str | None
+) -> Table:
+    """Responses to the given prompts, or to the first evaluation prompts of the data."""
+    from rlsdk.trainer.inference import sample_prompts
+
+    config, registry = configured(path, settings, checkpoint=checkpoint, sections=GENERATION)
+    rows = Table()
+    for prompt, responses in sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n):
+        for response in responses:
+            line: dict[str, Any] = {"prompt": prompt.text, "response": response}
+            rows.append(line if prompt.answer is None else {**line, "answer": prompt.answer})
+    return rows
+
+
+def configured(
+    path: Path,
+    settings: Settings,
+    *,
+    checkpoint: str | None = None,
+    sections: Collection[str] | None = None,
+) -> tuple[RunConfig, Registry]:
+    """The configuration that the model was trained with, where there is one, then the settings; no trackers.
+
+    Args:
+        path: of a run, a checkpoint or a model.
+        settings: as given.
+        checkpoint: of a run: `best`, `newest` or a step; None: the newest.
+        sections: of the configuration that the command acts on; None: all.
+    """
+    from rlsdk.trainer.inference import find_model
+
+    registry = Registry.discover()
+    source = find_model(path, lambda text: print(text, file=sys.stderr), checkpoint=checkpoint)
+    base = [source.config] if source.config else []
+    flags = [*settings.flags, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
+    config = load_config([*base, *settings.files], flags, registry, values=settings.values, sections=sections)
+    return with_absolute_paths(config), registry

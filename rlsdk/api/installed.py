@@ -1,0 +1,45 @@
+"""What is installed: `rlsdk.plugins`, and the command of this name. Loads no engine and no configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlsdk.api.table import Table
+from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
+from rlsdk.registry import ComponentKind, Registry, Row
+
+HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
+"""Columns of a plugin's row."""
+KINDS = (*BackendKind, *ComponentKind)
+
+
+def plugins() -> Table:
+    """Every backend, component and plugin that was found, usable or not; `state` and `why` say which.
+
+    Returns:
+        A row for each: `name`, `kind`, `distribution`, `version`, `state`, `why`, `capabilities`, ...
+    """
+    return Table(map(record, plugin_rows()))
+
+
+def plugin_rows() -> list[Row]:
+    """The registry's rows, kinds together."""
+    return sorted(Registry.discover().rows(), key=lambda row: KINDS.index(row.kind) if row.kind in KINDS else -1)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row's texts, in the order of `HEADINGS`."""
+    source = row.source
+    return (row.name, row.kind, source.distribution, source.version, row.interface, row.state, row.reason)
+
+
+def record(row: Row) -> dict[str, Any]:
+    """All that is known of a row, as JSON takes it."""
+    spec = row.spec
+    made: dict[str, Any] = dict(zip(HEADINGS, cells(row), strict=True)) | {"entry_point": row.source.entry_point}
+    if isinstance(spec, BackendSpec):
+        made |= {"description": spec.description, "capabilities": sorted(spec.capabilities)}
+        made["environment"] = row.isolation.environment if row.isolation else None
+    elif isinstance(spec, ComponentSpec):
+        made |= {"description": spec.description, "target": str(spec.target)}
+    return made

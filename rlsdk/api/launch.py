@@ -1,0 +1,135 @@
+"""From a checked run to what it came to: its folder, its engines, its end. Commands and the Python API alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.api.resolve import Resolved, Training
+from rlsdk.config import RunConfig
+from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.run import RunResult, StopFlag
+
+
+MANIFEST = "manifest.json"
+"""Stands in every checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A run that has ended."""
+
+    result: RunResult
+    config: RunConfig
+    """As it ran."""
+
+
+def launch(
+    resolved: Resolved,
+    view: RunView,
+    stop: StopFlag,
+    *,
+    bring: Callable[[RunConfig, Path], RunConfig] = lambda config, run_dir: config,
+) -> Launched:
+    """Makes the run's folder and trains.
+
+    Args:
+        resolved: as checked.
+        view: is told how it goes.
+        stop: ends it early, after the step.
+        bring: puts further files into the folder; returns the configuration that names them.
+
+    Raises:
+        RlsdkError: the run cannot start or go on. One that did not start leaves no folder behind, unless a process of
+            it has died: its log is there.
+    """
+    from rlsdk.trainer.run_folder import check_resume
+
+    check_resume(resolved.config, resolved.training.checkpoints)
+    resolved = replace(resolved, config=in_its_own_folder(resolved.config))
+    with _folder(resolved.config) as run_dir:
+        config = _filled(resolved, run_dir, bring)
+        for text in (*resolved.notices, *notes_on_environment(config)):
+            view.notice(text)
+        view.notice(f"run {run_dir}")
+        return Launched(result=_train(resolved, config, run_dir, view, stop), config=config)
+
+
+def in_its_own_folder(config: RunConfig) -> RunConfig:
+    """A run that is resumed by its folder goes on there, unless another name is given; a checkpoint that is named
+    begins a run of its own."""
+    resume, name = Path(config.trainer.resume), config.trainer.run_name
+    if not (resume / "config.yaml").is_file() or (resume / MANIFEST).exists() or name not in (None, resume.name):
+        return config
+    place = resume.resolve()
+    trainer = config.trainer.model_copy(update={"run_dir": str(place.parent), "run_name": place.name})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def notes_on_environment(config: RunConfig) -> Iterator[str]:
+    """What a person may expect of this shell's environment, and does not get."""
+    if (address := os.environ.get("RAY_ADDRESS")) and config.placement.ray_address is None:
+        yield (
+            f"RAY_ADDRESS={address} is not used: this run starts a Ray of its own on this machine. To join that "
+            f"cluster add --placement.ray_address {address}"
+        )
+
+
+def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path], RunConfig]) -> RunConfig:
+    """Puts into the run's folder what it begins with.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    try:
+        config = bring(resolved.config, run_dir)
+        if resolved.makes_model:
+            from rlsdk.trainer.quickstart import make_model
+
+            config = make_model(config, run_dir)
+        return config
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.run_dir: cannot write to {str(run_dir)!r}: {error.strerror or error}; choose another one"
+        ) from error
+
+
+def _train(resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag) -> RunResult:
+    from rlsdk.trainer.run import run_sft, run_train
+
+    registry, device = resolved.registry, resolved.device
+    if (pairs := resolved.training.pairs) is not None:
+        from rlsdk.trainer.pair_run import run_pairs
+
+        return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop)
+    run = run_train if resolved.training is Training.RL else run_sft
+    return run(config, registry, view, run_dir=run_dir, device=device, stop=stop)
+
+
+@contextmanager
+def _folder(config: RunConfig) -> Iterator[Path]:
+    """The run's folder; gone again where it was made for this start and nothing was accepted into it."""
+    from rlsdk.trainer.run_folder import HISTORY_FILE, make_run_dir
+
+    parent, name = Path(config.trainer.run_dir), config.trainer.run_name
+    there = [path for path in (parent, parent / (name or "")) if path.exists()]
+    run_dir = make_run_dir(config)
+    try:
+        yield run_dir
+    except BaseException as error:
+        keeps_log = isinstance(error, WorkerError) or not isinstance(error, RlsdkError | KeyboardInterrupt | SystemExit)
+        is_new = run_dir.is_dir() and not any(run_dir.samefile(path) for path in there)
+        if is_new and not keeps_log and not (run_dir / HISTORY_FILE).exists():
+            shutil.rmtree(run_dir, ignore_errors=True)
+            if parent not in there:
+                with suppress(OSError):  # other runs have come meanwhile
+                    parent.rmdir()
+        raise

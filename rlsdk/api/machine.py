@@ -1,0 +1,118 @@
+"""What a run would be, and what is wrong with a machine: `rlsdk.plan` and `rlsdk.doctor`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings, from_keywords
+from rlsdk.api.table import Table
+
+if TYPE_CHECKING:
+    from rlsdk.diagnosis import Finding
+    from rlsdk.planning import RunPlan
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    data: Rows | None = None,
+    reward: Reward | None = None,
+    *,
+    algorithm: str | None = None,
+    steps: int | None = None,
+    hardware: str | None = None,
+    calibration: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> RunPlan:
+    """What `rlsdk.train` with the same arguments would be; takes no device. `.fits` says whether it fits.
+
+    Args:
+        model: as for `rlsdk.train`, as all that is not named here.
+        data: see above.
+        reward: see above; it is looked at, not run.
+        algorithm: see above.
+        steps: see above.
+        hardware: `h100`, `80GiB`, `h100:2x8`, `cpu`, ...; None: this machine.
+        calibration: folder of a run whose phases' seconds the times come from.
+        config: see above.
+        trust_run: see above.
+        fields: see above.
+
+    Raises:
+        ConfigError, DataError, PlacementError: the run cannot be.
+    """
+    settings = from_keywords(
+        fields,
+        config=config,
+        trust_run=trust_run,
+        model__path=model,
+        algorithm__recipe=algorithm,
+        trainer__steps=steps,
+    )
+    with written(settings, data=data, reward=reward) as given:
+        return run_plan(
+            given.settings, hardware=hardware, calibration=None if calibration is None else Path(calibration)
+        )
+
+
+def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Path | None = None) -> RunPlan:
+    """The plan of a run with these settings."""
+    from rlsdk.planning import make_plan, parse_hardware, read_calibration
+
+    machine = parse_hardware(hardware) if hardware is not None else None
+    resolved = resolve(settings, device=machine.device if machine is not None else None)
+    known = read_calibration(calibration, resolved.registry) if calibration is not None else None
+    with tempfile.TemporaryDirectory(prefix="rlsdk-plan-") as folder:
+        config = resolved.config
+        if resolved.makes_model:
+            from rlsdk.trainer.quickstart import make_model
+
+            config = make_model(config, Path(folder))
+        return make_plan(config, resolved.registry, device=resolved.device, hardware=machine, calibration=known)
+
+
+def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None = None) -> Table:
+    """What is wrong with this machine and its environment.
+
+    Args:
+        run_dir: folder that runs are written to: is there room?
+        ray_address: also look at this running Ray cluster.
+
+    Returns:
+        A row for each thing that was looked at: `check`, `state` (`ok`, `warning`, `fault`), `found`, and `mend`, the
+        command that puts it right.
+    """
+    return Table(asdict(finding) for finding in findings(Path(run_dir), ray_address))
+
+
+def findings(run_dir: Path, ray_address: str | None) -> Iterator[Finding]:
+    """Each finding as soon as it is made."""
+    from rlsdk.diagnosis import examine
+
+    yield from examine(run_dir, ray_address)
+    yield graders()
+
+
+def graders() -> Finding:
+    """What confines the processes that grade what a model wrote, on this system."""
+    from rlsdk.diagnosis import Finding, Health
+    from rlsdk.rewards.confine import probe
+
+    seen = probe()
+    held = "; ".join(seen.held) or "nothing"
+    if not seen.missing:
+        return Finding(check="graders", state=Health.OK, found=f"confined: {held}")
+    open_doors = [text for text in seen.missing if text.startswith(("no network", "no file writes"))]
+    state = Health.WARNING if open_doors else Health.OK
+    mend = "rewards that run what a model writes belong in a container here" if open_doors else ""
+    return Finding(
+        check="graders", state=state, found=f"confined: {held}; not here: {'; '.join(seen.missing)}", mend=mend
+    )

@@ -1,0 +1,60 @@
+"""What is known of a model before anything is loaded: its `config.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config import RunConfig, roles
+from rlsdk.interfaces import ConfigError
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def model_fields(config: RunConfig) -> Mapping[str, Any]:
+    """`config.json` of the model: a folder's, or one of the hub. Empty where the configuration names no model.
+
+    Raises:
+        ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
+    """
+    return {} if config.model.path is None else fields_of(config.model.path, config.model.revision, "model.path")
+
+
+def other_models(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
+    """The same of every role whose model is not the policy's, by role.
+
+    Raises:
+        ConfigError: as `model_fields`.
+    """
+    return {
+        role.name: fields_of(role.model.path, role.model.revision, role.fields["path"])
+        for role in roles(config)
+        if role.model.path != (config.model.path or "")
+    }
+
+
+def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
+    """`config.json` of a model's folder, or of one of the hub; errors begin with the name of the field.
+
+    Raises:
+        ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if not HUB_NAME.fullmatch(path):
+            raise ConfigError(
+                f"{field} {path!r}: no such folder, and not the name of a model on the hub, which is name or org/name"
+            )
+        from rlsdk.kit.hub import fetch_model_config
+
+        return fetch_model_config(path, revision)
+    try:
+        fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
+        return {**fields, "model_type": str(fields["model_type"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
+        ) from error

@@ -1,0 +1,91 @@
+"""Paths of a configuration, made absolute when a run is made: so that it can be evaluated and resumed from anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config import RunConfig
+
+FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
+"""`file.py:fn`, in whatever field."""
+FOLDERS = frozenset({"path", "tokenizer"})
+"""Names of fields that hold a folder, or something of the hub."""
+SOURCES = frozenset({"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source"})
+"""Fields that hold a data source; `*` is a key or a position."""
+OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "eval_options", "source_options",
+                       "chat_template_kwargs"})  # fmt: skip
+"""Names of fields whose content only a component or an engine understands."""
+OF_FILES = frozenset({"json", "jsonl", "csv", "parquet", "folder"})
+"""Data sources whose names end in a path."""
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same run, whatever folder a command that reads its configuration is started in.
+
+    Names that are no local file or folder stay as they are: those of the hub, of registered sources, of modules.
+    """
+    fields: dict[str, Any] = config.model_dump()
+    changed = _changed(fields, "")
+    resume = fields["trainer"]["resume"]
+    if resume not in ("auto", "never"):
+        changed["trainer"]["resume"] = absolute_folder(resume)
+    return config if changed == fields else RunConfig.model_validate(changed)
+
+
+def _changed(value: Any, place: str) -> Any:
+    name = place.rpartition(".")[2]
+    if name in OF_OTHERS:
+        return value
+    if isinstance(value, dict):
+        return {key: _changed(item, f"{place}.{key}" if place else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_changed(item, f"{place}.*") for item in value)
+    if not isinstance(value, str):
+        return value
+    if place in SOURCES or (place.startswith("eval.sets.") and name == "data"):
+        return absolute_source(value)
+    return absolute_folder(value) if name in FOLDERS else absolute_function(value)
+
+
+def absolute_folder(name: str) -> str:
+    """The folder's absolute path where there is one of that name."""
+    return _absolute(name) or name
+
+
+def absolute_function(name: str) -> str:
+    """`file.py:fn` with the absolute path of the file, there or not; anything else as it is."""
+    if not FUNCTION.fullmatch(name):
+        return name
+    where, _, function = name.rpartition(":")
+    return f"{os.path.abspath(Path(where).expanduser())}:{function}"
+
+
+def absolute_source(name: str) -> str:
+    """A data source with its path made absolute, where it has one: a file, a folder, `FOLDER:SPLIT`, `json:FILE`."""
+    return next((found for found in _readings(name) if found is not None), name)
+
+
+def _readings(name: str) -> Iterator[str | None]:
+    yield _absolute(name)
+    kind, colon, rest = name.partition(":")
+    if colon and kind in OF_FILES and (path := _absolute(rest) or _with_split(rest)):
+        yield f"{kind}:{path}"
+    yield _with_split(name)
+
+
+def _with_split(name: str) -> str | None:
+    folder, colon, split = name.rpartition(":")
+    found = _absolute(folder) if colon and folder else None
+    return f"{found}:{split}" if found is not None and os.path.isdir(found) else None
+
+
+def _absolute(name: str) -> str | None:
+    try:
+        path = Path(name).expanduser()
+        return os.path.abspath(path) if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None

@@ -1,0 +1,189 @@
+"""A run as an object: what it measured, what it wrote, and how it goes on."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.api.chart import Chart, draw
+from rlsdk.api.table import Table
+from rlsdk.interfaces import ConfigError
+from rlsdk.kit.printable import printable
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.run import RunResult
+
+
+class Run:
+    """The folder of a run, of this process or of any other: everything is read when it is asked for.
+
+    `rlsdk.Run("runs/NAME")` opens one that is there, finished or not.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, result: RunResult | None = None) -> None:
+        """Opens a run.
+
+        Args:
+            path: of its folder.
+            result: what it came to, where this process has run it.
+
+        Raises:
+            ConfigError: there is no such folder, or no run in it.
+        """
+        self.path = Path(path).absolute()
+        self.result = result
+        if result is None and not (self.path / "config.yaml").is_file():
+            raise ConfigError(f"{str(path)!r} holds no run: there is no config.yaml; give a run's folder (runs/NAME)")
+
+    @property
+    def metrics(self) -> Table:
+        """One row for each step, by name (`reward/mean`, ...); see docs/running.md for what each says."""
+        from rlsdk.trainer.trackers import read_metrics
+
+        return Table(read_metrics(self.path))
+
+    @property
+    def samples(self) -> Table:
+        """The samples that were logged: step, prompt, response, answer, score, advantage."""
+        from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines
+
+        return Table(read_lines(self.path / SAMPLES_FILE))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """All settings, as `config.yaml` has them."""
+        from rlsdk.config.yaml_text import read_yaml
+
+        file = self.path / "config.yaml"
+        data, _ = read_yaml(file.read_text(encoding="utf-8"), str(file))
+        return data if isinstance(data, Mapping) else {}
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Folders of the whole checkpoints, oldest first."""
+        from rlsdk.trainer.checkpoint import CheckpointStore
+
+        return [path for _, path in CheckpointStore(self.path / self._training.checkpoints, 1).whole()]
+
+    @property
+    def model(self) -> Path:
+        """The newest model in Hugging Face form.
+
+        Raises:
+            ConfigError: nothing was saved, or the train backend cannot export.
+        """
+        if (self.path / "model" / "config.json").is_file() and not self.checkpoints:
+            return self.path / "model"
+        found = [path / "model" for path in self.checkpoints if (path / "model" / "config.json").is_file()]
+        if self._training.value != "train" and (self.path / "model").is_dir():
+            return self.path / "model"
+        if not found:
+            raise ConfigError(f"{str(self.path)!r} has no model: nothing was saved (trainer.save_every_steps)")
+        return found[-1]
+
+    @property
+    def steps(self) -> int:
+        """Steps that are done."""
+        if self.result is not None:
+            return self.result.steps
+        mark = "reward/mean" if self._training.value == "train" else "step"  # the warm start has steps of its own
+        return max((int(row["step"]) for row in self.metrics if mark in row), default=0)
+
+    @property
+    def stopped(self) -> bool:
+        """It was asked to end early, and has saved what it had."""
+        return self.result is not None and self.result.stopped
+
+    @property
+    def seconds(self) -> float:
+        """How long it took in this process; 0 for a run that was opened."""
+        return self.result.seconds if self.result is not None else 0.0
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """The first evaluation; empty where there was none."""
+        return self.result.first_eval if self.result is not None else self._evaluations()[0]
+
+    @property
+    def after(self) -> Mapping[str, float]:
+        """The last evaluation; empty where there was none."""
+        return self.result.last_eval if self.result is not None else self._evaluations()[-1]
+
+    def plot(self, *metrics: str) -> Chart:
+        """Curves of these metrics over the step; of reward, evaluation and lengths where none is named."""
+        return draw(self.metrics, metrics)
+
+    def report(self) -> Path:
+        """Writes `report.html`, one page about the run, into its folder; returns its path."""
+        from rlsdk.trainer.report import write_report
+
+        return write_report(self.path)[0]
+
+    def resume(self, *, steps: int | None = None, trust_run: bool = False, **fields: Any) -> Run:
+        """Goes on from the newest checkpoint, in the same folder.
+
+        Args:
+            steps: of the whole run, those before the resume included; None: as it was configured.
+            trust_run: also run the code that the run's own `config.yaml` names. Code of a run that this process has
+                made is the caller's own.
+            fields: other settings, as for `rlsdk.train`.
+
+        Raises:
+            ConfigError: nothing to resume from, or code that was not agreed to.
+        """
+        from rlsdk.api.training import resume
+
+        return resume(self, self._training, steps=steps, trust_run=trust_run or self._is_own, fields=fields)
+
+    def evaluate(self, *, trust_run: bool = False, **fields: Any) -> dict[str, float]:
+        """Figures of the newest model on held-out prompts; see `rlsdk.evaluate`."""
+        from rlsdk.api.inference import evaluate
+
+        return evaluate(self.path, trust_run=trust_run or self._is_own, **fields)
+
+    def generate(self, *prompts: str, trust_run: bool = False, **fields: Any) -> Table:
+        """Responses of the newest model; see `rlsdk.generate`."""
+        from rlsdk.api.inference import generate
+
+        return generate(self.path, list(prompts), trust_run=trust_run or self._is_own, **fields)
+
+    @property
+    def _is_own(self) -> bool:
+        return self.result is not None
+
+    @property
+    def _training(self) -> Any:
+        """Of which kind it is, by what is in its folder."""
+        from rlsdk.api.resolve import Training
+
+        for training in (Training.REWARD_MODEL, Training.DPO):
+            if (self.path / training.checkpoints).is_dir():
+                return training
+        config = self.config
+        supervised = (self.path / Training.SFT.checkpoints).is_dir() or (self.path / "model").is_dir()
+        graded = config.get("rewards") or config.get("reward_models")
+        return Training.SFT if supervised and not graded else Training.RL
+
+    def _evaluations(self) -> list[Mapping[str, float]]:
+        rows = self.metrics
+        found = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
+        return [row for row in found if row] or [{}]
+
+    def __repr__(self) -> str:
+        state = "stopped after" if self.stopped else "after"
+        return f"Run({str(self.path)!r}, {state} {self.steps} steps)"
+
+    def _repr_html_(self) -> str:
+        facts = {"steps": f"{self.steps}{' (stopped)' if self.stopped else ''}"}
+        before, after = self.before, self.after
+        for name in {**before, **after}:
+            facts[name] = " &rarr; ".join(f"{known[name]:.4g}" for known in (before, after) if name in known)
+        rows = "".join(f"<tr><th>{html.escape(printable(k))}</th><td>{v}</td></tr>" for k, v in facts.items())
+        try:
+            chart = self.plot().svg
+        except ConfigError:
+            chart = ""
+        return f"<p><code>{html.escape(printable(str(self.path)))}</code></p><table>{rows}</table>{chart}"

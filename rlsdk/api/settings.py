@@ -1,0 +1,118 @@
+"""What a person asks of a run, before it is checked: flags as typed, files, and values of Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config import RunConfig, load_config
+from rlsdk.config.describe import describe_options
+from rlsdk.config.trust import TRUST_FLAG
+from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The sources of a configuration; later ones win: `files`, then `values`, then `flags`."""
+
+    files: Sequence[Path] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Fields as nested mappings, as in YAML: `{"trainer": {"steps": 10}}`."""
+    flags: Sequence[str] = ()
+    """As on the command line: `--trainer.steps`, `10`."""
+
+    @property
+    def names_a_task(self) -> bool:
+        """Whether a model, data or a file is brought along; otherwise the quickstart's recipe is the base."""
+        flags = {flag.split("=")[0] for flag in self.flags}
+        named = {"--model", "--model.path", "--data", "--data.train", "--config"}
+        data = self.values.get("data", {})
+        given = self.values.get("model", {}).get("path") or data.get("train") or data.get("mixture")
+        return bool(self.files or given or flags & named) or any(f.startswith("--data.mixture") for f in flags)
+
+    def load(self, registry: Registry, base: Sequence[Path] = ()) -> RunConfig:
+        """The configuration, on top of the files `base`.
+
+        Raises:
+            ConfigError: lists all that is wrong.
+        """
+        return load_config([*base, *self.files], list(self.flags), registry, values=self.values)
+
+
+def from_keywords(
+    fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None, trust_run: bool, **named: Any
+) -> Settings:
+    """The settings of a call from Python.
+
+    Args:
+        fields: sections as mappings (`trainer={"steps": 10}`), or single fields under their dotted names.
+        config: a YAML file that lies under all of them.
+        trust_run: as the flag `--trust-run`.
+        named: fields with an argument of their own, dots written as two underscores; those that are None say nothing.
+
+    Raises:
+        ConfigError: a keyword is no section and no dotted name; names the field that was probably meant.
+    """
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if "." not in name and name not in RunConfig.model_fields:
+            raise ConfigError(_unknown(name, value))
+        _put(values, name.split("."), plain(value), name)
+    flags = [TRUST_FLAG] if trust_run else []
+    for name, value in named.items():
+        if name == "algorithm__recipe" and value is not None:
+            flags.append(f"--algorithm={value}")  # a recipe that is named lies over the file, and under the fields
+        elif value is not None:
+            _put(values, name.split("__"), plain(value), name.replace("__", "."))
+    return Settings(files=[Path(config)] if config is not None else [], values=values, flags=flags)
+
+
+def plain(value: Any) -> Any:
+    """The value as YAML would have it: mappings, lists, numbers, texts."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    item = getattr(value, "item", None)  # numbers of numpy and torch
+    return item() if callable(item) and not isinstance(value, bool | int | float | str) else value
+
+
+def _put(values: dict[str, Any], path: Sequence[str], value: Any, name: str) -> None:
+    """Lays a value over what is there; mappings merge.
+
+    Raises:
+        ConfigError: the field is given twice.
+    """
+    inside = values
+    for part in path[:-1]:
+        inside = inside.setdefault(part, {})
+        if not isinstance(inside, dict):
+            raise ConfigError(f"{name}: given twice, and {part!r} is no mapping in one of the two; give it once")
+    last = path[-1]
+    if isinstance(value, dict) and isinstance(inside.get(last), dict):
+        for key, item in value.items():
+            _put(inside[last], [key], item, f"{name}.{key}")
+    elif last in inside and inside[last] != value:
+        raise ConfigError(f"{name}: given twice, as {inside[last]!r} and as {value!r}; give it once")
+    else:
+        inside[last] = value
+
+
+def _unknown(name: str, value: Any) -> str:
+    paths = [option.path for option in describe_options(RunConfig)]
+    meant = [path for path in paths if path.rpartition(".")[2] == name]
+    if meant:
+        sections = " or ".join(f"{p.partition('.')[0]}={_nested(p.split('.')[1:], value)}" for p in meant[:3])
+        return f"{name}: is no section of the configuration, but a field of one; write {sections}"
+    sections = ", ".join(RunConfig.model_fields)
+    return f"{name}: unknown keyword{nearest(name, RunConfig.model_fields)}; the sections are {sections}"
+
+
+def _nested(path: Sequence[str], value: Any) -> str:
+    return f"{{{path[0]!r}: {_nested(path[1:], value)}}}" if len(path) > 1 else f"{{{path[0]!r}: {value!r}}}"

@@ -1,0 +1,225 @@
+"""Training from Python: `rlsdk.train`, `sft`, `dpo` and `reward_model`. The commands of the same names do the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.run import Run
+from rlsdk.api.settings import Settings, from_keywords
+
+if TYPE_CHECKING:
+    from rlsdk.api.resolve import Training
+    from rlsdk.trainer.events import RunView
+
+Path = str | os.PathLike[str]
+
+
+def train(
+    model: Path | None = None,
+    data: Rows | None = None,
+    reward: Reward | None = None,
+    *,
+    algorithm: str | None = None,
+    steps: int | None = None,
+    eval_data: Rows | None = None,
+    run_name: str | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
+    view: RunView | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> Run:
+    """Reinforcement learning, until `steps` are done or Ctrl-C ends it after a step, saved.
+
+        run = rlsdk.train("Qwen/Qwen2.5-0.5B-Instruct", rows, score, steps=100, trainer={"prompts_per_step": 16})
+
+    Without any argument it is the quickstart: a small model is made on the spot and learns to spell words backward.
+
+    Args:
+        model: folder in Hugging Face form, or a name on the hub.
+        data: a name (file, folder, `org/name`, `reasoning_gym:TASK`) or rows: a list of mappings, a `datasets.Dataset`,
+            a generator. Rows are written into the run's folder.
+        reward: a function of a `RewardSample`, of TRL's or verl's signature, a registered name, `file.py:fn`, or
+            `{"name": any of these, "weight": 1.0, "options": {}}`; a list of them adds up. A function of a script or
+            a notebook goes to the graders as source: see docs/python.md.
+        algorithm: a recipe (`rlsdk algorithms list`): grpo, ppo, dapo, ...
+        steps: trainer steps (`trainer.steps`).
+        eval_data: as `data`, for evaluation; None: rows are held out of `data`.
+        run_name: of the run's folder under `trainer.run_dir`; a run of that name goes on where it was. None: a new one.
+        seed: of data order, sampling and random weights.
+        config: a YAML file that lies under all other settings.
+        view: is told how it goes; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` says nothing.
+        trust_run: also run code that a `config` from a run's folder names.
+        fields: any other field of the configuration, by section (`rollout={"max_response_tokens": 256}`) or dotted.
+
+    Raises:
+        ConfigError, DataError: something cannot be used; nothing was started, and no folder is left.
+    """
+    from rlsdk.api.resolve import Training
+
+    settings = from_keywords(
+        fields,
+        config=config,
+        trust_run=trust_run,
+        model__path=model,
+        algorithm__recipe=algorithm,
+        trainer__steps=steps,
+        trainer__run_name=run_name,
+        trainer__seed=seed,
+    )
+    return _run(Training.RL, settings, view, data=data, eval_data=eval_data, reward=reward)
+
+
+def sft(
+    model: Path | None = None,
+    data: Rows | None = None,
+    *,
+    steps: int | None = None,
+    run_name: str | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
+    view: RunView | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> Run:
+    """Supervised training on the rows' reference answers; leaves `run.model`. Arguments as for `train`.
+
+    Args:
+        model: see `train`.
+        data: see `train`; rows hold a prompt and an answer.
+        steps: optimizer steps (`sft.steps`).
+        run_name: see `train`.
+        seed: see `train`.
+        config: see `train`.
+        view: see `train`.
+        trust_run: see `train`.
+        fields: see `train`; `sft={"lr": 1e-5, "rows_per_step": 64}`.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.api.resolve import Training
+
+    settings = from_keywords(
+        fields,
+        config=config,
+        trust_run=trust_run,
+        model__path=model,
+        sft__steps=steps,
+        trainer__run_name=run_name,
+        trainer__seed=seed,
+    )
+    return _run(Training.SFT, settings, view, data=data)
+
+
+def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any) -> Run:
+    """Direct preference optimization: a policy from pairs of answers; leaves `run.model`.
+
+    Args:
+        model: see `train`.
+        data: see `train`; rows hold a prompt, `chosen` and `rejected` (`preferences.chosen_field`, ...).
+        steps: optimizer steps (`preferences.steps`).
+        fields: see `train`, with its `run_name`, `seed`, `config`, `view`, `trust_run`.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.api.resolve import Training
+
+    return _pairs(Training.DPO, model, data, steps, **fields)
+
+
+def reward_model(
+    model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any
+) -> Run:
+    """A model of scores from pairs of answers (Bradley-Terry); leaves `run.model`. Arguments as for `dpo`.
+
+    Args:
+        model: see `train`.
+        data: see `dpo`.
+        steps: see `dpo`.
+        fields: see `dpo`.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.api.resolve import Training
+
+    return _pairs(Training.REWARD_MODEL, model, data, steps, **fields)
+
+
+def resume(run: Run, training: Training, *, steps: int | None, trust_run: bool, fields: Mapping[str, Any]) -> Run:
+    """`Run.resume`: the run's own configuration, in its own folder."""
+    more = dict(fields)
+    view = more.pop("view", None)
+    of_steps = {"train": "trainer__steps", "sft": "sft__steps"}.get(training.value, "preferences__steps")
+    settings = from_keywords(
+        more,
+        config=run.path / "config.yaml",
+        trust_run=trust_run,
+        trainer__run_dir=run.path.parent,
+        trainer__run_name=run.path.name,
+        trainer__resume="auto",
+        **{of_steps: steps},
+    )
+    return _run(training, settings, view)
+
+
+def _pairs(
+    training: Training,
+    model: Path | None,
+    data: Rows | None,
+    steps: int | None,
+    *,
+    run_name: str | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
+    view: RunView | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> Run:
+    settings = from_keywords(
+        fields,
+        config=config,
+        trust_run=trust_run,
+        model__path=model,
+        preferences__steps=steps,
+        trainer__run_name=run_name,
+        trainer__seed=seed,
+    )
+    return _run(training, settings, view, data=data)
+
+
+def _run(training: Training, settings: Settings, view: RunView | None, **given: Any) -> Run:
+    from rlsdk.api.launch import launch
+    from rlsdk.api.resolve import resolve
+    from rlsdk.api.signals import stop_on_interrupt
+    from rlsdk.views import shown
+
+    with written(settings, **given) as brought:
+        resolved = resolve(brought.settings, training)
+
+        from rlsdk.trainer.run import StopFlag
+
+        stop = StopFlag()
+        with shown(view) as watching, stop_on_interrupt(stop.set, watching.notice), _threads():
+            for text in brought.notices:
+                watching.notice(text)
+            launched = launch(resolved, watching, stop, bring=brought.moved)
+    return Run(launched.result.run_dir, result=launched.result)
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """A run leaves this process one thread of torch; whoever called it has their own back afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

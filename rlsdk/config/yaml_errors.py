@@ -1,0 +1,45 @@
+"""What is wrong with a text that is no YAML, in words of a person who writes one."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+_WORDS = (
+    (r"mapping values are not allowed", "a second ': ' on one line, or a line that is indented too far; "
+                                        "a text that holds ': ' stands in quotes"),
+    (r"could not find expected ':'", "a line without ': ' where 'name: value' is expected"),
+    (r"found character '\\t'", "a tab; lines are indented with spaces"),
+    (r"found character '(.)' that cannot start", "a value that begins with {0}; such a text stands in quotes"),
+    (r"expected <block end>", "a line that is indented otherwise than those it belongs to, or a bracket without its "
+                              "partner"),
+    (r"expected ',' or '([]}])'", "a list or mapping in brackets that is not closed: ',' or '{0}' is missing"),
+    (r"unexpected end of stream", "a quote or bracket that is not closed"),
+    (r"undefined alias '([^']*)'", "'*{0}' refers to '&{0}', which is nowhere; a text that begins with '*' stands in "
+                                   "quotes"),
+    (r"scanning an alias", "a text that begins with '*' stands in quotes"),
+    (r"scanning an anchor", "a text that begins with '&' stands in quotes"),
+    (r"unknown escape character", "a backslash in double quotes that means nothing; use single quotes"),
+    (r"expected a single document", "more than one document: '---' may stand at the top only"),
+)  # fmt: skip
+"""What PyYAML says -> what it most often is."""
+_SHOWN = 80
+
+
+def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
+    """The mistake in plain words, and the line that it was noticed on.
+
+    Args:
+        error: of PyYAML.
+        text: what it read.
+    """
+    said = f"{error.context or ''} {error.problem or ''}"
+    mark = error.problem_mark or error.context_mark
+    lines = text.splitlines()
+    shown = lines[mark.line].strip()[:_SHOWN] if mark is not None and mark.line < len(lines) else ""
+    for pattern, words in _WORDS:
+        if found := re.search(pattern, said):
+            told = words.format(*found.groups())
+            return f"{told}: {shown!r}" if shown else told
+    return f"cannot be read here: {shown!r}" if shown else "cannot be read"

@@ -1,0 +1,134 @@
+"""What can be told of a reward function from its source, before anything is started: nothing of it is run.
+
+The grading process loads it for good, and knows more; this is for mistakes that need no process to see.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.rewards.signatures import Form, check_form, form_of, parameters_of
+
+
+def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> Form:
+    """The form of the function that `target` names, as far as its source shows.
+
+    Args:
+        target: `pkg.mod:fn` or `path/file.py:fn`.
+        options: keyword arguments that it will get.
+
+    Raises:
+        ConfigError: no such file, module or function (with the nearest name), source that is no Python, or a signature
+            that cannot be called.
+    """
+    said = f"reward {target!r}"
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")
+    path = _file(Path(where), said) if where.endswith(".py") else _module(where, said)
+    if path is None:
+        return Form.OWN  # not written in Python: the grading process will see
+    node = _definition(path, name, said)
+    return (
+        _form(node, options or {}, said) if isinstance(node, ast.FunctionDef) and not node.decorator_list else Form.OWN
+    )
+
+
+def _file(path: Path, said: str) -> Path:
+    path = path.expanduser().absolute()
+    if path.is_file():
+        return path
+    files = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    raise ConfigError(f"{said}: there is no file {str(path)!r}{nearest(path.name, files)}")
+
+
+def _module(name: str, said: str) -> Path | None:
+    """The source file of a module that is not imported for that; None where it has none."""
+    places: Sequence[str] | None = [*sys.path, str(Path.cwd())]
+    spec = None
+    for at, _ in enumerate(parts := name.split("."), 1):
+        whole = ".".join(parts[:at])
+        spec = importlib.machinery.PathFinder.find_spec(whole, places)
+        if spec is None and whole in sys.builtin_module_names | sys.modules.keys():
+            return None
+        if spec is None:
+            raise ConfigError(
+                f"{said}: no module {whole!r}. Is it installed, or in the current folder? A file is given as "
+                "path/file.py:function"
+            )
+        places = spec.submodule_search_locations
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _definition(path: Path, name: str, said: str) -> ast.AST | None:
+    """What defines the name at the top of a file; None where that cannot be told from the source."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise ConfigError(f"{said}: {path}:{error.lineno} is no Python: {error.msg}: {line[:80]}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{said}: {str(path)!r} cannot be read as Python: {error}") from error
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if name in defined:
+        return defined[name]
+    elsewhere = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    imported = {
+        a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom | ast.Import) for a in n.names
+    }
+    nested = {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef)}
+    if name in elsewhere | imported | nested or "*" in imported or "__getattr__" in defined:
+        return None
+    public = sorted(found for found in defined if not found.startswith("_"))
+    raise ConfigError(f"{said}: no function {name!r}{nearest(name, public)}; {path} has {public}")
+
+
+def _form(node: ast.FunctionDef, options: Mapping[str, Any], said: str) -> Form:
+    """The form of a function, which is checked to be callable that way."""
+    signature = _signature(node)
+    named, takes_any = parameters_of(signature)
+    form = form_of(named)
+    if form is not Form.OWN:
+        check_form(form, named, takes_any=takes_any, options=options, said=said)
+        return form
+    for option in options:
+        if option not in list(named)[1:] and not takes_any:
+            raise ConfigError(f"{said} has no option {option!r}{nearest(option, named)}; it has {list(named)[1:]}")
+    try:
+        signature.bind("sample", **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{said} is called as fn(sample, **options) with options {sorted(options)}, but its signature is "
+            f"{node.name}({ast.unparse(node.args)}): {error}. TRL's fn(prompts, completions, **columns) and verl's "
+            "fn(data_source, solution_str, ground_truth, extra_info) are recognised, too"
+        ) from error
+    return form
+
+
+def _signature(node: ast.FunctionDef) -> inspect.Signature:
+    kinds, arguments = inspect.Parameter, node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    made = [
+        kinds(
+            argument.arg,
+            kinds.POSITIONAL_ONLY if at < len(arguments.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
+            default=kinds.empty if at < required else None,
+        )
+        for at, argument in enumerate(positional)
+    ]
+    if arguments.vararg:
+        made.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        made.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+    if arguments.kwarg:
+        made.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(made)

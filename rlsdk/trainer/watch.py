@@ -1,0 +1,90 @@
+"""Says when a run cannot learn, what it probably is, and where to look: so that nobody waits for hours for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+PATIENCE = 3
+"""Steps in a row before something is said."""
+SAMPLES = "samples.jsonl in the run's folder shows responses with their scores"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """Something that a step's metrics show."""
+
+    name: str
+    shows: Callable[[Mapping[str, float]], bool]
+    says: Callable[[Mapping[str, float]], str]
+
+
+def _all_alike(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("reward/groups_with_signal") == 0.0 and metrics.get("reward/invalid_share", 0.0) < 1.0
+
+
+def _is_saturated(metrics: Mapping[str, float]) -> bool:
+    return _all_alike(metrics) and metrics.get("reward/accuracy") == 1.0
+
+
+def _says_alike(metrics: Mapping[str, float]) -> str:
+    same = metrics.get("reward/std", 1.0) == 0.0
+    every = "every sample" if same else "every sample of a prompt"
+    likely = (
+        "The reward may never find what it looks for (the answer's mark, the field of the reference), the task may be "
+        "too hard for this model, or responses may be cut"
+        if same
+        else "Prompts may be too easy or too hard each: more samples_per_prompt, another temperature, or other data"
+    )
+    mean = metrics.get("reward/mean", 0.0)
+    return f"{every} scored alike (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
+
+
+def _is_lost(metrics: Mapping[str, float]) -> bool:
+    found = [metrics.get(f"{area}/{name}", 0.0) for area in ("policy", "critic") for name in ("grad_norm", "loss")]
+    skipped = metrics.get("policy/skipped_updates", 0.0) + metrics.get("critic/skipped_updates", 0.0)
+    return skipped > 0 or not all(map(math.isfinite, found))
+
+
+SYMPTOMS = (
+    Symptom(
+        name="saturated",
+        shows=_is_saturated,
+        says=lambda _: "every sample is right, so there is nothing left to learn here. Stop, or take harder data",
+    ),
+    Symptom(name="alike", shows=lambda m: _all_alike(m) and not _is_saturated(m), says=_says_alike),
+    Symptom(
+        name="not_finite",
+        shows=_is_lost,
+        says=lambda m: (
+            "gradients are not finite, and such updates are left out. The learning rate may be too high "
+            f"(train.optim.lr), rewards too large (reward/mean {m.get('reward/mean', 0.0):.3g}), or float16 too narrow "
+            "(model.dtype bfloat16)"
+        ),
+    ),
+    Symptom(
+        name="truncated",
+        shows=lambda m: m.get("response/truncated_share") == 1.0,
+        says=lambda m: (
+            f"every response was cut at its limit ({m.get('response/tokens_max', 0.0):.0f} tokens), so none has ended. "
+            f"Raise rollout.max_response_tokens, or check that the model knows how to end: {SAMPLES}"
+        ),
+    ),
+)
+
+
+class LearningWatch:
+    """Counts how long each symptom has shown. Says each once, and again when it comes back."""
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience = patience
+        self._shown: dict[str, int] = {}
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Takes a step's metrics; yields what should be said of it."""
+        for symptom in SYMPTOMS:
+            count = self._shown.get(symptom.name, 0) + 1 if symptom.shows(metrics) else 0
+            self._shown[symptom.name] = count
+            if count == self._patience:
+                yield f"warning: for {count} steps in a row, up to step {step}, {symptom.says(metrics)}"

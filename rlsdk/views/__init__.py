@@ -1,0 +1,33 @@
+"""What a run looks like while it goes on: in a terminal, in a file, in a notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlsdk.trainer.events import RunView
+
+
+@contextmanager
+def shown(view: RunView | None = None) -> Iterator[RunView]:
+    """The view that a run reports to: the given one, else what fits where this program runs."""
+    if view is not None:
+        yield view
+    elif in_notebook():
+        from rlsdk.views.notebook import NotebookView
+
+        with NotebookView() as notebook:
+            yield notebook
+    else:
+        from rlsdk.views.console import ConsoleView
+
+        with ConsoleView() as console:
+            yield console
+
+
+def in_notebook() -> bool:
+    """Whether this program is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

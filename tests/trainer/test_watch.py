@@ -1,0 +1,64 @@
+"""A run that cannot learn says so, once, with what it probably is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rlsdk.trainer.watch import LearningWatch
+
+WELL = {
+    "reward/groups_with_signal": 0.5,
+    "reward/mean": 0.4,
+    "reward/std": 0.3,
+    "reward/accuracy": 0.4,
+    "reward/invalid_share": 0.0,
+    "response/truncated_share": 0.1,
+    "response/tokens_max": 64.0,
+    "policy/grad_norm": 1.0,
+    "policy/loss": 0.1,
+    "policy/skipped_updates": 0.0,
+}
+NOTHING = {"reward/groups_with_signal": 0.0}
+
+
+def said(*steps: Mapping[str, float]) -> list[str]:
+    watch = LearningWatch()
+    return [text for step, metrics in enumerate(steps, 1) for text in watch.step(step, {**WELL, **metrics})]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        (
+            {**NOTHING, "reward/std": 0.0, "reward/mean": 0.0},
+            "every sample scored alike (mean 0), so",
+        ),
+        (NOTHING, "every sample of a prompt scored alike (mean 0.4)"),
+        ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is right"),
+        ({"policy/skipped_updates": 1.0}, "gradients are not finite"),
+        ({"policy/grad_norm": float("nan")}, "gradients are not finite"),
+        ({"policy/loss": float("inf")}, "gradients are not finite"),
+        ({"response/truncated_share": 1.0}, "every response was cut at its limit (64 tokens)"),
+    ],
+)
+def test_each_way_of_learning_nothing_is_said_after_three_steps(metrics: Mapping[str, float], text: str) -> None:
+    assert said(metrics, metrics) == []
+    (line,) = said(metrics, metrics, metrics, metrics, metrics)
+    assert line.startswith("warning: for 3 steps in a row, up to step 3, ")
+    assert text in line
+
+
+def test_it_is_said_again_when_it_comes_back() -> None:
+    assert len(said(*[NOTHING] * 3, {}, *[NOTHING] * 3)) == 2
+
+
+def test_a_run_that_learns_is_left_alone() -> None:
+    assert said(*[{}] * 10) == []
+    assert said(NOTHING, {}, NOTHING, {}, NOTHING) == []
+
+
+def test_rewards_that_fail_are_no_rewards_that_are_alike() -> None:
+    """They have a message of their own."""
+    assert said(*[{**NOTHING, "reward/invalid_share": 1.0}] * 5) == []
