@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.cli.console import ConsoleView
-from rlsdk.cli.terminal import SafeConsole
-from rlsdk.cli.train import resolve
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings
 from rlsdk.interfaces import ConfigError
+from rlsdk.views.console import ConsoleView
+from rlsdk.views.terminal import SafeConsole
 
 
 def run(run_dir: Path, trust: Sequence[str]) -> None:
@@ -23,7 +24,7 @@ def run(run_dir: Path, trust: Sequence[str]) -> None:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run_dir)!r} holds no config.yaml; give the folder of a run (runs/NAME)")
-    resolved = resolve(["--config", str(path), *trust])
+    resolved = resolve(Settings(flags=["--config", str(path), *trust]))
     say, largest = SafeConsole(highlight=False, soft_wrap=True), 0.0
     with (
         ConsoleView() as view,
