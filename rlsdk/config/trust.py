@@ -1,8 +1,9 @@
 """What a run's own configuration may not do unless the person asks for it: run code, or send data elsewhere.
 
 A run's folder can come from anybody: a colleague, a hub, an archive. Its `config.yaml` names rewards, losses and
-callbacks by file or module, and those are run; and trackers, which send prompts and answers to where their options say.
-So what a file of a run says of these counts only with `--trust-run` on the command line. A file that the person wrote and names with `--config` is their own word, and so is every flag.
+callbacks by file or module, and those are run; and trackers, which send prompts and answers to where their options
+say. So what a file of a run says of these counts only with `--trust-run` on the command line. A file that the person
+wrote and names with `--config` is their own word, and so is every flag.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def check_trust(
     if found:
         lines = "".join(f"\n  {problem}" for problem in found)
         raise ConfigError(
-            f"the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:{lines}\n"
+            "the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:"
+            f"{lines}\n"
             f"If you trust where the run comes from, add {TRUST_FLAG}; or give these fields on the command line"
         )
 
