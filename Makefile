@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes compatibility lint format benchmarks clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes compatibility lint format benchmarks campaign clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
+	@echo "make campaign     an hour of faults and inputs: the table of docs/reliability.md (MINUTES=60 SEED=1)"
 
 quickstart:
 	@$(PYTHON) tools/environment.py $(ENV)
@@ -92,6 +93,12 @@ benchmarks:
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
 	$(ENV)-dev/bin/python -m benchmarks.reshard_plan --json benchmarks/results/reshard_plan.json
 	$(ENV)-dev/bin/python -m benchmarks.reshard_move --json benchmarks/results/reshard_move.json
+
+MINUTES ?= 60
+SEED ?= 1
+campaign:
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $(MINUTES) --seed $(SEED) --docs
 
 clean:
 	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

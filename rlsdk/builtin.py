@@ -150,14 +150,14 @@ def rlsdk_register_trackers(register: RegisterComponent) -> None:
     register("tensorboard", "rlsdk.trainer.trackers:TensorBoardTracker", "Event files in the run's folder.")
     register(
         "wandb",
-        "rlsdk.trainer.trackers:WandbTracker",
+        "rlsdk.trainer.remote_trackers:WandbTracker",
         "Weights & Biases.",
         requires="wandb",
         install_hint="pip install 'rlsdk[wandb]'",
     )
     register(
         "mlflow",
-        "rlsdk.trainer.trackers:MlflowTracker",
+        "rlsdk.trainer.remote_trackers:MlflowTracker",
         "MLflow.",
         requires="mlflow|mlflow-skinny",
         install_hint="pip install 'rlsdk[mlflow]'",

@@ -139,9 +139,8 @@ def add_load(results: dict[str, Any], whole: Run) -> None:
 
 
 def failures(results: Mapping[str, Any]) -> int:
-    faults: int = sum(entry["struck"] - entry["survived"] for entry in results["faults"].values())
-    inputs: int = sum(entry["failed"] for entry in results["inputs"].values())
-    return faults + inputs
+    faults = [int(entry["struck"] - entry["survived"]) for entry in results["faults"].values()]
+    return sum(faults) + sum(int(entry["failed"]) for entry in results["inputs"].values())
 
 
 def rows(results: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -1,8 +1,9 @@
-"""What a run's own configuration may not do unless the person asks for it: run code.
+"""What a run's own configuration may not do unless the person asks for it: run code, or send data elsewhere.
 
 A run's folder can come from anybody: a colleague, a hub, an archive. Its `config.yaml` names rewards, losses and
-callbacks by file or module, and those are run. So what a file of a run says of code counts only with `--trust-run` on
-the command line. A file that the person wrote and names with `--config` is their own word, and so is every flag.
+callbacks by file or module, and those are run; and trackers, which send prompts and answers to where their options
+say. So what a file of a run says of these counts only with `--trust-run` on the command line. A file that the person
+wrote and names with `--config` is their own word, and so is every flag.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "a
                    "algorithm.loss_aggregation", "algorithm.kl_estimator", "algorithm.kl_reward_estimator",
                    "rollout.rollouter", "trainer.callbacks.*")  # fmt: skip
 """Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
+LOCAL_TRACKERS = ("jsonl", "tensorboard")
+"""They write into the run's folder, and nowhere else."""
 _IN_FILE = re.compile(r"\.py:\w+\s*$")
 _RUN_MARKS = ("checkpoints", "metrics.jsonl", ".lock")
 """One of them stands beside the `config.yaml` of every run."""
@@ -50,7 +53,7 @@ def _is_run(folder: Path) -> bool:
 def check_trust(
     fields: dict[str, Any], origin: Callable[[Place], str], own: Callable[[str], bool], sections: Collection[str] | None
 ) -> None:
-    """Refuses code that a run asks for by itself.
+    """Refuses code, and trackers of other places, that a run asks for by itself.
 
     Args:
         fields: the whole configuration, as plain data.
@@ -69,14 +72,16 @@ def check_trust(
     if found:
         lines = "".join(f"\n  {problem}" for problem in found)
         raise ConfigError(
-            f"the configuration comes from a run's folder, and it makes this command run code:{lines}\n"
+            "the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:"
+            f"{lines}\n"
             f"If you trust where the run comes from, add {TRUST_FLAG} (trust_run=True in Python); or give these fields "
             "yourself"
         )
 
 
 def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """Every place whose value makes a command run code that rlsdk and its plugins do not bring."""
+    """Every place whose value makes a command run code that rlsdk and its plugins do not bring, or send data to where a
+    tracker's options say."""
     for place, value in _leaves(fields, ()):
         name = re.sub(r"\.\d+\b", ".*", dotted(place))
         if (
@@ -90,6 +95,8 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             # They send what the environment holds, secrets, to a server.
             or (place[-1] == "token_env" and value)
             or "headers_from_env" in place[:-1]
+            or place[:2] == ("tracking", "options")
+            or (place[:2] == ("tracking", "trackers") and value not in LOCAL_TRACKERS)
         ):
             yield place, value
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.interfaces import TrackerContext
 from rlsdk.kit.atomic import atomic_path
 
 if TYPE_CHECKING:
@@ -161,71 +161,3 @@ class TensorBoardTracker:
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
-
-
-class WandbTracker:
-    """Weights & Biases. Options go to `wandb.init`.
-
-    Steps are a metric of their own: the warm start and RL both count from 1, and a resumed run repeats some, where
-    wandb's own counter takes none twice.
-    """
-
-    def __init__(self, context: TrackerContext) -> None:
-        wandb = _import("wandb")
-        settings: dict[str, Any] = {"name": context.run_name, "id": context.run_name, "project": "rlsdk"}
-        settings |= context.options
-        try:
-            self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
-        except Exception as error:  # its own kinds: no key, no such project, no network
-            raise ConfigError(
-                f"tracking.trackers: 'wandb' cannot start: {type(error).__name__}: {error}. Run `wandb login` or set "
-                "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
-            ) from error
-        self._run.define_metric("*", step_metric="step")
-        self._table = wandb.Table
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
-
-    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        if samples:
-            columns = list(samples[0])
-            rows = [[str(sample.get(column)) for column in columns] for sample in samples]
-            self._run.log({"step": step, "samples": self._table(columns=columns, data=rows)})
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class MlflowTracker:
-    """MLflow. Options: `tracking_uri`, `experiment`."""
-
-    def __init__(self, context: TrackerContext) -> None:
-        self._mlflow = _import("mlflow")
-        if uri := context.options.get("tracking_uri"):
-            self._mlflow.set_tracking_uri(uri)
-        self._mlflow.set_experiment(str(context.options.get("experiment", "rlsdk")))
-        self._mlflow.start_run(run_name=context.run_name)
-        self._mlflow.log_dict(dict(context.config), "config.json")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # pass@4: MLflow takes letters, digits and a few marks, of which `@` is none.
-        named = {name.replace("/", ".").replace("@", "_at_"): value for name, value in metrics.items()}
-        self._mlflow.log_metrics(named, step=step)
-
-    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._mlflow.log_dict({"samples": [dict(s) for s in samples]}, f"samples/step_{step:08d}.json")
-
-    def close(self) -> None:
-        self._mlflow.end_run()
-
-
-def _import(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or drop it"
-        ) from error

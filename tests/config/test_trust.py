@@ -20,10 +20,12 @@ trainer: {callbacks: ["evil.py:step"]}
 train: {engine_kwargs: {a.b: 1}}
 rollout: {engine_kwargs: {worker_cls: evil.Worker}}
 placement: {ray_address: "198.51.100.7:6379"}
+tracking: {trackers: [jsonl, mlflow], options: {mlflow: {tracking_uri: "http://198.51.100.7"}, jsonl: {}}}
 """
 ALL = (
     "model.trust_remote_code", "rewards.0.name", "algorithm.advantage", "algorithm.loss", "trainer.callbacks.0",
     "train.engine_kwargs.a.b", "rollout.engine_kwargs.worker_cls", "placement.ray_address",
+    "tracking.trackers.1", "tracking.options.mlflow.tracking_uri",
 )  # fmt: skip
 
 
@@ -77,7 +79,8 @@ def test_a_file_that_the_person_wrote_and_flags_are_their_own_word(
     flags = [
         "--model.trust_remote_code", "false", "--reward", "mine.py:fn", "--algorithm.advantage", "grpo",
         "--algorithm.loss=mine.py:loss", "--trainer.callbacks", "[]", "--train.engine_kwargs", "{}",
-        "--rollout.engine_kwargs", "{}", "--placement.ray_address", "null",
+        "--rollout.engine_kwargs", "{}", "--placement.ray_address", "null", "--tracking.trackers", "[jsonl]",
+        "--tracking.options", "{}",
     ]  # fmt: skip
     config = load_config([run / "config.yaml"], flags, registry)
     assert (config.rewards[0].name, config.algorithm.loss) == ("mine.py:fn", "mine.py:loss")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from conftest import REWARD, SUMS, kill_when, rlsdk
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import FUZZ
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import FUZZ
 from rlsdk.config import RunConfig, dump_config, load_config
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry

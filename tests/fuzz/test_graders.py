@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import FUZZ
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import FUZZ
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards import load_function
 

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from conftest import FUZZ
 from hypothesis import given
 from hypothesis import strategies as st
-
-from conftest import FUZZ
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollouts"))
 from fakes import FakeReplica, tokens_of

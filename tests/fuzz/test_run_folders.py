@@ -11,10 +11,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from conftest import FUZZ
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import FUZZ
 from rlsdk.interfaces import CheckpointError, RlsdkError
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, read_state
 from rlsdk.trainer.report import write_report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,19 @@ import pytest
 from rlsdk.interfaces import ComponentSpec, TrackerContext
 from rlsdk.registry.checks import component_state
 from rlsdk.registry.row import State
-from rlsdk.trainer.trackers import MlflowTracker, WandbTracker
+from rlsdk.trainer.remote_trackers import MlflowTracker, WandbTracker
 
 SAMPLES = [{"prompt": "crane>", "response": "enarc", "score": 1.0}]
 
 
-def context(folder: Path, **options: Any) -> TrackerContext:
-    return TrackerContext(run_dir=str(folder), run_name="run-1", config={"trainer": {"steps": 5}}, options=options)
+def context(folder: Path, resume_step: int | None = None, **options: Any) -> TrackerContext:
+    return TrackerContext(
+        run_dir=str(folder),
+        run_name="run-1",
+        config={"trainer": {"steps": 5}},
+        options=options,
+        resume_step=resume_step,
+    )
 
 
 def test_mlflow_has_every_step_the_samples_and_the_configuration(
@@ -39,6 +46,64 @@ def test_mlflow_has_every_step_the_samples_and_the_configuration(
     assert len(client.get_metric_history(run.info.run_id, "eval.gsm8k.pass_at_4")) == 3
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.json", "samples"}
     assert run.info.status == "FINISHED"
+
+
+def test_a_resumed_run_goes_on_in_its_run_of_mlflow_and_no_step_stands_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began another run of MLflow each time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    import mlflow
+
+    where = {"tracking_uri": (tmp_path / "mlruns").as_uri(), "experiment": "words"}
+    other = MlflowTracker(context(tmp_path / "other", **where))
+    other.log(9, {"reward/mean": 9.0})
+    other.close()
+    for resume_step, lines in (
+        (None, [("sft/loss", 1), ("sft/loss", 2), ("sft/loss", 3), ("reward/mean", 1), ("reward/mean", 2)]),
+        (1, [("reward/mean", 2), ("reward/mean", 3)]),
+        (2, [("reward/mean", 3), ("reward/mean", 4)]),
+    ):
+        tracker = MlflowTracker(context(tmp_path / "mine", resume_step, **where))
+        for name, step in lines:
+            tracker.log(step, {name: step / 10})
+        tracker.close()
+    client = mlflow.MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("words").experiment_id])
+    [mine] = [run.info.run_id for run in runs if run.data.tags[MlflowTracker.FOLDER].endswith("mine")]
+    assert len(runs) == 2
+    history = client.get_metric_history(mine, "reward.mean")
+    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [point.step for point in client.get_metric_history(mine, "sft.loss")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_steps_that_wandb_has_are_left_out_by_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Its server says what is there; offline, it says nothing."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    import wandb
+
+    begin = wandb.init
+
+    def as_the_server_would(**settings: Any) -> Any:
+        run = begin(**settings)
+        logged: list[dict[str, Any]] = []
+        known = {"rl/step": 2, "sft/step": 3} if resumed else {}
+        return SimpleNamespace(
+            resumed=resumed, summary=known, define_metric=run.define_metric, log=logged.append, logged=logged,
+            finish=run.finish,
+        )  # fmt: skip
+
+    monkeypatch.setattr(wandb, "init", as_the_server_would)
+    tracker = WandbTracker(context(tmp_path, resume_step=1))
+    for name, step in (("sft/loss", 3), ("sft/loss", 4), ("reward/mean", 2), ("reward/mean", 3)):
+        tracker.log(step, {name: 1.0})
+    found = [line["step"] for line in tracker._run.logged]
+    tracker.close()
+    assert found == ([4, 3] if resumed else [3, 4, 2, 3])
 
 
 def summary_with(tracker: WandbTracker, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Trackers that send a run's numbers to a server of another maker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.trainer.trackers import is_warm_start
+
+
+class _Repeats:
+    """Steps that a server has already: a resumed run makes them again, with the same numbers, and servers take nothing
+    back. They are told by a metric of the tracker's own, by phase: steps of the warm start and of RL both count from
+    1."""
+
+    MARKS: ClassVar[Mapping[bool, str]] = {True: "sft/step", False: "rl/step"}
+    """Warm start or not -> the metric that holds the step."""
+
+    def __init__(self, last: Mapping[str, float | None]) -> None:
+        self._last = last
+
+    def mark(self, metrics: Mapping[str, float], step: int) -> Mapping[str, float] | None:
+        """The metrics with their mark; None: the server has this step."""
+        mark = self.MARKS[is_warm_start(metrics)]
+        last = self._last.get(mark)
+        return None if last is not None and step <= last else {mark: step, **metrics}
+
+
+class WandbTracker:
+    """Weights & Biases. Options go to `wandb.init`.
+
+    Steps are a metric of their own: the warm start and RL both count from 1, where wandb's own counter takes none
+    twice. A resumed run goes on in its run of wandb, and leaves out the steps that are there. Offline nobody knows what
+    is there: those stand twice.
+    """
+
+    def __init__(self, context: TrackerContext) -> None:
+        wandb = _import("wandb")
+        settings: dict[str, Any] = {"name": context.run_name, "id": context.run_name, "project": "rlsdk"}
+        settings |= context.options
+        try:
+            self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
+        except Exception as error:  # its own kinds: no key, no such project, no network
+            raise ConfigError(
+                f"tracking.trackers: 'wandb' cannot start: {type(error).__name__}: {error}. Run `wandb login` or set "
+                "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
+            ) from error
+        self._run.define_metric("*", step_metric="step")
+        is_known = context.resume_step is not None and self._run.resumed
+        self._repeats = _Repeats(
+            {mark: self._run.summary.get(mark) for mark in _Repeats.MARKS.values()} if is_known else {}
+        )
+        self._table = wandb.Table
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if (fresh := self._repeats.mark(metrics, step)) is not None:
+            self._run.log({"step": step, **fresh})
+
+    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        if samples and self._repeats.mark({}, step) is not None:
+            columns = list(samples[0])
+            rows = [[str(sample.get(column)) for column in columns] for sample in samples]
+            self._run.log({"step": step, "samples": self._table(columns=columns, data=rows)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """MLflow. Options: `tracking_uri`, `experiment`.
+
+    A resumed run goes on in its run of MLflow, which it finds by the folder, and leaves out the steps that are there.
+    """
+
+    FOLDER = "rlsdk.run_dir"
+    """Tag of a run: its folder."""
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._mlflow = _import("mlflow")
+        if uri := context.options.get("tracking_uri"):
+            self._mlflow.set_tracking_uri(uri)
+        experiment = self._mlflow.set_experiment(str(context.options.get("experiment", "rlsdk")))
+        folder = str(Path(context.run_dir).absolute())
+        earlier = None if context.resume_step is None else self._find(experiment.experiment_id, folder)
+        self._repeats = _Repeats({} if earlier is None else self._last_steps(earlier))
+        self._mlflow.start_run(run_id=earlier, run_name=context.run_name, tags={self.FOLDER: folder})
+        self._mlflow.log_dict(dict(context.config), "config.json")
+
+    def _find(self, experiment_id: str, folder: str) -> str | None:
+        """The newest run of this folder."""
+        runs = self._mlflow.MlflowClient().search_runs([experiment_id], order_by=["attributes.start_time DESC"])
+        return next((str(run.info.run_id) for run in runs if run.data.tags.get(self.FOLDER) == folder), None)
+
+    def _last_steps(self, run_id: str) -> dict[str, float | None]:
+        client = self._mlflow.MlflowClient()
+        marks = {mark: client.get_metric_history(run_id, _mlflow_name(mark)) for mark in _Repeats.MARKS.values()}
+        return {mark: max((point.step for point in history), default=None) for mark, history in marks.items()}
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if (fresh := self._repeats.mark(metrics, step)) is not None:
+            self._mlflow.log_metrics({_mlflow_name(name): value for name, value in fresh.items()}, step=step)
+
+    def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._mlflow.log_dict({"samples": [dict(s) for s in samples]}, f"samples/step_{step:08d}.json")
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+def _mlflow_name(name: str) -> str:
+    """`pass@4`: MLflow takes letters, digits and a few marks, of which `@` is none."""
+    return name.replace("/", ".").replace("@", "_at_")
+
+
+def _import(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"tracking.trackers: {name!r} is not installed ({error}). Run `pip install 'rlsdk[{name}]'`, or drop it"
+        ) from error
