@@ -34,13 +34,15 @@ class EvalSet:
         return self.measure.name
 
     @property
-    def correct_reward(self) -> str:
-        return self.measure.config.correct_reward or next(iter(self.reward_names), "")
+    def correct_rewards(self) -> Sequence[str]:
+        """Of these the first one that applies to a sample says whether it is correct."""
+        named = self.measure.config.correct_reward
+        return self.reward_names if named is None else [named]
 
     @property
     def rule(self) -> str:
         """What counts as correct, in words."""
-        return f"{self.correct_reward} >= {self.measure.config.correct_from:g}"
+        return f"{next(iter(self.correct_rewards), '')} >= {self.measure.config.correct_from:g}"
 
     @property
     def draw(self) -> Draw:
@@ -50,10 +52,12 @@ class EvalSet:
 
     def verdict(self, sample: Sample) -> bool | None:
         """Whether a sample is correct; None where it was not graded."""
-        named = self.measure.config.correct_reward
-        terms = sample.grade.terms
-        value = next((terms[name] for name in ([named] if named else self.reward_names) if name in terms), None)
-        return None if value is None or sample.grade.has_failed else value >= self.measure.config.correct_from
+        grade = sample.grade
+        failed = {failure.source for failure in grade.failures}
+        name = next((name for name in self.correct_rewards if name in grade.terms or name in failed), None)
+        if grade.has_failed or name is None or name in failed:
+            return None
+        return grade.terms[name] >= self.measure.config.correct_from
 
 
 @dataclass(frozen=True, kw_only=True)
