@@ -118,9 +118,10 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
               for group in groups]  # fmt: skip
     verdicts = [[float(right) for _, right in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
+    # Where reward models alone score a run, nothing is graded here.
+    judged = {**_mean_and_error("accuracy", verdicts), **_mean_and_error("reward", scores)} if part.reward_names else {}
     figures = {
-        **_mean_and_error("accuracy", verdicts),
-        **_mean_and_error("reward", scores),
+        **judged,
         **{f"reward/{name}": value for name, value in summary.terms.items()},
         **_lengths(groups),
         **_log_probs(groups, part),
@@ -128,7 +129,7 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     }
     if summary.num_failed:
         figures["invalid_share"] = summary.num_failed / summary.num_samples
-    if part.measure.config.samples_per_prompt > 1:
+    if part.reward_names and part.measure.config.samples_per_prompt > 1:
         figures |= _at_k(graded, part.measure.config.samples_per_prompt)
     return figures
 
@@ -181,7 +182,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
         "reference": prompt.answer,
         "answer": final_answer(sample.text),
         "correct": part.verdict(sample),
-        "score": None if grade.has_failed else sample.total,
+        "score": None if grade.has_failed or not part.reward_names else sample.total,
         "rewards": dict(grade.terms),
         "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
         **made,
