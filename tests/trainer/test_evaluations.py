@@ -168,6 +168,7 @@ def test_a_metric_that_is_never_measured_is_refused(
         ({"a": {"correct_reward": "gsm8k"}}, r"eval\.sets\.a\.correct_reward: 'gsm8k': expected one of"),
         ({"a": {"option": {}}}, "did you mean 'options'"),
         ({"a": {"options": {"split": "test"}}}, "has no effect without a source"),
+        ({"a": {"rewards": [{"name": "math"}, {"name": "math"}]}}, r"eval\.sets\.a\.rewards\.1\.label: None: expected"),
     ],
 )
 def test_what_is_wrong_with_a_set_is_said_by_its_field(
