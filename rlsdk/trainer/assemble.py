@@ -53,7 +53,7 @@ from rlsdk.trainer.reward_sources import check_rows, reward_grader
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_pair_steps, with_sft_steps, with_steps
 from rlsdk.trainer.sampler import Draw, scores_of
-from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, SftStage, learned_answers
+from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, Learned, SftStage, learned_answers
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -76,7 +76,7 @@ class Materials:
     """By name of the measure; none where nothing is measured."""
     examples: Sequence[Example]
     """Of the supervised term, where there is one."""
-    learned: tuple[PromptDataset, Sequence[Sequence[int]]] | None
+    learned: Learned | None
     """Prompts of supervised training, and the tokens that are learned behind each; None: there is none."""
     rewards: RunRewards
     sampling: SamplingParams
@@ -355,9 +355,7 @@ def _publisher(
     )
 
 
-def _learned(
-    config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView
-) -> tuple[PromptDataset, Sequence[Sequence[int]]]:
+def _learned(config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView) -> Learned:
     settings = AnswerSettings(
         template=config.sft.answer_template,
         max_tokens=config.rollout.max_response_tokens,
@@ -367,8 +365,9 @@ def _learned(
     return learned_answers(prompts, tokenizer, settings, view.notice)
 
 
-def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftStage:
-    """Supervised training on a running session, whose actor has the optimizer of it."""
+def sft_stage(config: RunConfig, materials: Materials, session: Session, *, measured: bool = False) -> SftStage:
+    """Supervised training on a running session, whose actor has the optimizer of it. `measured`: the loss on held-out
+    answers is looked at, too, where there are any."""
     if materials.learned is None:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     prompts, answers = materials.learned
@@ -386,7 +385,17 @@ def sft_stage(config: RunConfig, materials: Materials, session: Session) -> SftS
         ),
         rows_per_step=config.sft.rows_per_step,
         update_timeout_s=config.deadlines.update_s,
+        held_out=_held_out_answers(config, materials) if measured else None,
+        when=eval_options(config),
     )
+
+
+def _held_out_answers(config: RunConfig, materials: Materials) -> Learned | None:
+    prompts = materials.eval_prompts.get(HELD_OUT.name)
+    answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
+    if prompts is None or not answered:
+        return None
+    return _learned(config, prompts.subset(answered), materials.tokenizer, materials.output.view)
 
 
 @dataclass(frozen=True, kw_only=True)

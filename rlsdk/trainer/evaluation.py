@@ -34,13 +34,15 @@ class EvalSet:
         return self.measure.name
 
     @property
-    def correct_reward(self) -> str:
-        return self.measure.config.correct_reward or next(iter(self.reward_names), "")
+    def correct_rewards(self) -> Sequence[str]:
+        """Of these the first one that applies to a sample says whether it is correct."""
+        named = self.measure.config.correct_reward
+        return self.reward_names if named is None else [named]
 
     @property
     def rule(self) -> str:
         """What counts as correct, in words."""
-        return f"{self.correct_reward} >= {self.measure.config.correct_from:g}"
+        return f"{next(iter(self.correct_rewards), '')} >= {self.measure.config.correct_from:g}"
 
     @property
     def draw(self) -> Draw:
@@ -50,10 +52,12 @@ class EvalSet:
 
     def verdict(self, sample: Sample) -> bool | None:
         """Whether a sample is correct; None where it was not graded."""
-        named = self.measure.config.correct_reward
-        terms = sample.grade.terms
-        value = next((terms[name] for name in ([named] if named else self.reward_names) if name in terms), None)
-        return None if value is None or sample.grade.has_failed else value >= self.measure.config.correct_from
+        grade = sample.grade
+        failed = {failure.source for failure in grade.failures}
+        name = next((name for name in self.correct_rewards if name in grade.terms or name in failed), None)
+        if grade.has_failed or name is None or name in failed:
+            return None
+        return grade.terms[name] >= self.measure.config.correct_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +118,10 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
               for group in groups]  # fmt: skip
     verdicts = [[float(right) for _, right in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
+    # Where reward models alone score a run, nothing is graded here.
+    judged = {**_mean_and_error("accuracy", verdicts), **_mean_and_error("reward", scores)} if part.reward_names else {}
     figures = {
-        **_mean_and_error("accuracy", verdicts),
-        **_mean_and_error("reward", scores),
+        **judged,
         **{f"reward/{name}": value for name, value in summary.terms.items()},
         **_lengths(groups),
         **_log_probs(groups, part),
@@ -124,7 +129,7 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     }
     if summary.num_failed:
         figures["invalid_share"] = summary.num_failed / summary.num_samples
-    if part.measure.config.samples_per_prompt > 1:
+    if part.reward_names and part.measure.config.samples_per_prompt > 1:
         figures |= _at_k(graded, part.measure.config.samples_per_prompt)
     return figures
 
@@ -177,7 +182,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
         "reference": prompt.answer,
         "answer": final_answer(sample.text),
         "correct": part.verdict(sample),
-        "score": None if grade.has_failed else sample.total,
+        "score": None if grade.has_failed or not part.reward_names else sample.total,
         "rewards": dict(grade.terms),
         "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
         **made,

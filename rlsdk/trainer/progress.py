@@ -97,7 +97,7 @@ def _is_better(value: float, best: Best | None, mode: str, min_delta: float) -> 
 
 def _measured(metric: str, metrics: Mapping[str, float], field: str) -> float:
     if metric not in metrics:
-        known = sorted(name for name in metrics if name.startswith("eval/"))
+        known = sorted(name for name in metrics if not name.startswith("time/"))
         near = nearest(metric, known) or f"; there are {known}"
         raise ConfigError(f"{field}: {metric!r} was not measured{near}")
     return metrics[metric]

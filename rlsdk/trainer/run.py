@@ -217,9 +217,12 @@ def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> P
     return run_dir / FOLDER if config.sft.is_asked else None
 
 
-def _supervise(start: Start, materials: Materials, session: Session) -> SftStage:
-    """Supervised training, gone on with where a checkpoint of it was found."""
-    stage = sft_stage(start.config, materials, session)
+def _supervise(
+    start: Start, materials: Materials, session: Session, *, measured: bool = False
+) -> tuple[SftStage, Trainer]:
+    """Supervised training, gone on with where a checkpoint of it was found; leaves the actor with the best weights,
+    where `measured` and a metric says which they are."""
+    stage = sft_stage(start.config, materials, session, measured=measured)
     with closing(stage):
         trainer = trainer_of(start, materials, stage, session)
         if start.half_way is not None:
@@ -227,7 +230,9 @@ def _supervise(start: Start, materials: Materials, session: Session) -> SftStage
             start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
         start.accept()
         trainer.fit()
-    return stage
+        if (best := trainer.load_best()) is not None:
+            start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+    return stage, trainer
 
 
 def run_sft(
@@ -255,7 +260,7 @@ def run_sft(
             turns = start.turns()
             groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
             session = Session(roles=groups, turns=turns, cluster=cluster)
-            done = _supervise(start, materials, session)
+            done, trainer = _supervise(start, materials, session, measured=True)
             export_model(session, materials.tokenizer, run_dir / "model")
     return RunResult(
         run_dir=run_dir,
@@ -263,7 +268,11 @@ def run_sft(
         stopped=stop(),
         seconds=time.perf_counter() - began,
         checkpoint=run_dir / "model",
-        last_eval=done.last,
+        first_eval=done.evaluations.first or {},
+        last_eval={**done.last, **done.evaluations.last},
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
     )
 
 

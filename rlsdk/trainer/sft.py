@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
-from rlsdk.interfaces import CheckpointError, DataError
-from rlsdk.trainer.evaluations import Evaluations
+from rlsdk.interfaces import Batch, CheckpointError, DataError
+from rlsdk.trainer.evaluation import Evaluated
+from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.experience import make_sft_batch
+from rlsdk.trainer.figures import clustered_error
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
     from rlsdk.trainer.hosts import MiniBatchResult
     from rlsdk.trainer.session import Session
 
+Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
+"""Prompts, and the tokens that are learned behind each."""
 CHECKPOINTS = "sft_checkpoints"
 """Folder of a run; apart from those of its RL steps, which are numbered anew."""
 
@@ -54,13 +62,16 @@ class SftStage(Stage):
         *,
         rows_per_step: int,
         update_timeout_s: float | None = None,
+        held_out: Learned | None = None,
+        when: EvalOptions | None = None,
     ) -> None:
-        """`answers` holds the tokens that are learned behind each prompt, by its index in the data set."""
+        """`answers` holds the tokens that are learned behind each prompt, by its index in the data set; `held_out` is
+        never learned, and looked at as `when` says."""
         self.session = session
         self.stream = stream
         self.answers = answers
         self.output = output
-        self.evaluations = Evaluations(None, output)
+        self.evaluations = Evaluations(None if held_out is None else partial(self._evaluate, held_out), output, when)
         self.settings = settings
         self.rows_per_step = rows_per_step
         self.update_timeout_s = update_timeout_s
@@ -71,6 +82,7 @@ class SftStage(Stage):
         self._progress = self.output.view.phase("sft", total=self.settings.steps)
         self._progress.__enter__()
         self.output.view.advance(self.step)
+        self.evaluations.before(self.step)
 
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
@@ -96,12 +108,18 @@ class SftStage(Stage):
         return self.last
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "prompts": self.stream.state_dict(), "metrics": dict(self.last)}
+        return {
+            "step": self.step,
+            "prompts": self.stream.state_dict(),
+            "metrics": dict(self.last),
+            "evaluations": self.evaluations.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         try:
             self.step, self.last = int(state["step"]), dict(state["metrics"])
             self.stream.load_state_dict(state["prompts"])
+            self.evaluations.load_state_dict(state["evaluations"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the checkpoint is not one of supervised training: {error!r} is wrong") from error
 
@@ -109,10 +127,26 @@ class SftStage(Stage):
         if hasattr(self, "_progress"):
             self._progress.__exit__(None, None, None)
 
+    def _evaluate(self, held_out: Learned) -> Evaluated:
+        """Mean negative log-likelihood of a held-out answer's token, nats, with its standard error over rows."""
+        prompts, answers = held_out
+        batch = make_sft_batch([prompt.prompt_ids for prompt in prompts], answers)
+        actor = self.session.actor
+        with self.session.turns.using(actor.name):
+            needed = self.session.put(batch.keep(("input_ids", "response_mask")))
+            found: Batch = actor.run("forward", needed, {"log_probs": "log_probs"}, timeout_s=self.update_timeout_s)
+        mask = batch["response_mask"]
+        lengths = batch.row_sum(mask.long()).tolist()
+        rows = [part.tolist() for part in torch.split(-found["log_probs"][mask].double(), lengths)]
+        tokens = [value for row in rows for value in row]
+        error = clustered_error(rows)
+        metrics = {"sft/eval_loss": math.fsum(tokens) / len(tokens)}
+        return Evaluated(metrics=metrics | ({} if error is None else {"sft/eval_loss_se": error}))
+
 
 def learned_answers(
     prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None]
-) -> tuple[PromptDataset, list[Sequence[int]]]:
+) -> Learned:
     """The prompts that are learned from, and the tokens behind each; `long_answers` says which of them are left out.
 
     Raises:

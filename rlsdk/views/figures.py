@@ -32,6 +32,10 @@ def _is_unnamed(name: str, metrics: Mapping[str, float]) -> bool:
 
 def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
     """A line for each set: accuracy and what counts as that, then what else there is."""
+    if "sft/eval_loss" in metrics:
+        error = metrics.get("sft/eval_loss_se")
+        spread = f" \N{PLUS-MINUS SIGN}{error:.4f}" if error else ""
+        yield f"eval after step {step}: loss of held-out answers {metrics['sft/eval_loss']:.4f}{spread}"
     for name, figures in by_set(metrics).items():
         rule = f" ({rules[name]})" if name in rules else ""
         parts = [f"accuracy {share(figures, 'accuracy')}{rule}"] if "accuracy" in figures else []

@@ -115,13 +115,17 @@ def test_rewards_that_always_fail_end_an_evaluation_with_words(model: str, regis
     assert any("ValueError: always" in row["failures"][0]["message"] for row in rows)
 
 
-def test_samples_without_a_grade_are_left_out_and_counted(model: str, registry: Registry, tmp_path: Path) -> None:
-    extra = ["--eval.every_steps", "1", "--eval.samples_per_prompt", "4"]
+@pytest.mark.parametrize("on_failure", ["drop", "-1.0"])
+def test_samples_without_a_grade_are_left_out_and_counted(
+    model: str, registry: Registry, tmp_path: Path, on_failure: str
+) -> None:
+    """Also where training gives them a score."""
+    extra = ["--eval.every_steps", "1", "--eval.samples_per_prompt", "4", "--reward_limits.on_failure", on_failure]
     view = run(config_of(model, registry, 0, *extra, reward="fails_on_some"), registry, tmp_path / "run")
     rows = read_samples(tmp_path / "run", 0, "sampled")
     failed = [row for row in rows if row["correct"] is None]
     assert 0 < len(failed) < 16
-    assert view.evals[0]["eval/accuracy_sampled"] == 1.0
+    assert view.evals[0]["eval/accuracy_sampled"] == view.evals[0]["eval/reward_sampled"] == 1.0
     assert view.evals[0]["eval/invalid_share_sampled"] == pytest.approx(len(failed) / 32)
     assert any("they are in no figure but eval/invalid_share_sampled" in text for text in view.notices)
 
@@ -164,6 +168,7 @@ def test_a_metric_that_is_never_measured_is_refused(
         ({"a": {"correct_reward": "gsm8k"}}, r"eval\.sets\.a\.correct_reward: 'gsm8k': expected one of"),
         ({"a": {"option": {}}}, "did you mean 'options'"),
         ({"a": {"options": {"split": "test"}}}, "has no effect without a source"),
+        ({"a": {"rewards": [{"name": "math"}, {"name": "math"}]}}, r"eval\.sets\.a\.rewards\.1\.label: None: expected"),
     ],
 )
 def test_what_is_wrong_with_a_set_is_said_by_its_field(
@@ -222,3 +227,15 @@ def test_a_run_that_gets_no_better_ends_early_and_a_resume_goes_on_counting(
         told = "stopped early: 3 evaluations in a row without a better eval/tokens_greedy than 5 (after step 0)"
         assert any(told in text for text in rest.notices)
     assert (tmp_path / "run" / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_where_reward_models_alone_score_a_run_nothing_is_called_accuracy(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    models = ["--reward_models", f"[{{path: {model}, name: judge}}]"]
+    config = load_config(
+        [], ["--model", model, *TASK, "--trainer.steps", "0", *EVERY_STEP, *models, "--eval.samples_per_prompt", "2"]
+    )
+    (found,) = run(config, registry, tmp_path / "run").evals
+    assert {"eval/tokens_greedy", "eval/log_prob_sampled", "eval/truncated_share_greedy"} <= found.keys()
+    assert not [name for name in found if "accuracy" in name or "reward" in name or "@" in name]

@@ -309,6 +309,51 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
     assert json.loads(json.dumps(losses)) == losses
 
 
+def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(
+        model, registry, 1, "--sft.steps", "6", "--sft.lr", "1e-3", "--sft.save_every_steps", "2",
+        "--eval.every_steps", "1", "--checkpoint.best", "{metric: sft/eval_loss, mode: min}",
+        "--eval.early_stopping", "{metric: sft/eval_loss, mode: min, patience: 2, min_delta: 100}",
+    )  # fmt: skip
+    (role,) = roles(config, "cpu", needed=["actor"])
+    turns = DeviceTurns()
+    groups = start_roles(
+        [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
+    )
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+    view = Recorder()
+    with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
+        stage = sft_stage(config, materials, session, measured=True)
+        trainer = Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1)
+        with closing(stage):
+            trainer.fit()
+            assert stage.step == 2  # no evaluation was better by 100 nats
+            assert trainer.best is not None
+            loss = {at: found["sft/eval_loss"] for at, found in enumerate(view.evals)}
+            assert trainer.best.step == min((1, 2), key=lambda step: loss[step])
+            batch = stage.evaluations._evaluate
+            assert batch is not None
+            assert batch().metrics["sft/eval_loss"] == pytest.approx(loss[2])
+            expected = plain_loss(session, materials)
+            assert loss[2] == pytest.approx(expected, rel=1e-4)
+
+
+def plain_loss(session: Session, materials: Materials) -> float:
+    """Of the held-out answers' tokens, row by row, by the module itself."""
+    module = session.actor.group.hosts[0].engine.engine.model  # type: ignore[attr-defined]
+    total, count = 0.0, 0
+    for prompt in materials.eval_prompts["held_out"]:
+        answer = [*materials.tokenizer(prompt.answer)["input_ids"], materials.tokenizer.eos_token_id]
+        ids = torch.tensor([[*prompt.prompt_ids, *answer]])
+        with torch.no_grad():
+            log_probs = module(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
+        found = log_probs.gather(-1, ids[0, 1:, None])[:, 0][-len(answer) :]
+        total, count = total - float(found.sum()), count + len(answer)
+    return total / count
+
+
 def test_supervised_training_lasts_as_many_steps_as_its_epochs_come_to(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:
