@@ -105,9 +105,8 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a policy; right answers are counted on the held-out words."""
     model = task.base(seed)
-    rlsdk(
-        "dpo", *task.flags(seed), "--model", str(model), *placed(folder, "dpo"), "--preferences.lr", "3e-4", log=folder
-    )
+    flags = [*task.flags(seed), *placed(folder, "dpo"), "--preferences.lr", "3e-4", "--preferences.steps", "100"]
+    rlsdk("dpo", "--model", str(model), *flags, log=folder)
     pairs = run_evaluations(folder / "dpo")[-1]
     return Outcome(
         before=evaluate(model, task.flags(seed), folder),
