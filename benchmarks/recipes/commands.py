@@ -19,13 +19,14 @@ class CommandFailedError(Exception):
     """A command of rlsdk ended with an error."""
 
 
-def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
+def rlsdk(*arguments: str, log: Path, path: Path | None = None, in_process: bool = False) -> None:
     """Runs a command to its end, on one thread.
 
     Args:
         arguments: what is typed after `rlsdk`.
         log: folder that gets what the command printed, as `log.txt`.
         path: a further folder that Python looks for packages in.
+        in_process: without a cluster; `train` alone.
 
     Raises:
         CommandFailedError: it did; with the end of its output.
@@ -35,6 +36,8 @@ def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
     log.mkdir(parents=True, exist_ok=True)
     with (log / "log.txt").open("w", encoding="utf-8") as out:
         command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+        if in_process:
+            command = [sys.executable, "-m", "benchmarks.recipes.in_process", *arguments[1:]]
         done = subprocess.run(command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         text = (log / "log.txt").read_text(encoding="utf-8")

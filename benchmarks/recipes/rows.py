@@ -83,7 +83,7 @@ def recipe_row(name: str) -> Row:
 def train(task: Task, seed: int, folder: Path, *flags: str, path: Path | None = None) -> Outcome:
     """One run of `rlsdk train` from the seed's warmed-up model."""
     arguments = [*task.flags(seed), "--model", str(task.base(seed)), "--sft.steps", "0", *placed(folder, "rl"), *flags]
-    rlsdk("train", *arguments, log=folder, path=path)
+    rlsdk("train", *arguments, log=folder, path=path, in_process=task.in_process)
     before, *_, after = run_evaluations(folder / "rl")
     return Outcome(before=before, after=after, notes=means(run_steps(folder / "rl")))
 

@@ -27,6 +27,8 @@ class Task:
     """Files of the task in one folder."""
 
     folder: Path
+    in_process: bool = False
+    """Reinforcement learning runs without a cluster."""
 
     @property
     def train(self) -> Path:
@@ -48,9 +50,9 @@ class Task:
         ]  # fmt: skip
 
 
-def make_task(folder: Path) -> Task:
+def make_task(folder: Path, *, in_process: bool = False) -> Task:
     """Writes words, pairs and the untrained model where they are not there yet."""
-    task = Task(folder.resolve())
+    task = Task(folder.resolve(), in_process)
     if not task.held_out.exists():
         task.folder.mkdir(parents=True, exist_ok=True)
         write_untrained_model(task.folder)
