@@ -68,7 +68,8 @@ def warm_up(task: Task, seed: int) -> Path:
     if not base.exists():
         shutil.rmtree(base.parent, ignore_errors=True)
         model = ["--model", str(task.folder / "model"), "--model.init_from_config", "true"]
-        rlsdk("sft", *model, *task.flags(seed), "--trainer.run_name", base.parent.name, log=task.folder)
+        flags = [*model, *task.flags(seed), "--trainer.run_name", base.parent.name]
+        rlsdk("sft", *flags, log=task.folder, in_process=task.in_process)
     return base
 
 
