@@ -63,7 +63,7 @@ PER_RECIPE: Mapping[str, Sequence[str]] = {
 TWO_UPDATES = ("--trainer.updates_per_step", "2")
 """A step, so that ratios differ from 1; not where a recipe asks for one."""
 NOTED = ("rollout/rejected_groups", "reward/groups_with_signal", "critic/explained_variance", "policy/clip_fraction",
-         "mismatch/k3", "mismatch/ess")  # fmt: skip
+         "mismatch/kl_k3", "mismatch/ess_sequence")  # fmt: skip
 """Metrics whose mean over the last steps is kept."""
 LAST = 10
 
