@@ -57,7 +57,7 @@ def main() -> None:
             for row in wanted
             if args.again or not any((cell.row, cell.seed) == (row.name, seed) for cell in cells)
         ]
-        run_cells(missing, cells, args.json, args.folder, end)
+        run_cells(missing, cells, args.json, make_task(args.folder, in_process=args.in_process), end)
     chosen = [cell for cell in cells if cell.row in {row.name for row in wanted}]
     print(markdown([table[name] for name in table if any(cell.row == name for cell in chosen)], chosen))
     if lost := [f"{cell.row} by seed {cell.seed}" for cell in chosen if gain(table[cell.row], cell) < LEAST_GAIN]:
@@ -71,16 +71,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULTS / "recipes.json", help="cells are kept here")
     parser.add_argument("--folder", type=Path, default=RESULTS / "recipes", help="data, models, runs")
     parser.add_argument("--minutes", type=float, help="start no cell after this long; the next call goes on")
+    parser.add_argument(
+        "--in-process", action="store_true", help="no cluster: the same numbers, and half the processor time"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--again", action="store_true", help="run cells that are done as well")
     return parser.parse_args()
 
 
-def run_cells(
-    missing: Sequence[tuple[Row, int]], cells: list[Cell], kept: Path, folder: Path, end: float | None
-) -> None:
+def run_cells(missing: Sequence[tuple[Row, int]], cells: list[Cell], kept: Path, task: Task, end: float | None) -> None:
     """Runs these, one after the other, and keeps each as soon as it is done; starts none after `end`."""
-    task = make_task(folder)
     for row, seed in missing:
         if end is not None and time.monotonic() > end:
             print("out of time; call again for the rest")

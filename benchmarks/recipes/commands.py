@@ -19,13 +19,14 @@ class CommandFailedError(Exception):
     """A command of rlsdk ended with an error."""
 
 
-def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
+def rlsdk(*arguments: str, log: Path, path: Path | None = None, in_process: bool = False) -> None:
     """Runs a command to its end, on one thread.
 
     Args:
         arguments: what is typed after `rlsdk`.
         log: folder that gets what the command printed, as `log.txt`.
         path: a further folder that Python looks for packages in.
+        in_process: without a cluster; not every command.
 
     Raises:
         CommandFailedError: it did; with the end of its output.
@@ -35,6 +36,8 @@ def rlsdk(*arguments: str, log: Path, path: Path | None = None) -> None:
     log.mkdir(parents=True, exist_ok=True)
     with (log / "log.txt").open("w", encoding="utf-8") as out:
         command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+        if in_process:
+            command = [sys.executable, "-m", "benchmarks.recipes.in_process", *arguments]
         done = subprocess.run(command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         text = (log / "log.txt").read_text(encoding="utf-8")
@@ -51,8 +54,22 @@ def run_evaluations(run: Path) -> list[Metrics]:
     return [line for line in read_metrics(run) if any(name.startswith("eval/") for name in line)]
 
 
-def evaluate(model: Path, flags: list[str], folder: Path) -> Metrics:
-    """Figures of a model on the held-out words, by the built-in rollout engine."""
+def evaluate(model: Path, flags: list[str], folder: Path, *, in_process: bool) -> Metrics:
+    """Figures of a model's folder on the held-out words, by the built-in rollout engine."""
+    if in_process:
+        run = [*flags, "--trainer.run_dir", str(folder), "--trainer.run_name", f"eval-{model.parent.name}"]
+        settings = [
+            "--model",
+            str(model),
+            "--sft.steps",
+            "0",
+            "--trainer.steps",
+            "0",
+            "--train.optim.warmup_steps",
+            "0",
+        ]
+        rlsdk("train", *run, *settings, log=folder, in_process=True)
+        return run_evaluations(folder / f"eval-{model.parent.name}")[0]
     output = folder / "evaluation.json"
     rlsdk("eval", str(model), *flags, "--output", str(output), log=folder)
     found: Metrics = json.loads(output.read_text(encoding="utf-8"))

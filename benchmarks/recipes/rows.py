@@ -63,7 +63,7 @@ PER_RECIPE: Mapping[str, Sequence[str]] = {
 TWO_UPDATES = ("--trainer.updates_per_step", "2")
 """A step, so that ratios differ from 1; not where a recipe asks for one."""
 NOTED = ("rollout/rejected_groups", "reward/groups_with_signal", "critic/explained_variance", "policy/clip_fraction",
-         "mismatch/k3", "mismatch/ess")  # fmt: skip
+         "mismatch/kl_k3", "mismatch/ess_sequence")  # fmt: skip
 """Metrics whose mean over the last steps is kept."""
 LAST = 10
 
@@ -83,7 +83,7 @@ def recipe_row(name: str) -> Row:
 def train(task: Task, seed: int, folder: Path, *flags: str, path: Path | None = None) -> Outcome:
     """One run of `rlsdk train` from the seed's warmed-up model."""
     arguments = [*task.flags(seed), "--model", str(task.base(seed)), "--sft.steps", "0", *placed(folder, "rl"), *flags]
-    rlsdk("train", *arguments, log=folder, path=path)
+    rlsdk("train", *arguments, log=folder, path=path, in_process=task.in_process)
     before, *_, after = run_evaluations(folder / "rl")
     return Outcome(before=before, after=after, notes=means(run_steps(folder / "rl")))
 
@@ -92,7 +92,7 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a model of scores; then its scores are all the reward, and the right answer is only counted."""
     model = ["--model", str(task.base(seed))]
     rlsdk("reward-model", *task.flags(seed), *model, *placed(folder, "scores"),
-          "--preferences.center_coef", "0.01", log=folder)  # fmt: skip
+          "--preferences.center_coef", "0.01", log=folder, in_process=task.in_process)  # fmt: skip
     pairs = run_evaluations(folder / "scores")[-1]
     scores = f"[{{path: {folder / 'scores' / 'model'}}}]"
     counted = "[{name: exact, weight: 0.0}]"
@@ -105,13 +105,13 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a policy; right answers are counted on the held-out words."""
     model = task.base(seed)
-    rlsdk(
-        "dpo", *task.flags(seed), "--model", str(model), *placed(folder, "dpo"), "--preferences.lr", "3e-4", log=folder
-    )
+    flags = [*task.flags(seed), *placed(folder, "dpo"), "--preferences.lr", "3e-4", "--preferences.steps", "100"]
+    rlsdk("dpo", "--model", str(model), *flags, log=folder, in_process=task.in_process)
+    measured = partial(evaluate, flags=task.flags(seed), folder=folder, in_process=task.in_process)
     pairs = run_evaluations(folder / "dpo")[-1]
     return Outcome(
-        before=evaluate(model, task.flags(seed), folder),
-        after=evaluate(folder / "dpo" / "model", task.flags(seed), folder),
+        before=measured(model),
+        after=measured(folder / "dpo" / "model"),
         notes={PAIRS: pairs[PAIRS]},
     )
 
@@ -124,11 +124,9 @@ def train_mismatched(task: Task, seed: int, folder: Path, correction: str) -> Ou
         "--algorithm.old_log_probs", "always", "--algorithm.correction.mode", correction,
         "--trainer.save_every_steps", "100000", "--trainer.parity_threshold", "100", path=install(folder),
     )  # fmt: skip
-    return Outcome(
-        before=evaluate(task.base(seed), task.flags(seed), folder),
-        after=evaluate(folder / "rl", [*task.flags(seed), "--rollout-backend", "transformers"], folder),
-        notes=found.notes,
-    )
+    measured = partial(evaluate, flags=task.flags(seed), folder=folder, in_process=task.in_process)
+    (trained,) = (folder / "rl" / "checkpoints").glob("*/model")
+    return Outcome(before=measured(task.base(seed)), after=measured(trained), notes=found.notes)
 
 
 def placed(folder: Path, name: str) -> list[str]:

@@ -27,6 +27,8 @@ class Task:
     """Files of the task in one folder."""
 
     folder: Path
+    in_process: bool = False
+    """Reinforcement learning runs without a cluster."""
 
     @property
     def train(self) -> Path:
@@ -48,9 +50,9 @@ class Task:
         ]  # fmt: skip
 
 
-def make_task(folder: Path) -> Task:
+def make_task(folder: Path, *, in_process: bool = False) -> Task:
     """Writes words, pairs and the untrained model where they are not there yet."""
-    task = Task(folder.resolve())
+    task = Task(folder.resolve(), in_process)
     if not task.held_out.exists():
         task.folder.mkdir(parents=True, exist_ok=True)
         write_untrained_model(task.folder)
@@ -66,7 +68,8 @@ def warm_up(task: Task, seed: int) -> Path:
     if not base.exists():
         shutil.rmtree(base.parent, ignore_errors=True)
         model = ["--model", str(task.folder / "model"), "--model.init_from_config", "true"]
-        rlsdk("sft", *model, *task.flags(seed), "--trainer.run_name", base.parent.name, log=task.folder)
+        flags = [*model, *task.flags(seed), "--trainer.run_name", base.parent.name]
+        rlsdk("sft", *flags, log=task.folder, in_process=task.in_process)
     return base
 
 
@@ -86,23 +89,25 @@ def task_rows() -> list[dict[str, Any]]:
             **items[word],
             "answer": word[::-1],
             "chosen": word[::-1],
-            "rejected": misspelt(word[::-1], drawn) if drawn.random() < 0.5 else other(word, words, drawn)[::-1],
+            "rejected": misspelt(word[::-1], drawn) if drawn.random() < 0.75 else other(word, words, drawn)[::-1],
         }
         for word in words
     ]
 
 
 def misspelt(answer: str, drawn: random.Random) -> str:
-    """Another text of the same length: one letter is another, or two letters changed places."""
-    while True:
-        letters = list(answer)
-        here, there = drawn.sample(range(len(letters)), 2)
-        if drawn.random() < 0.5:
-            letters[here], letters[there] = letters[there], letters[here]
-        else:
-            letters[here] = drawn.choice(ascii_lowercase)
-        if letters != list(answer):
-            return "".join(letters)
+    """Another text of the same length, with one mistake or two, such as the warmed-up model makes: two letters change
+    places, or one is another letter of the word, seldom of the alphabet."""
+    letters = list(answer)
+    while letters == list(answer):
+        for _ in range(drawn.choice((1, 1, 2))):
+            here, there = drawn.sample(range(len(letters)), 2)
+            kind = drawn.random()
+            if kind < 0.3:
+                letters[here], letters[there] = letters[there], letters[here]
+            else:
+                letters[here] = letters[there] if kind < 0.8 else drawn.choice(ascii_lowercase)
+    return "".join(letters)
 
 
 def other(word: str, words: Sequence[str], drawn: random.Random) -> str:
