@@ -1,4 +1,5 @@
-"""Objectives that requirements train on, besides `driving.Weighed`: what an objective may ask, be given, tell and do."""
+"""Objectives that requirements train on, besides `driving.Weighed`: what an objective may ask, be given, tell and
+do."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from rlsdk.interfaces import Batch, ObjectiveResult
 
 
-class ObjectiveFault(RuntimeError):
+class RaisedHereError(RuntimeError):
     """What `Raising` raises."""
 
 
@@ -25,7 +26,7 @@ class Raising:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         if set(batch["row_id"].tolist()) & set(self.rows):
-            raise ObjectiveFault(f"a row of {sorted(self.rows)}")
+            raise RaisedHereError(f"a row of {sorted(self.rows)}")
         return ObjectiveResult(loss=outputs["log_probs"].sum())
 
 
@@ -60,8 +61,8 @@ class _Slope(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Telling:
-    """Tells metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its loss is
-    below zero too."""
+    """Tells metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
+    loss is below zero too."""
 
     outputs: Sequence[str] = ("log_probs",)
 
@@ -107,8 +108,10 @@ def with_own_fields(batch: Batch) -> Batch:
     at = torch.arange(batch.num_tokens)
     own = torch.stack([batch["row_id"][batch.row_of_token].float(), batch["loss_weight"] * (1 + at % 5)], dim=1)
     rows = {"length": batch.lengths.clone(), "twice": batch["row_id"] * 2}
-    return batch.with_tokens(own=own, place=batch.position_ids.clone()).with_rows(**rows).with_meta(
-        **{"of the batch": 0.5}
+    return (
+        batch.with_tokens(own=own, place=batch.position_ids.clone())
+        .with_rows(**rows)
+        .with_meta(**{"of the batch": 0.5})
     )
 
 

@@ -16,9 +16,24 @@ from rlsdk.testing.scripts import export, learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_settings import three_batches
 
-UNCHANGED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
-OWN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "num_labels", "id2label",
-       "label2id")  # fmt: skip
+UNCHANGED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+OWN = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "num_labels",
+    "id2label",
+    "label2id",
+)
 """What transformers, or the head that was asked for, writes into a configuration by itself."""
 OUTPUT = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 
@@ -28,8 +43,8 @@ class ExportRequirements:
 
     @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
     def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
-        """The tokenizer and generation defaults come along, the configuration is the model's, weights are safetensors; no
-        pickle."""
+        """The tokenizer and generation defaults come along, the configuration is the model's, weights are
+        safetensors; no pickle."""
         folder = lab.new_folder("export")
         lab.play([learn(three_batches()[0]), step, export(folder)])
         source = Path(lab.model)
@@ -68,17 +83,25 @@ class ExportRequirements:
 
     @requirement("export.again", needs=Capability.EXPORT, since=(2, 0))
     def test_export_again(self, lab: TrainLab, measured: Measured) -> None:
-        """To export changes nothing in the engine; a later export has the later weights; and an engine that begins with it
-        gives the outputs of the one that wrote it."""
+        """To export changes nothing in the engine; a later export has the later weights; and an engine that begins
+        with it gives the outputs of the one that wrote it."""
         first, last, batches = lab.new_folder("export"), lab.new_folder("export"), three_batches()
         probe = (rows_of((9, 4, 17), seed=3), ("log_probs",))
         script = [act for batch in batches for act in (learn(batch), step)]
         expected = lab.play(script, probe=probe)
-        exporting = [export(first), learn(batches[0]), export(first.with_name("export-midway")), *script[1:], export(last)]
+        exporting = [
+            export(first),
+            learn(batches[0]),
+            export(first.with_name("export-midway")),
+            *script[1:],
+            export(last),
+        ]
         found = lab.play(exporting, probe=probe)
         measured.equal("largest difference of weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)
         again = lab.play([], model=str(last), probe=probe)
-        measured.equal("largest difference of weights, begun anew", furthest_weight(whole_of(again), whole_of(expected)), 0)
+        measured.equal(
+            "largest difference of weights, begun anew", furthest_weight(whole_of(again), whole_of(expected)), 0
+        )
         off = (again.outputs["log_probs"] - expected.outputs["log_probs"]).abs().max()
         measured.at_most("largest difference of log-probs, begun anew", float(off), lab.suite.tolerance)
         begun = lab.play([], model=str(first))
@@ -99,7 +122,9 @@ class ExportRequirements:
         rounded = rounded_to(fields.get("dtype", "float32"), found)
         measured.equal("largest difference of weights", furthest_weight(exported, rounded), 0.0)
         saved = json.loads((folder / "config.json").read_text())
-        measured.equal("dtype is another", (saved.get("dtype") or saved.get("torch_dtype")) != fields.get("dtype", "float32"), 0)
+        measured.equal(
+            "dtype is another", (saved.get("dtype") or saved.get("torch_dtype")) != fields.get("dtype", "float32"), 0
+        )
         if fields.get("dtype", "float32") == "float32":
             with torch.no_grad():
                 worst = (plain_numbers(model, head, batch)[name] - found.seen[0][name]).abs().max()
@@ -123,4 +148,6 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
 def settings_that_differ(source: Path, folder: Path) -> list[str]:
     """Fields of two configurations."""
     mine, theirs = (json.loads((path / "config.json").read_text()) for path in (folder, source))
-    return [name for name in sorted(mine.keys() | theirs.keys()) if name not in OWN and mine.get(name) != theirs.get(name)]
+    return [
+        name for name in sorted(mine.keys() | theirs.keys()) if name not in OWN and mine.get(name) != theirs.get(name)
+    ]

@@ -29,8 +29,8 @@ class LengthRequirements:
 
     @requirement("length.outputs", since=(2, 0))
     def test_length_outputs(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of 1, 2 and up to 500 tokens, packed together, each alone and in passes of bounded size: log-probs are those
-        of plain transformers at every position."""
+        """Rows of 1, 2 and up to 500 tokens, packed together, each alone and in passes of bounded size: log-probs
+        are those of plain transformers at every position."""
         batch = rows_of(LONG, seed=7)
         expected = numbers(lab.case(), batch)["log_probs"]
         for name, limit in (("in one pass", {}), ("each alone", {"rows": 1}), ("300 tokens", {"tokens": 300})):
@@ -80,7 +80,8 @@ class LengthRequirements:
     def test_length_budget(self, lab: TrainLab, measured: Measured) -> None:
         """No pass takes more tokens, or rows, than it may; a row that is longer goes alone."""
         batch = with_own_fields(rows_of((90, 30, 100, 170, 10, 61, 80, 5), seed=10))
-        for limit in ({"tokens": BUDGET}, {"rows": 3}):
+        limits: list[dict[str, Any]] = [{"tokens": BUDGET}, {"rows": 3}]
+        for limit in limits:
             found = lab.play([learn(batch, Inspecting(**limit))], **limit).results[0]
             for name in ("passes over their limit", "fields that are not their row's"):
                 measured.equal(f"{name}, {limit}", found.sums[name], 0.0)

@@ -1,4 +1,5 @@
-"""Requirements: other models than the one that most are asked with: tied, other families, dropout, bfloat16, recomputed."""
+"""Requirements: other models than the one that most are asked with: tied, other families, dropout, bfloat16,
+recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, plain_model_of, rows_of, whole
+from rlsdk.testing.driving import OPTIM, Driven, Weighed, drive, plain_model_of, rows_of, whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -41,7 +42,7 @@ class ModelRequirements:
     def test_model_tied(self, lab: TrainLab, measured: Measured) -> None:
         """A model whose embeddings are tied has that tensor once, with the gradient of both of its uses, and `layout`
         says what its other name is."""
-        (found, case) = self._like_plain(lab, measured, "tied")
+        found = self._like_plain(lab, measured, "tied")
         if found is not None and found.layout is not None:
             measured.equal("other names", len(found.layout.tied), 1)
             measured.none(
@@ -51,7 +52,8 @@ class ModelRequirements:
 
     @requirement("model.families", since=(2, 0))
     def test_model_families(self, lab: TrainLab, measured: Measured) -> None:
-        """Other architectures, shapes of heads and sizes of vocabulary: outputs and two steps are those of plain torch."""
+        """Other architectures, shapes of heads and sizes of vocabulary: outputs and two steps are those of plain
+        torch."""
         for name in ("llama", "qwen3"):
             self._like_plain(lab, measured, name)
 
@@ -76,17 +78,21 @@ class ModelRequirements:
 
     @requirement("model.initial", since=(2, 0))
     def test_model_initial(self, lab: TrainLab, measured: Measured) -> None:
-        """An engine begins with the weights of the checkpoint, bit for bit; with `init_from_config` with random ones that
-        depend on `RankContext.seed` alone."""
+        """An engine begins with the weights of the checkpoint, bit for bit; with `init_from_config` with random
+        ones that depend on `RankContext.seed` alone."""
         torch.manual_seed(1)
         found = lab.play([])
-        measured.equal("largest difference from the checkpoint", furthest_weight(whole_of(found), plain_weights(lab)), 0)
+        measured.equal(
+            "largest difference from the checkpoint", furthest_weight(whole_of(found), plain_weights(lab)), 0
+        )
         drawn = [lab.play([], random=True)]
         torch.manual_seed(2)
         drawn.append(lab.play([], random=True))
         same = furthest_weight(whole_of(drawn[0]), whole_of(drawn[1]))
         measured.equal("largest difference of two random starts of one seed", same, 0)
-        measured.at_least("largest difference from the checkpoint", furthest_weight(whole_of(drawn[0]), plain_weights(lab)), 0.01)
+        measured.at_least(
+            "largest difference from the checkpoint", furthest_weight(whole_of(drawn[0]), plain_weights(lab)), 0.01
+        )
 
     @requirement("model.bfloat16", since=(2, 0))
     def test_model_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
@@ -137,19 +143,17 @@ class ModelRequirements:
         worst = float((steps[0] - steps[1]).norm() / steps[1].norm())
         measured.at_most(f"difference of {NUM_EQUAL} equal rows from one so many times, relative", worst, 0.02)
 
-    def _like_plain(
-        self, lab: TrainLab, measured: Measured, variant: str, **fields: Any
-    ) -> tuple[Driven | None, Case | None]:
+    def _like_plain(self, lab: TrainLab, measured: Measured, variant: str, **fields: Any) -> Driven | None:
         head = fields.get("head", Head.LM)
         model = lab.variant(variant, head=head)
         if model is None:
             measured.told(f"models tried, {variant}", 0)
-            return None, None
+            return None
         case = lab.case(model=model, steps=steps_of(), probe=probe_of(head), **fields)
-        found = lab.run(drive, case)
+        found: Driven = lab.run(drive, case)
         where = f"{variant}, recomputed" if case.checkpointing else variant
         lab.holds_to_plain(measured, [found], case, where)
-        return found, case
+        return found
 
 
 def plain_weights(lab: TrainLab) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
 from rlsdk.testing.driving import Case, Driven, Weighed, drive, drive_plain, rows_of
-from rlsdk.testing.objectives import Comparing, Inspecting, ObjectiveFault, Raising, Telling, with_own_fields
+from rlsdk.testing.objectives import Comparing, Inspecting, RaisedHereError, Raising, Telling, with_own_fields
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, refused, step
 from rlsdk.testing.train_lab import TrainLab
@@ -42,8 +42,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.given", since=(2, 0))
     def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
-        """An objective sees whole rows, each once, with every field and number of the batch, known to the core or not; and
-        what it was asked for, no more. The batch stays as it was."""
+        """An objective sees whole rows, each once, with every field and number of the batch, known to the core or
+        not; and what it was asked for, no more. The batch stays as it was."""
         batch = with_own_fields(rows_of(LENGTHS, seed=3))
         for limit in ({"rows": 3}, {"tokens": 16}, {}):
             result, changed = lab.run(inspected, lab.case(**limit), batch, Inspecting())
@@ -83,8 +83,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.whole_groups", since=(2, 0))
     def test_objective_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of equal `uid` are in one pass where the objective asks for whole groups: loss and weights do not depend on
-        the size of passes."""
+        """Rows of equal `uid` are in one pass where the objective asks for whole groups: loss and weights do not
+        depend on the size of passes."""
         lengths = (5, 9, 3, 12, 7, 7, 2, 10, 4)
         batch = rows_of(lengths, seed=5).with_rows(uid=torch.tensor([3, 8, 3, 1, 8, 3, 1, 8, 40]))
         script = [learn(batch, Comparing()), step]
@@ -96,13 +96,13 @@ class ObjectiveRequirements:
 
     @requirement("objective.raises", since=(2, 0))
     def test_objective_raises(self, lab: TrainLab, measured: Measured) -> None:
-        """What an objective raises comes out as it is, in whatever micro-batch; gradients are then zero, those of earlier
-        calls too, and the next step is the one of an engine that never heard of it."""
+        """What an objective raises comes out as it is, in whatever micro-batch; gradients are then zero, those of
+        earlier calls too, and the next step is the one of an engine that never heard of it."""
         batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
         for at in (0, 4, 6):
             bad = learn(other, Raising((int(other["row_id"][at]),)))
-            raised = refused("an objective that raises", bad, ObjectiveFault)
+            raised = refused("an objective that raises", bad, RaisedHereError)
             script = [raised, learn(batch), step, learn(batch), raised, learn(other), step]
             found = lab.play(script, rows=2)
             measured.none("faults", found.faults)

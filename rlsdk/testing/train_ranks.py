@@ -12,7 +12,7 @@ from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive_plain, plain_model_of, rows_of, whole
-from rlsdk.testing.objectives import ObjectiveFault, Raising, Telling, Unfit
+from rlsdk.testing.objectives import RaisedHereError, Raising, Telling, Unfit
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train_exports import ill_fitting
@@ -30,8 +30,8 @@ class RankRequirements:
 
     @requirement("ranks.settings", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """Clipping is to the norm of all ranks' gradient, which each of them tells; betas, decay and schedule too are those
-        of one rank; masks, temperature and recomputation change nothing of that."""
+        """Clipping is to the norm of all ranks' gradient, which each of them tells; betas, decay and schedule too
+        are those of one rank; masks, temperature and recomputation change nothing of that."""
         case = data_case(lab)
         norm = drive_plain(replace(case, steps=case.steps[:1])).norms[0]
         changes: dict[str, dict[str, Any]] = {
@@ -50,13 +50,14 @@ class RankRequirements:
 
     @requirement("ranks.unlike", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_unlike(self, lab: TrainLab, measured: Measured) -> None:
-        """Ranks with unlike numbers of rows, tokens and passes, and one with a single row or none, give what one rank gives
-        for all of them: nothing is averaged over ranks, rows or tokens."""
-        for name, lengths, change in (
-            ("260 tokens beside 2", UNLIKE, {"tokens": 100}),
-            ("one row", (7,), {}),
-            ("no rows on the others, many passes", FEW, {"lonely": True, "rows": 1}),
-        ):
+        """Ranks with unlike numbers of rows, tokens and passes, and one with a single row or none, give what one
+        rank gives for all of them: nothing is averaged over ranks, rows or tokens."""
+        cases: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+            "260 tokens beside 2": (UNLIKE, {"tokens": 100}),
+            "one row": ((7,), {}),
+            "no rows on the others, many passes": (FEW, {"lonely": True, "rows": 1}),
+        }
+        for name, (lengths, change) in cases.items():
             batch = rows_of(lengths, seed=41)
             case = replace(data_case(lab), steps=[[batch], [batch]], probe=(batch, ("log_probs",)), **change)
             lab.holds_to_plain(measured, lab.drive_split(case), case, name)
@@ -76,14 +77,17 @@ class RankRequirements:
         """Value and score models learn on several ranks as on one, also where a rank has no rows."""
         for head, name in claimed_heads(lab):
             steps = steps_of(FEW, 1)
-            case = replace(data_case(lab, head=head), steps=steps, objective=Weighed((name,)), probe=(steps[0][0], (name,)))
-            for where, change in ((name, {}), (f"{name}, no rows on the others", {"lonely": True})):
-                found = replace(case, **change)
+            case = replace(
+                data_case(lab, head=head), steps=steps, objective=Weighed((name,)), probe=(steps[0][0], (name,))
+            )
+            for where, lonely in ((name, False), (f"{name}, no rows on the others", True)):
+                found = replace(case, lonely=lonely)
                 lab.holds_to_plain(measured, lab.drive_split(found), found, where)
 
     @requirement("ranks.metrics", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_metrics(self, lab: TrainLab, measured: Measured) -> None:
-        """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone tells them."""
+        """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone tells
+        them."""
         batch = rows_of(FEW, seed=44)
         case = replace(data_case(lab), objective=Telling(), probe=None)
         for at, lonely in ((0, False), (1, False), (1, True)):
@@ -106,13 +110,15 @@ class RankRequirements:
         for name, given in fields.items():
             case = replace(data_case(lab), steps=[], probe=None, **given)
             ranks, one = lab.drive_split(case), lab.play([], **given)
-            measured.equal(f"largest difference from one rank, {name}", furthest_weight(whole(ranks), whole_of(one)), 0.0)
+            measured.equal(
+                f"largest difference from one rank, {name}", furthest_weight(whole(ranks), whole_of(one)), 0.0
+            )
             measured.equal(f"largest difference of copies, {name}", furthest_copy(ranks), 0.0)
 
     @requirement("ranks.layout", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_layout(self, lab: TrainLab, measured: Measured) -> None:
-        """Each rank's layout says which rank it is and stays as it is; all boxes together are every element; what several
-        ranks hold is equal after steps."""
+        """Each rank's layout says which rank it is and stays as it is; all boxes together are every element; what
+        several ranks hold is equal after steps."""
         case = data_case(lab)
         script = [act for batches in case.steps for act in (read, learn(batches[0]), step, read)]
         ranks = lab.play_split(case, script)
@@ -121,15 +127,19 @@ class RankRequirements:
         measured.equal("ranks with the number of another", numbered != list(range(len(ranks))), 0)
         values = whole(ranks)
         expected = {n: tuple(p.shape) for n, p in canonical_parameters(plain_model_of(case))[0].items()}
-        strange = sorted(n for n in expected.keys() | values.keys() if expected.get(n) != (tuple(values[n].shape) if n in values else None))
+        strange = sorted(
+            n
+            for n in expected.keys() | values.keys()
+            if expected.get(n) != (tuple(values[n].shape) if n in values else None)
+        )
         measured.none("tensors of another name or shape", strange)
         measured.none("tensors that no rank holds whole", [n for n, t in values.items() if not t.isfinite().all()])
         measured.equal("largest difference of copies", furthest_copy(ranks), 0.0)
 
     @requirement("ranks.skipped", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_skipped(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient that is not finite in a row of one rank skips the step on all of them; the steps behind it are those
-        that would have been."""
+        """A gradient that is not finite in a row of one rank skips the step on all of them; the steps behind it
+        are those that would have been."""
         case, good, other = data_case(lab), steps_of(FEW, 3), rows_of(FEW, seed=45)
         # Tokens of the upper half: the rows of the vocabulary's matrices whose gradient overflows are one rank's alone.
         other = other.with_tokens(input_ids=64 + other["input_ids"] % 64)
@@ -145,12 +155,13 @@ class RankRequirements:
 
     @requirement("ranks.raises", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_raises(self, lab: TrainLab, measured: Measured) -> None:
-        """After an objective that raised on every rank, the next step is the one of an engine that never heard of it."""
+        """After an objective that raised on every rank, the next step is the one of an engine that never heard of
+        it."""
         case, good, other = data_case(lab), steps_of(FEW, 2), rows_of(FEW, seed=46)
         case = replace(case, rows=1)
         plain = [act for batches in good for act in (learn(batches[0]), step)]
         rows = tuple(other["row_id"].tolist())
-        bad = refused("an objective that raises", learn(other, Raising(rows)), ObjectiveFault)
+        bad = refused("an objective that raises", learn(other, Raising(rows)), RaisedHereError)
         ranks = lab.play_split(case, [bad, *plain[:2], learn(other), bad, *plain[2:]])
         measured.none("faults", [fault for rank in ranks for fault in rank.faults])
         self._same(measured, ranks, lab.play_split(case, plain), "")
@@ -173,8 +184,8 @@ class RankRequirements:
 
     @requirement("ranks.checkpoint", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_checkpoint(self, lab: TrainLab, measured: Measured) -> None:
-        """On several ranks a checkpoint of step 0, or of a later step, leaves nothing of what an engine did before it was
-        loaded, and goes on exactly under other settings."""
+        """On several ranks a checkpoint of step 0, or of a later step, leaves nothing of what an engine did before
+        it was loaded, and goes on exactly under other settings."""
         case = replace(data_case(lab), optim=EVERYTHING)
         plain = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
         other = [act for batches in steps_of(FEW, 2, seed=60) for act in (learn(batches[0]), step)]
@@ -204,7 +215,9 @@ class RankRequirements:
         cases = {"log_probs": data_case(lab)}
         if (tied := lab.variant("tied")) is not None:
             cases["tied"] = data_case(lab, model=tied)
-        cases |= {name: replace(data_case(lab, head=head), objective=Weighed((name,))) for head, name in claimed_heads(lab)}
+        cases |= {
+            name: replace(data_case(lab, head=head), objective=Weighed((name,))) for head, name in claimed_heads(lab)
+        }
         for name, case in cases.items():
             folder = lab.new_folder("ranks-export")
             ranks = lab.drive_split(replace(case, steps=steps_of(FEW), probe=None, export=str(folder)))

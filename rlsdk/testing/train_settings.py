@@ -71,8 +71,8 @@ class SettingRequirements:
 
     @requirement("step.zero_gradient", since=(2, 0))
     def test_zero_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows without weight change nothing but the passes; a gradient of zero is a step like any other, clipped or not:
-        moments and weights decay."""
+        """Rows without weight change nothing but the passes; a gradient of zero is a step like any other, clipped
+        or not: moments and weights decay."""
         one, two, three = three_batches()
         weight = two["loss_weight"].clone()
         weight[: int(two.lengths[:4].sum())] = 0.0
@@ -106,13 +106,15 @@ class SettingRequirements:
 
     @requirement("step.reset", since=(2, 0))
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new schedule, the
-        weights as they are."""
+        """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
+        schedule, the weights as they are."""
         if not lab.run(can_reset):
             return measured.told("engines that can be reset", 0)
         batches = three_batches()
         found = lab.play([*script_of(batches), reset(EVERYTHING), *script_of(batches)])
-        measured.equal("rate of the first step", found.lrs[3], drive_plain(lab.case(steps=[[batches[0]]], optim=EVERYTHING)).lrs[0])
+        measured.equal(
+            "rate of the first step", found.lrs[3], drive_plain(lab.case(steps=[[batches[0]]], optim=EVERYTHING)).lrs[0]
+        )
         halfway = drive_plain_from(lab, batches)
         worst = max(abs(a / b - 1) for a, b in zip(found.norms[3:], halfway.norms, strict=True))
         measured.at_most("gradient norm, relative", worst, lab.suite.step_tolerance)

@@ -26,8 +26,8 @@ class SteadyRequirements:
 
     @requirement("steady.forward", since=(2, 0))
     def test_steady_forward(self, lab: TrainLab, measured: Measured) -> None:
-        """Passes without gradient leave no trace in a step; each gives the log-probs of the weights of its moment, the same
-        when asked again, in tensors that later calls leave alone."""
+        """Passes without gradient leave no trace in a step; each gives the log-probs of the weights of its moment,
+        the same when asked again, in tensors that later calls leave alone."""
         batch = rows_of((12, 1, 30, 6), seed=1)
         script, batches = [look(batch, "log_probs"), look(batch, "log_probs")], three_batches()
         for one in batches:
@@ -38,7 +38,9 @@ class SteadyRequirements:
         for at in range(3):
             moved = float((seen[1 + 2 * at] - seen[2 + 2 * at]).abs().max())
             measured.equal(f"largest change before step {at}", moved, 0.0)
-            plain = drive_plain(lab.case(steps=[[b] for b in batches[: at + 1]], probe=(batch, ("log_probs",)), optim=EVERYTHING))
+            plain = drive_plain(
+                lab.case(steps=[[b] for b in batches[: at + 1]], probe=(batch, ("log_probs",)), optim=EVERYTHING)
+            )
             worst = float((seen[3 + 2 * at] - plain.outputs["log_probs"]).abs().max())
             measured.at_most(f"largest difference from plain after step {at}", worst, lab.suite.tolerance)
 
@@ -58,7 +60,11 @@ class SteadyRequirements:
         """A batch of no rows is a batch: its loss is 0, and it leaves no trace in the step that others make."""
         batches = three_batches()
         nothing = batches[0].select([])
-        script = [act for batch in batches for act in (learn(nothing), learn(batch), look(nothing, "log_probs"), learn(nothing), step)]
+        script = [
+            act
+            for batch in batches
+            for act in (learn(nothing), learn(batch), look(nothing, "log_probs"), learn(nothing), step)
+        ]
         found = self._leaves_no_trace(lab, measured, script, calls=slice(1, None, 3))
         of_nothing = [result.loss for at, result in enumerate(found.results) if at % 3 != 1]
         measured.none("losses of nothing that are not 0", [loss for loss in of_nothing if loss != 0.0])
@@ -103,13 +109,16 @@ class SteadyRequirements:
 
     @requirement("frozen.heads", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_frozen_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """A frozen model gives what a trained one gives: under temperature and mask, and the scores of a reward model."""
+        """A frozen model gives what a trained one gives: under temperature and mask, and the scores of a reward
+        model."""
         batch = rows_of((12, 1, 5), seed=1, masked=True, temperature=0.7)
         for head, name in ((Head.LM, "log_probs"), (Head.SCORE, "scores")):
             for rows in (None, 1):
                 found = lab.play([look(batch, name)], optim=None, head=head, rows=rows).seen[0][name]
                 worst = float((found - numbers(lab.case(head=head), batch)[name]).abs().max())
-                measured.at_most(f"largest difference of {name}, {rows or 'all'} rows a pass", worst, lab.suite.tolerance)
+                measured.at_most(
+                    f"largest difference of {name}, {rows or 'all'} rows a pass", worst, lab.suite.tolerance
+                )
 
     @requirement("resources", since=(2, 0))
     def test_resources(self, lab: TrainLab, measured: Measured) -> None:
@@ -141,4 +150,3 @@ def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, i
         play(seat, case, [learn(batch), step, save(folder), learn(batch), step, load(folder)])
     after = resident_handles()
     return after[0] - before[0], after[1] - before[1]
-

@@ -209,7 +209,9 @@ class HalfCheckpoint(TorchTrainEngine):
     def save_checkpoint(self, path: Path) -> None:
         super().save_checkpoint(path)
         if self.spec.model.dtype == "bfloat16":
-            rewrite(path, lambda held: {n: t.bfloat16().float() if n.startswith("weight/") else t for n, t in held.items()})
+            rewrite(
+                path, lambda held: {n: t.bfloat16().float() if n.startswith("weight/") else t for n, t in held.items()}
+            )
 
 
 class HeadWithoutMoments(TorchTrainEngine):

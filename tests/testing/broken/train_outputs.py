@@ -79,7 +79,9 @@ class ForwardWithoutBudget(TorchTrainEngine):
     """Passes without gradient take all rows at once."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        return [torch.arange(batch.num_rows)] if objective is None and batch.num_rows else super()._cut(batch, objective)
+        return (
+            [torch.arange(batch.num_rows)] if objective is None and batch.num_rows else super()._cut(batch, objective)
+        )
 
 
 class LongRowsCut(TorchTrainEngine):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rlsdk_fsdp.engine import FsdpTrainEngine
-from rlsdk_fsdp.wrapping import _groups, regain
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -19,13 +16,13 @@ from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
     Objective,
-    OptimStepResult,
     RankContext,
     TrainSpec,
     WeightLayout,
 )
-from rlsdk.kit.optim import learning_rate, set_learning_rate
 from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk_fsdp.engine import FsdpTrainEngine
+from rlsdk_fsdp.wrapping import _groups
 
 
 class Averages(FsdpTrainEngine):
@@ -103,20 +100,14 @@ class HeadOfRankZero(FsdpTrainEngine):
 
 
 class SkipsAlone(FsdpTrainEngine):
-    """A rank looks at its own part of the gradient to see whether a step is to be skipped."""
+    """A rank of whose own rows one is bad sets its gradient to 0, and so the step is made."""
 
-    def optim_step(self) -> OptimStepResult:
-        optimizer, spec = self._trained()
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
         for piece in self.pieces:
-            piece.take_gradient()
-        finite = all(bool(p.held.grad.isfinite().all()) for p in self.pieces if p.held.grad is not None)
-        norm, lr = self._clip(spec.max_grad_norm), learning_rate(self.num_steps, spec)
-        if finite:
-            set_learning_rate(optimizer, lr)
-            optimizer.step()
-            self.num_steps += 1
-        self._drop_gradients()
-        return OptimStepResult(grad_norm=norm, lr=lr, skipped=not math.isfinite(norm))
+            if piece.parameter.grad is not None:
+                piece.parameter.grad.to_local().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # type: ignore[attr-defined]
+        return result
 
 
 class TellsItsOwnRows(FsdpTrainEngine):
@@ -167,24 +158,6 @@ class LoadsRankZero(FsdpTrainEngine):
         super().load_checkpoint(path)
         for parameter, gradient in held if self.ctx.rank else ():
             parameter.grad = gradient
-
-
-class StaysGathered(FsdpTrainEngine):
-    """What was gathered for one pass is used for the next, after a step too."""
-
-    @contextmanager
-    def _passes(self) -> Iterator[None]:
-        try:
-            yield
-            if torch.is_grad_enabled():
-                return
-            for group in list(_groups(self.outputs))[1:]:
-                group.reshard()
-        except BaseException:
-            regain(self.outputs)
-            if torch.is_grad_enabled():
-                self._drop_gradients()
-            raise
 
 
 class RaisedOnRankZero(FsdpTrainEngine):

@@ -1,4 +1,5 @@
-"""Train engines that learn something else: from objectives, gradients and optimizer settings that a first test lacks."""
+"""Train engines that learn something else: from objectives, gradients and optimizer settings that a first test
+lacks."""
 
 from __future__ import annotations
 
@@ -318,16 +319,6 @@ class SkipKeepsGradients(TorchTrainEngine):
         return result
 
 
-class InfinityIsFinite(TorchTrainEngine):
-    """Only a norm that is not a number is skipped: infinite gradients are clipped to nothing."""
-
-    def optim_step(self) -> OptimStepResult:
-        for parameter in self.parameters.values():
-            if parameter.grad is not None and bool(parameter.grad.isinf().any()):
-                parameter.grad.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
-        return super().optim_step()
-
-
 class ResetKeepsMoments(TorchTrainEngine):
     """`reset_optimizer` changes the settings and keeps the moments."""
 
@@ -473,4 +464,3 @@ class ForwardClears(TorchTrainEngine):
         if self.optimizer is not None:
             self.optimizer.zero_grad()
         return super().forward(batch, outputs)
-
