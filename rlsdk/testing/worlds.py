@@ -203,16 +203,25 @@ def _serve(line: Any) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            asked = pickle.loads(line.recv_bytes())
+            message = line.recv_bytes()
         except (EOFError, OSError):
             return
-        if asked is None:
-            answer: tuple[str, Any, str] = ("result", hold_port("127.0.0.1"), "")
-        else:
-            job, seat, arguments = asked
-            answer = _ran(job, seat, arguments)
-            _keep_imports_out_of_collections()
+        answer = _answered(message)
         line.send_bytes(pickle.dumps(answer))
+
+
+def _answered(message: bytes) -> tuple[str, Any, str]:
+    """The result of a message, or what was raised; what cannot be unpickled here ends nobody."""
+    try:
+        asked = pickle.loads(message)
+    except Exception as error:
+        return ("error", RuntimeError(f"a job that cannot be read: {error}"), traceback.format_exc())
+    if asked is None:
+        return ("result", hold_port("127.0.0.1"), "")
+    job, seat, arguments = asked
+    answer = _ran(job, seat, arguments)
+    _keep_imports_out_of_collections()
+    return answer
 
 
 def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[str, Any, str]:
