@@ -97,7 +97,7 @@ def _learn(batch: Batch, objective: Any, lonely: bool, engine: TrainEngine, foun
 
 
 def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:
-    found.seen.append(engine.forward(share(engine, batch), names))
+    found.seen.append(engine.forward(share(engine, batch), list(names)))
 
 
 def _call(method: str, arguments: Sequence[Any], engine: TrainEngine, found: Driven) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from rlsdk.testing.worlds import Seat
 
 LONG = (1, 300, 2, 129, 3, 433, 1, 257, 64, 500)
 """Tokens of rows: past every power of two that a kernel or a buffer may end at, beside the shortest that there are."""
+MANY_ROWS = 300
 BUDGET = 160
 PADDING = 1.25
 """Engines may run a rectangle where few of its places are padding."""
@@ -37,6 +39,34 @@ class LengthRequirements:
             found = lab.play([look(batch, "log_probs")], **limit).seen[0]["log_probs"]
             worst = float((found - expected).abs().max())
             measured.at_most(f"largest difference, {name}", worst, lab.suite.tolerance)
+
+    @requirement("length.many_rows", since=(2, 0))
+    def test_length_many_rows(self, lab: TrainLab, measured: Measured) -> None:
+        """Three hundred short rows in one pass: log-probs and gradient are those of plain torch in each of them."""
+        batch = rows_of([1 + at % 4 for at in range(MANY_ROWS)], seed=12)
+        case = lab.case(steps=[[batch]], probe=(batch, ("log_probs",)))
+        lab.holds_to_plain(measured, [lab.run(drive, case)], case)
+
+    @requirement("outputs.groups", since=(2, 0))
+    def test_outputs_groups(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows of one prompt, which begin alike for 1 to 40 tokens and are alike to the end or differ in their
+        last, as the samples of a group do: each has its own log-probs and gradient."""
+        batch = groups_batch()
+        case = lab.case(steps=[[batch]], probe=(batch, ("log_probs",)))
+        for name, rows in (("in one pass", None), ("3 rows", 3)):
+            cut = replace(case, rows=rows)
+            lab.holds_to_plain(measured, [lab.run(drive, cut)], cut, name)
+
+    @requirement("outputs.unlikely", since=(2, 0))
+    def test_outputs_unlikely(self, lab: TrainLab, measured: Measured) -> None:
+        """Log-probs of tokens that are all but impossible, and of distributions that are all but even: nothing is
+        bounded or cut off."""
+        for temperature in (0.03, 40.0):
+            batch = rows_of((30, 2, 17), seed=13, temperature=temperature)
+            expected = numbers(lab.case(), batch)["log_probs"]
+            found = lab.play([look(batch, "log_probs")]).seen[0]["log_probs"]
+            worst, bound = float((found - expected).abs().max()), lab.suite.tolerance * max(1 / temperature, 1.0)
+            measured.at_most(f"largest difference at temperature {temperature}", worst, bound)
 
     @requirement("length.entropy", needs=Capability.ENTROPY, since=(2, 0))
     def test_length_entropy(self, lab: TrainLab, measured: Measured) -> None:
@@ -96,6 +126,18 @@ class LengthRequirements:
         batch = rows_of(LONG, seed=11, masked=True)
         case = lab.case(head=head, objective=objective, steps=[[batch]], probe=(batch, objective.outputs), tokens=400)
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
+
+
+def groups_batch() -> Batch:
+    """Rows of four prompts of 1, 8, 20 and 40 tokens: two that are alike, one that ends differently, one that is
+    longer."""
+    plain = rows_of([n + more for n in (1, 8, 20, 40) for more in (3, 3, 3, 5)], seed=14)
+    rows = [ids.clone() for ids in torch.split(plain["input_ids"], plain.lengths.tolist())]
+    for at in range(0, len(rows), 4):
+        first = rows[at]
+        rows[at + 1], rows[at + 2] = first.clone(), torch.cat([first[:-1], (first[-1:] + 1) % 128])
+        rows[at + 3] = torch.cat([first, rows[at + 3][-2:]])
+    return plain.with_tokens(input_ids=torch.cat(rows))
 
 
 def found_last(found: Any) -> Any:

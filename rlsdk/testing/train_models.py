@@ -3,6 +3,7 @@ recomputed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import OPTIM, Driven, Weighed, drive, plain_model_of, rows_of, whole
+from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, drive_plain, plain_model_of, rows_of, whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 LENGTHS = (7, 1, 19, 2, 12, 5)
+TENSOR_TOLERANCE = 5e-4
+"""Of one tensor's gradient, relative: float32 gives 1e-5, a rounding to bfloat16 2e-3."""
 TINY_STEPS = replace(OPTIM, lr=1e-4, eps=1e-8, weight_decay=0.0)
 """A step is about a quarter of what bfloat16 can tell apart at the size of these weights."""
 NUM_TINY_STEPS = 24
@@ -72,9 +75,18 @@ class ModelRequirements:
 
     @requirement("model.recomputed", since=(2, 0))
     def test_model_recomputed(self, lab: TrainLab, measured: Measured) -> None:
-        """With `activation_checkpointing` outputs and gradients are what they are without it."""
-        case = lab.case(steps=steps_of(masked=True), checkpointing=True, probe=probe_of())
-        lab.holds_to_plain(measured, [lab.run(drive, case)], case)
+        """With `activation_checkpointing` outputs and gradients are what they are without it: under mask,
+        temperature and entropy, and with a head."""
+        claimed, both = lab.spec.capabilities, ("log_probs", "entropy")
+        steps = steps_of(masked=True, temperature=0.6)
+        cases = {"masked": lab.case(steps=steps, checkpointing=True, probe=probe_of(), rows=2)}
+        if Capability.ENTROPY in claimed:
+            cases["entropy"] = lab.case(steps=steps, checkpointing=True, objective=Weighed(both))
+        if Capability.VALUE_HEAD in claimed:
+            fields: dict[str, Any] = {"head": Head.VALUE, "objective": Weighed(("values",))}
+            cases["values"] = lab.case(steps=steps_of(1), checkpointing=True, **fields)
+        for name, case in cases.items():
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
 
     @requirement("model.initial", since=(2, 0))
     def test_model_initial(self, lab: TrainLab, measured: Measured) -> None:
@@ -114,14 +126,14 @@ class ModelRequirements:
             return measured.told("dtypes tried", 0)
         batch = rows_of(LENGTHS, seed=5)
         script = [act for _ in range(NUM_TINY_STEPS) for act in (learn(batch), step)]
-        moved = {}
+        movement = {}
         for dtype in ("bfloat16", "float32"):
             fields = {"dtype": dtype, "optim": TINY_STEPS}
             before, after = whole([lab.play([], **fields)]), whole([lab.play(script, **fields)])
-            moved[dtype] = torch.cat([(after[n] - before[n]).flatten() for n in sorted(after) if after[n].dim() > 1])
+            movement[dtype] = torch.cat([(after[n] - before[n]).flatten() for n in sorted(after) if after[n].dim() > 1])
         # Signs of gradients that are nearly 0 differ between the dtypes, and Adam makes whole steps of them.
-        scale = moved["float32"].norm()
-        along = float(moved["bfloat16"] @ moved["float32"] / scale**2)
+        scale = movement["float32"].norm()
+        along = float(movement["bfloat16"] @ movement["float32"] / scale**2)
         measured.at_least("movement, as a share of that in float32", along, 0.6)
         measured.at_most("movement, as a share of that in float32", along, 1.4)
 
@@ -134,14 +146,21 @@ class ModelRequirements:
         many = one.select([0] * NUM_EQUAL)
         many = replace(many, rows={**many.rows, "row_id": torch.arange(NUM_EQUAL)})
         # Equal rows: their sum is the gradient of one, so many times.
-        found = [
-            lab.play([learn(batch), step], dtype="bfloat16", optim=LINEAR, rows=1)
-            for batch in (many, one.with_tokens(loss_weight=one["loss_weight"] * NUM_EQUAL))
-        ]
-        start = whole([lab.play([], dtype="bfloat16", optim=LINEAR)])
-        steps = [torch.cat([(whole([f])[n] - start[n]).flatten() for n in sorted(start)]) for f in found]
-        worst = float((steps[0] - steps[1]).norm() / steps[1].norm())
-        measured.at_most(f"difference of {NUM_EQUAL} equal rows from one so many times, relative", worst, 0.02)
+        once = one.with_tokens(loss_weight=one["loss_weight"] * NUM_EQUAL)
+        fields: dict[str, Any] = {"dtype": "bfloat16", "optim": LINEAR, "rows": 1}
+        start = whole([lab.play([], **fields)])
+        right = moved(lab.play([learn(once), step], **fields), start)
+        for name, calls in (("micro-batches", [learn(many)]), ("calls", [learn(one)] * NUM_EQUAL)):
+            worst = float((moved(lab.play([*calls, step], **fields), start) - right).norm() / right.norm())
+            measured.at_most(f"difference of {NUM_EQUAL} equal {name} from one so many times, relative", worst, 0.02)
+
+    @requirement("gradient.tensors", since=(2, 0))
+    def test_gradient_tensors(self, lab: TrainLab, measured: Measured) -> None:
+        """The gradient of every tensor is that of plain autograd, relative to its own size."""
+        case = lab.case(steps=[[rows_of(LENGTHS, seed=6), rows_of((3, 40), seed=7)]], optim=LINEAR, rows=2)
+        measured.at_most(
+            "gradient of a tensor, relative", worst_tensor(lab, case, [lab.run(drive, case)]), TENSOR_TOLERANCE
+        )
 
     def _like_plain(self, lab: TrainLab, measured: Measured, variant: str, **fields: Any) -> Driven | None:
         head = fields.get("head", Head.LM)
@@ -154,6 +173,23 @@ class ModelRequirements:
         where = f"{variant}, recomputed" if case.checkpointing else variant
         lab.holds_to_plain(measured, [found], case, where)
         return found
+
+
+def moved(found: Driven, start: dict[str, torch.Tensor]) -> torch.Tensor:
+    """By how much all weights moved, in one vector."""
+    after = whole([found])
+    return torch.cat([(after[name] - start[name]).flatten() for name in sorted(start)])
+
+
+def worst_tensor(lab: TrainLab, case: Case, ranks: list[Driven]) -> float:
+    """Of a case of one `LINEAR` step: the largest difference of a tensor's movement from plain torch's, relative."""
+    start, expected, found = plain_weights(lab), whole_of(drive_plain(case)), whole(ranks)
+    if found.keys() != expected.keys():
+        return math.inf
+    sizes = {name: (expected[name] - start[name]).norm() for name in start}
+    # Biases of keys have no gradient but rounding's: a softmax does not see them.
+    floor = 1e-4 * max(sizes.values())
+    return max(float((found[n] - expected[n]).norm() / max(size, floor)) for n, size in sizes.items())
 
 
 def plain_weights(lab: TrainLab) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train_exports import ill_fitting
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_models import LINEAR, TENSOR_TOLERANCE, worst_tensor
 from rlsdk.testing.train_settings import EVERYTHING
 from rlsdk.testing.train_splits import split_case
 
@@ -61,6 +62,14 @@ class RankRequirements:
             batch = rows_of(lengths, seed=41)
             case = replace(data_case(lab), steps=[[batch], [batch]], probe=(batch, ("log_probs",)), **change)
             lab.holds_to_plain(measured, lab.drive_split(case), case, name)
+
+    @requirement("ranks.gradient", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_gradient(self, lab: TrainLab, measured: Measured) -> None:
+        """Every tensor's gradient is that of one rank, relative to its own size: float32 on its way between ranks,
+        too."""
+        case = data_case(lab, steps=[[rows_of(FEW, seed=42), rows_of((3, 40), seed=43)]], optim=LINEAR, rows=2)
+        worst = worst_tensor(lab, case, lab.drive_split(case))
+        measured.at_most("gradient of a tensor, relative", worst, TENSOR_TOLERANCE)
 
     @requirement("ranks.entropy", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_entropy(self, lab: TrainLab, measured: Measured) -> None:

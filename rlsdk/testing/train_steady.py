@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
+
+import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.parts import TRAIN_PARTS
@@ -82,17 +86,17 @@ class SteadyRequirements:
 
     @requirement("steady.offload", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload(self, lab: TrainLab, measured: Measured) -> None:
-        """Each part, and any two, can be away at every point of a step while nothing needs them; log-probs with weights
+        """Each part, any two and all can be away at every point of a step while nothing needs them; log-probs with weights
         alone, and training before the first step's moments are there, too."""
         batch, batches = rows_of((12, 5), seed=1), three_batches()
         expected = lab.play([look(batch, "log_probs")]).seen[0]["log_probs"]
         rest = ("optimizer", "gradients")
         script: list[Act] = [offload(*rest), look(batch, "log_probs"), onload(*rest)]
-        for at, one in enumerate(batches):
-            for parts in (TRAIN_PARTS[at : at + 1], [p for p in TRAIN_PARTS if p != TRAIN_PARTS[at]], TRAIN_PARTS):
-                script += [offload(*parts), onload(*reversed(parts))]
-            script += [offload("optimizer"), learn(one), offload("weights", "gradients"), onload("gradients")]
-            script += [onload("weights", "optimizer"), step]
+        subsets = [parts for size in (1, 2, 3) for parts in combinations(TRAIN_PARTS, size)]
+        lent: list[Act] = [act for parts in subsets for act in (offload(*parts), onload(*reversed(parts)))]
+        for one in batches:
+            script += [*lent, offload("optimizer"), learn(one), onload("optimizer"), *lent]
+            script += [offload(*TRAIN_PARTS), *(onload(part) for part in TRAIN_PARTS), step]
         found = self._leaves_no_trace(lab, measured, script)
         measured.equal("largest difference", float((found.seen[0]["log_probs"] - expected).abs().max()), 0.0)
 
@@ -122,9 +126,11 @@ class SteadyRequirements:
 
     @requirement("resources", since=(2, 0))
     def test_resources(self, lab: TrainLab, measured: Measured) -> None:
-        """Neither threads nor open files grow over engines that are built, stepped, saved, loaded and closed."""
+        """Neither threads, open files nor tensors grow over engines that are built, stepped, saved, loaded and
+        closed."""
         folders = [str(lab.new_folder("round")) for _ in range(ROUNDS)]
-        files, threads = lab.run(many_engines, lab.case(), folders)
+        files, threads, tensors = lab.run(many_engines, lab.case(), folders)
+        measured.at_most(f"tensors that {ROUNDS} engines left", tensors, SPARE_HANDLES)
         measured.at_most(f"files that {ROUNDS} engines left open", files, SPARE_HANDLES)
         measured.at_most(f"threads that {ROUNDS} engines left", threads, SPARE_HANDLES)
 
@@ -140,13 +146,19 @@ class SteadyRequirements:
         return found
 
 
-def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, int]:
-    """Open files and threads that came with all engines but the first two."""
-    before = (0, 0)
+def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, int, int]:
+    """Open files, threads and tensors that came with all engines but the first two."""
+    before = (0, 0, 0)
     for at, folder in enumerate(folders):
         if at == 2:
-            before = resident_handles()
+            before = (*resident_handles(), live_tensors())
         batch = rows_of((5, 3), seed=at)
         play(seat, case, [learn(batch), step, save(folder), learn(batch), step, load(folder)])
-    after = resident_handles()
-    return after[0] - before[0], after[1] - before[1]
+    after = (*resident_handles(), live_tensors())
+    return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+
+
+def live_tensors() -> int:
+    """Tensors that something in this process still holds."""
+    gc.collect()
+    return sum(type(thing) in (torch.Tensor, torch.nn.Parameter) for thing in gc.get_objects())

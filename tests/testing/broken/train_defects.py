@@ -182,5 +182,28 @@ RANKS = {
     "loads-rank-zero": Defect("train_ranks:LoadsRankZero", {"ranks.checkpoint": "weights"}),
     "raised-on-rank-zero": Defect("train_ranks:RaisedOnRankZero", {"ranks.raises": "weights"}),
     "own-temperature": Defect("train_ranks:OwnTemperature", {"ranks.settings": "temperature"}),
+    "steps-of-rank-zero": Defect("train_trial:StepsOfRankZero", {"ranks.checkpoint": "lrs"}),
+    "reduces-in-half": Defect("train_trial:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
-TRAIN = {**FIRST, **SECOND, **RANKS}
+TRIAL = {
+    "log-probs-clamped": Defect("train_trial:LogProbsClamped", {"outputs.unlikely": "largest difference"}),
+    "gradient-of-the-beginning": Defect("train_trial:GradientOfTheBeginning", {"length.gradient": "gradient norm"}),
+    "moments-unclipped": Defect("train_trial:MomentsUnclipped", {"step.clipping": "largest difference"}),
+    "schedule-counts-calls": Defect("train_trial:ScheduleCountsCalls", {"steady.no_rows": "largest difference"}),
+    "shares-prefixes": Defect("train_trial:SharesPrefixes", {"outputs.groups": "largest difference"}),
+    "end-token-ends": Defect("train_trial:EndTokenEnds", {"length.outputs": "largest difference"}),
+    "recomputed-at-one": Defect("train_trial:RecomputedAtOne", {"model.recomputed": "masked"}),
+    "calls-in-half": Defect("train_trial:CallsInHalf", {"model.accumulated": "equal calls"}),
+    "gives-up-skipping": Defect("train_trial:GivesUpSkipping", {"step.skipped_later": "in a row"}),
+    "small-row-numbers": Defect("train_trial:SmallRowNumbers", {"length.many_rows": "largest difference"}),
+    "tuples-only": Defect("train_trial:TuplesOnly", {"steady.forward": "log_probs"}),
+    "half-metrics": Defect("train_trial:HalfMetrics", {"objective.given": "sum of identities"}),
+    "reset-reads": Defect("train_trial:ResetReads", {"step.reset": "gradient norm"}),
+    "embeddings-do-not-decay": Defect("train_trial:EmbeddingsDoNotDecay", {"step.settings": "largest difference"}),
+    "copy-stays-old": Defect("train_trial:CopyStaysOld", {"checkpoint.bfloat16": "weights"}),
+    "tied-the-other-way": Defect("train_trial:TiedTheOtherWay", {"model.tied": "not in the layout"}),
+    "saves-later": Defect("train_trial:SavesLater", {"checkpoint.settings": "not a whole checkpoint"}),
+    "moments-swapped": Defect("train_trial:MomentsSwapped", {"steady.offload": "largest difference"}),
+}
+"""Written after the requirements, and run on them once: they caught 12 of these and of the last two of `RANKS`."""
+TRAIN = {**FIRST, **SECOND, **TRIAL, **RANKS}
