@@ -122,7 +122,8 @@ class TrainSpec:
     """Most rows in one forward and backward pass on one rank."""
     activation_checkpointing: bool = False
     init_from_config: bool = False
-    """Random weights from `config.json` and `RankContext.seed` in place of the checkpoint's."""
+    """Random weights from `config.json` and `RankContext.seed` in place of the checkpoint's; the same on any number of
+    ranks."""
     options: object | None = None
     """An instance of `BackendSpec.options`: what only this backend knows."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)

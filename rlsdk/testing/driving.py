@@ -71,15 +71,34 @@ def train_batch(num_rows: int = 9, *, seed: int = 0, longest: int = 20, masked: 
     """Rows with weights on every token. Masked: only some tokens are the policy's, and the weights of the others are
     left where they are: what an engine gives for those tokens is 0 and has no gradient."""
     batch = random_batch(num_rows, seed=seed, longest=longest)
+    return _weighed(batch, seed, batch["response_mask"] if masked else None)
+
+
+def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temperature: float = 1.0) -> Batch:
+    """As `train_batch`, of rows of these lengths. Their identities are large and in no order, as those of a share of a
+    long run are; a mask has holes, begins at a first position, and leaves the last row out."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(128, (sum(lengths),), generator=generator)
+    row_id = 1000 + 7 * torch.randperm(len(lengths), generator=generator)
+    batch = Batch.from_rows([row.tolist() for row in torch.split(ids, list(lengths))], row_id=row_id)
+    mask = torch.rand(batch.num_tokens, generator=generator) < 0.6
+    mask[0] = True
+    mask[batch.num_tokens - lengths[-1] :] = False
+    found = _weighed(batch, seed, mask if masked else None)
+    return found if temperature == 1.0 else found.with_meta(temperature=temperature)
+
+
+def _weighed(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
+    """The batch's rows with what `Weighed` reads."""
     generator = torch.Generator().manual_seed(seed + 1)
-    mask = batch["response_mask"]
     fields = {
         "input_ids": batch["input_ids"],
         "advantages": torch.randn(batch.num_tokens, generator=generator),
         "loss_weight": torch.full((batch.num_tokens,), 1.0 / batch.num_tokens),
     }
-    rows = {"row_id": batch["row_id"], "row_weight": torch.full((num_rows,), 1.0 / num_rows)}
-    return Batch(lengths=batch.lengths, tokens={**fields, "response_mask": mask} if masked else fields, rows=rows)
+    rows = {"row_id": batch["row_id"], "row_weight": torch.full((batch.num_rows,), 1.0 / batch.num_rows)}
+    tokens = fields if mask is None else {**fields, "response_mask": mask}
+    return Batch(lengths=batch.lengths, tokens=tokens, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +110,17 @@ class Case:
     """For each optimizer step, the batches of its `forward_backward` calls."""
     head: Head = Head.LM
     objective: Any = field(default_factory=Weighed)
-    optim: OptimSpec = OPTIM
+    optim: OptimSpec | None = OPTIM
+    """None: a frozen model."""
     rows: int | None = None
     """`micro_batch_rows`; None: by tokens."""
     tokens: int = 100_000
     """`micro_batch_tokens`: all rows in one pass, unless said."""
+    dtype: str = "float32"
+    checkpointing: bool = False
+    """`activation_checkpointing`."""
+    random: bool = False
+    """`init_from_config`."""
     options: object | None = None
     engine_kwargs: Mapping[str, object] = field(default_factory=dict)
     lonely: bool = False
@@ -112,10 +137,12 @@ class Case:
     @property
     def spec(self) -> TrainSpec:
         return TrainSpec(
-            model=ModelSpec(path=self.model, dtype="float32", head=self.head),
+            model=ModelSpec(path=self.model, dtype=self.dtype, head=self.head),
             optim=self.optim,
             micro_batch_rows=self.rows,
             micro_batch_tokens=None if self.rows else self.tokens,
+            activation_checkpointing=self.checkpointing,
+            init_from_config=self.random,
             options=self.options,
             engine_kwargs=dict(self.engine_kwargs),
         )
@@ -136,6 +163,10 @@ class Driven:
     shards: list[tuple[str, Box, Tensor]] = field(default_factory=list)
     layout: WeightLayout | None = None
     collects: bool = True
+    seen: list[dict[str, Tensor]] = field(default_factory=list)
+    """Outputs that were asked for on the way (`scripts.look`)."""
+    faults: list[str] = field(default_factory=list)
+    """What a script found wrong by itself."""
 
 
 def drive(seat: Seat, case: Case) -> Driven:
@@ -161,6 +192,12 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
         found.norms.append(step.grad_norm)
         found.lrs.append(step.lr)
         found.skipped.append(step.skipped)
+    look_at_the_end(engine, case, found)
+    return found
+
+
+def look_at_the_end(engine: TrainEngine, case: Case, found: Driven) -> None:
+    """Takes down the probe's outputs and what the engine holds; writes the export."""
     if case.probe is not None:
         mine = share(engine, case.probe[0], lonely=case.lonely)
         found.outputs = engine.forward(mine, case.probe[1])
@@ -169,7 +206,6 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
         engine.save_pretrained(Path(case.export))
     found.layout = engine.layout()
     found.shards = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
-    return found
 
 
 def share(engine: TrainEngine, batch: Batch, *, lonely: bool = False) -> Batch:
@@ -207,7 +243,7 @@ def plain_model_of(case: Case) -> Any:
     return copy.deepcopy(_plain_model(case.model, causal=case.head is Head.LM))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=12)
 def _plain_model(path: str, *, causal: bool) -> Any:
     """As it was read: requirements ask for the same few, many times, and reading takes longer than their steps."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
@@ -230,26 +266,35 @@ def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
     return {"values": torch.cat(values), "scores": torch.cat(scores)}
 
 
-def drive_plain(case: Case) -> Driven:
-    """What plain torch makes of a case: one pass over each batch, AdamW as torch has it, the schedule as it is said."""
-    model = plain_model_of(case)
+def drive_plain(case: Case, model: Any = None) -> Driven:
+    """What plain torch makes of a case: one pass over each batch, AdamW as torch has it, the schedule as it is said.
+
+    Args:
+        case: the steps.
+        model: begins with these weights, and is trained; None: the case's own.
+    """
+    model = plain_model_of(case) if model is None else model
     parameters = canonical_parameters(model)[0]
     decayed = [p for p in parameters.values() if p.dim() >= 2]
     others = [p for p in parameters.values() if p.dim() < 2]
     optim = case.optim
+    assert optim is not None
     groups = [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, foreach=False, fused=False)
     found = Driven()
     for at, batches in enumerate(case.steps):
         for batch in batches:
+            if batch.num_rows == 0:
+                found.results.append(ForwardBackwardResult(loss=0.0))
+                continue
             numbers = plain_numbers(model, case.head, batch)
             result = case.objective({name: numbers[name] for name in case.objective.outputs}, batch)
             result.loss.backward()
             found.results.append(
                 ForwardBackwardResult(
                     loss=float(result.loss.detach()),
-                    sums={name: float(value) for name, value in result.sums.items()},
-                    maxima={name: float(value) for name, value in result.maxima.items()},
+                    sums={name: _number(value) for name, value in result.sums.items()},
+                    maxima={name: _number(value) for name, value in result.maxima.items()},
                 )
             )
         gradients = [p.grad for p in parameters.values() if p.grad is not None]
@@ -272,6 +317,10 @@ def drive_plain(case: Case) -> Driven:
         found.row_ids, found.lengths = batch["row_id"].tolist(), batch.lengths.tolist()
     found.shards = [(name, Box.whole(tuple(p.shape)), p.detach()) for name, p in parameters.items()]
     return found
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def scheduled(step: int, optim: OptimSpec) -> float:

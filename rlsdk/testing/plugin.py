@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from rlsdk.testing.lifeline import OPTION, tie
 
 MARK = "rlsdk_requirement"
 """As in `rlsdk.testing.requirements`, which is not imported where no suite is."""
+USABLE = "registration.usable"
+"""The requirement that fails where a backend cannot be tried at all; the others are then not run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,9 +44,41 @@ class Collector:
         """Node id -> requirement, in the order in which they run."""
         self.phases: dict[str, list[Any]] = {}
         """Node id -> reports of its setup, call and teardown."""
+        self.labs: dict[Any, Any] = {}
+        """Suite -> what its requirements share, until it is closed."""
+        self.unclosed: dict[Any, str] = {}
+        """Suite -> why what its requirements shared could not be closed."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.items = {item.nodeid: item for item in session.items if item.get_closest_marker(MARK) is not None}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """One finding says that a backend is not usable; the others were not run."""
+        mark, kind = item.get_closest_marker(MARK), getattr(item, "cls", None)
+        if mark is not None and mark.args[0] != USABLE and getattr(kind, "why_unusable", str)():
+            pytest.skip(f"no usable backend {kind.backend!r}: see {USABLE}")  # type: ignore[union-attr]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+        """Closes a suite's lab behind its last test, so that no requirement is charged with that time."""
+        goes_on = False
+        try:
+            result = yield
+            goes_on = True
+            return result
+        finally:
+            kind: Any = getattr(item, "cls", None)
+            if not goes_on or getattr(nextitem, "cls", None) is not kind:
+                self.close_lab(kind)
+
+    def close_lab(self, kind: Any) -> None:
+        """Closes what the requirements of a suite shared."""
+        try:
+            if (lab := self.labs.pop(kind, None)) is not None:
+                lab.close()
+        except Exception as error:
+            self.unclosed[kind] = f"{type(error).__name__}: {error}"
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -54,7 +89,13 @@ class Collector:
                 item.stash[FAILED] = True
         return report
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        for kind in list(self.labs):
+            self.close_lab(kind)
+        if (worlds := sys.modules.get("rlsdk.testing.worlds")) is not None:
+            worlds.close_crews()
+        if self.unclosed and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path: Path | None = self.config.getoption("--rlsdk-report")
         if path is not None and self.phases:
             from rlsdk.testing.report import to_json
@@ -76,15 +117,18 @@ class Collector:
         for name, item in self.items.items():
             kind: Any = item
             found.setdefault(kind.cls, []).append(_finding(item, self.phases.get(name, [])))
+        for suite, message in self.unclosed.items():
+            found[suite].append(_not_closed(message))
         return [suite_report(suite, findings) for suite, findings in found.items()]
 
 
 @pytest.fixture(scope="class")
-def rlsdk_lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def rlsdk_lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the requirements of one suite share, for as long as the suite runs."""
     lab = request.cls.make_lab(tmp_path_factory.mktemp("rlsdk"))
-    yield lab
-    lab.close()
+    collector: Any = request.config.pluginmanager.get_plugin("rlsdk-collector")
+    collector.labs[request.cls] = lab
+    return lab
 
 
 FAILED = pytest.StashKey[bool]()
@@ -111,6 +155,13 @@ def _finding(item: Any, phases: list[Any]) -> Any:
         is_new=mark.kwargs.get("since") == INTERFACE_VERSION,
         seconds=round(sum(phase.duration for phase in phases), 3),
     )
+
+
+def _not_closed(message: str) -> Any:
+    from rlsdk.testing.report import Finding, Outcome
+
+    doc = "What the requirements of a suite share (engines, processes) can be closed behind the last of them."
+    return Finding(name="suite.close", doc=doc, outcome=Outcome.FAILED, message=message)
 
 
 def _outcome(phases: list[Any]) -> tuple[Any, str]:

@@ -28,6 +28,13 @@ def resident_bytes() -> int:
     return sum(process.memory_info().rss for process in processes if process.is_running())
 
 
+def resident_handles() -> tuple[int, int]:
+    """Open files (sockets and pipes among them) and threads of this process; what is garbage is collected."""
+    gc.collect()
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads()
+
+
 def children() -> Sequence[psutil.Process]:
     """Processes that were started by this one or by its children, zombies left out."""
     found = []

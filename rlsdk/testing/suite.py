@@ -85,6 +85,16 @@ class Suite:
         return spec
 
     @classmethod
+    @functools.cache
+    def why_unusable(cls) -> str:
+        """Why nothing of this suite can be tried: no backend of this name fits, or its engine cannot be imported."""
+        try:
+            cls.registry().load_engine(cls.spec())
+        except PluginError as error:
+            return str(error)
+        return ""
+
+    @classmethod
     def built_options(cls) -> object | None:
         """What the engine gets as `options`: as a run would build it."""
         if not isinstance(cls.options, Mapping | None):

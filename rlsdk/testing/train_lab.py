@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,41 @@ from rlsdk.interfaces import Head
 from rlsdk.testing.driving import Case, Driven, by_row, drive, drive_plain, whole
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import Measured
+from rlsdk.testing.scripts import Act, play
 from rlsdk.testing.worlds import Job, Seat, World
 
 if TYPE_CHECKING:
     from rlsdk.testing.train_suite import TrainConformance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A make of model beside the suite's own."""
+
+    architectures: Sequence[str]
+    """The first of these that the backend runs."""
+    tied: bool = False
+    layers: int = 1
+    shape: Mapping[str, Any] = field(default_factory=dict)
+
+
+SMALL = {"hidden_size": 96, "intermediate_size": 80, "num_attention_heads": 4}
+VARIANTS: Mapping[str, Variant] = {
+    "tied": Variant(architectures=("qwen2", "llama", "qwen3"), tied=True, shape={**SMALL, "vocab_size": 131}),
+    "llama": Variant(
+        architectures=("llama",),
+        layers=3,
+        shape={**SMALL, "vocab_size": 133, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-3},
+    ),
+    "qwen3": Variant(architectures=("qwen3",), shape={**SMALL, "num_key_value_heads": 4, "head_dim": 40}),
+    "dropout": Variant(
+        architectures=("qwen2", "llama", "qwen3"),
+        shape={**SMALL, "attention_dropout": 0.5, "classifier_dropout": 0.5, "hidden_dropout": 0.5},
+    ),
+    "other": Variant(architectures=("qwen2", "llama", "qwen3"), layers=2, shape={"vocab_size": 136}),
+}
+"""Tied embeddings and a vocabulary that nothing divides; one head of keys, and heads whose sizes do not add up to the
+hidden size; norms of queries and keys; dropout wherever a configuration can ask for it; another vocabulary."""
 
 
 class TrainLab:
@@ -35,7 +66,7 @@ class TrainLab:
             device=suite.device,
         )
         self.alone = World(1, self.seat, apart=suite.apart)
-        self.several: World | None = None
+        self.several = World(suite.world, self.seat)
 
     @functools.cached_property
     def model(self) -> str:
@@ -56,10 +87,26 @@ class TrainLab:
         experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         return str(write_tiny_model(self.folder / "experts", architecture="qwen3_moe", seed=2, **experts))
 
+    def variant(self, name: str, *, head: Head = Head.LM) -> str | None:
+        """A model of another make (`VARIANTS`), with a head of one number where asked; None: the backend runs no model
+        of that architecture."""
+        made = VARIANTS[name]
+        known = self.spec.architectures
+        kinds = [kind for kind in made.architectures if known is None or kind in known]
+        if not kinds:
+            return None
+        folder = self.folder / f"variant-{name}"
+        if not folder.exists():
+            write_tiny_model(folder, architecture=kinds[0], tied=made.tied, seed=20, layers=made.layers, **made.shape)
+        if head is Head.LM:
+            return str(folder)
+        headed = self.folder / f"variant-{name}-headed"
+        return str(headed) if headed.exists() else write_headed_model(str(folder), headed)
+
     def case(self, **fields: Any) -> Case:
         """A case of this backend, with its options."""
         given = {"model": self.model, "options": self.options, "engine_kwargs": self.suite.engine_kwargs}
-        if fields.get("head", Head.LM) is not Head.LM:
+        if fields.get("head", Head.LM) is not Head.LM and "model" not in fields:
             given["model"] = self.headed_model
         return Case(**{**given, **fields})
 
@@ -72,10 +119,17 @@ class TrainLab:
         """Runs a job on one rank."""
         return self.alone.run(job, *arguments)[0]
 
+    def play(self, script: Sequence[Act], **fields: Any) -> Driven:
+        """Takes an engine through a script, on one rank."""
+        found: Driven = self.alone.run(play, self.case(**fields), script)[0]
+        return found
+
+    def play_split(self, case: Case, script: Sequence[Act]) -> list[Driven]:
+        """The same on every rank of the world of several."""
+        return self.several.run(play, case, script)
+
     def drive_split(self, case: Case) -> list[Driven]:
         """Drives a case on every rank of the world of several."""
-        if self.several is None:
-            self.several = World(self.suite.world, self.seat)
         return self.several.run(drive, case)
 
     def new_folder(self, name: str) -> Path:
@@ -85,9 +139,7 @@ class TrainLab:
         return path
 
     def close(self) -> None:
-        self.alone.close()
-        if self.several is not None:
-            self.several.close()
+        """Nothing to end: engines are closed by their jobs, and the processes of worlds serve the next suite too."""
 
     def holds(
         self,

@@ -11,14 +11,36 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.testing.requirements import unmeasured
 from rlsdk.testing.suite import Suite
+from rlsdk.testing.train_checkpoints import CheckpointRequirements
+from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
 from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.train_lengths import LengthRequirements
 from rlsdk.testing.train_lifetime import LifetimeRequirements
+from rlsdk.testing.train_models import ModelRequirements
+from rlsdk.testing.train_objectives import ObjectiveRequirements
 from rlsdk.testing.train_outputs import OutputRequirements
+from rlsdk.testing.train_ranks import RankRequirements
+from rlsdk.testing.train_settings import SettingRequirements
 from rlsdk.testing.train_splits import SplitRequirements
+from rlsdk.testing.train_steady import SteadyRequirements
 
 
-class TrainConformance(OutputRequirements, GradientRequirements, LifetimeRequirements, SplitRequirements, Suite):
+class TrainConformance(
+    OutputRequirements,
+    LengthRequirements,
+    ModelRequirements,
+    GradientRequirements,
+    ObjectiveRequirements,
+    SettingRequirements,
+    SteadyRequirements,
+    LifetimeRequirements,
+    CheckpointRequirements,
+    ExportRequirements,
+    SplitRequirements,
+    RankRequirements,
+    Suite,
+):
     """Subclass it with the name of a backend; a run of pytest does the rest.
 
     Every requirement builds engines of its own. They run in this process; those about more than one rank in a world of

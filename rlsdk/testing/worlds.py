@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import multiprocessing
 import pickle
@@ -79,15 +80,13 @@ Job = Callable[..., Any]
 
 
 class World:
-    """So many ranks. Their processes start with the first job and serve all that follow."""
+    """So many ranks, each with its seat. All worlds of one size share their processes: a job carries all it needs."""
 
     def __init__(self, size: int, seat: Seat, *, apart: bool = False) -> None:
         self.size = size
         self.inside = size == 1 and not apart
         """The one rank is this process."""
         self.seats = [replace(seat, rank=rank, size=size) for rank in range(size)]
-        self.processes: list[Any] = []
-        self.lines: list[Any] = []
 
     def run(self, job: Job, *arguments: Any) -> list[Any]:
         """What the job returns, by rank.
@@ -97,12 +96,28 @@ class World:
             RuntimeError: a rank ended, or gave no answer in time.
         """
         if self.inside:
-            return [job(self.seats[0], *arguments)]
+            try:
+                return [job(self.seats[0], *arguments)]
+            finally:
+                _keep_imports_out_of_collections()
+        return crew(self.size).run(job, self.seats, arguments)
+
+
+class Crew:
+    """Processes that run the jobs of worlds of one size. They start with the first job and serve all that follow."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.processes: list[Any] = []
+        self.lines: list[Any] = []
+
+    def run(self, job: Job, seats: Sequence[Seat], arguments: Sequence[Any]) -> list[Any]:
+        """See `World.run`."""
         if not self.processes:
             self._start()
         self._send(0, None)
         port = self._answers([0], START_TIMEOUT_S)[0]
-        for rank, seat in enumerate(self.seats):
+        for rank, seat in enumerate(seats):
             self._send(rank, (job, replace(seat, port=port), arguments))
         answers = self._answers(range(self.size), JOB_TIMEOUT_S)
         return [answers[rank] for rank in range(self.size)]
@@ -137,6 +152,7 @@ class World:
         """Of these ranks. When one fails the others are given a little time: they may wait for it."""
         answers: dict[int, Any] = {}
         failed: BaseException | None = None
+        ended = False
         deadline = time.monotonic() + timeout_s
         waiting = {self.lines[rank]: rank for rank in ranks}
         while waiting and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
@@ -145,17 +161,41 @@ class World:
                 try:
                     kind, answers[rank], trace = pickle.loads(line.recv_bytes())  # type: ignore[union-attr]
                 except EOFError:
+                    ended = True
                     kind, answers[rank], trace = "error", RuntimeError(f"rank {rank} ended"), ""
                 if kind == "error" and failed is None:
                     failed = answers[rank]
                     failed.add_note(f"on rank {rank} of {self.size}:\n{trace}")
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        if waiting:
+        if waiting or ended:
             self.close()
+        if waiting:
             failed = failed or RuntimeError(f"ranks {sorted(waiting.values())} gave no answer in {timeout_s:g} s")
         if failed is not None:
             raise failed
         return answers
+
+
+_CREWS: dict[int, Crew] = {}
+
+
+def crew(size: int) -> Crew:
+    """The processes of all worlds of this size, in whatever suite."""
+    return _CREWS.setdefault(size, Crew(size))
+
+
+def close_crews() -> None:
+    """Ends the processes of all worlds; a later job starts others."""
+    for one in _CREWS.values():
+        one.close()
+
+
+@functools.cache
+def _keep_imports_out_of_collections() -> None:
+    """Once, behind the first job: engines look for garbage as they close, and to look through all that torch and
+    transformers made at their import each time took six of seven parts of a suite's time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _serve(line: Any) -> None:
@@ -163,15 +203,25 @@ def _serve(line: Any) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            asked = pickle.loads(line.recv_bytes())
+            message = line.recv_bytes()
         except (EOFError, OSError):
             return
-        if asked is None:
-            answer: tuple[str, Any, str] = ("result", hold_port("127.0.0.1"), "")
-        else:
-            job, seat, arguments = asked
-            answer = _ran(job, seat, arguments)
+        answer = _answered(message)
         line.send_bytes(pickle.dumps(answer))
+
+
+def _answered(message: bytes) -> tuple[str, Any, str]:
+    """The result of a message, or what was raised; what cannot be unpickled here ends nobody."""
+    try:
+        asked = pickle.loads(message)
+    except Exception as error:
+        return ("error", RuntimeError(f"a job that cannot be read: {error}"), traceback.format_exc())
+    if asked is None:
+        return ("result", hold_port("127.0.0.1"), "")
+    job, seat, arguments = asked
+    answer = _ran(job, seat, arguments)
+    _keep_imports_out_of_collections()
+    return answer
 
 
 def _ran(job: Job, seat: Seat, arguments: Sequence[Any]) -> tuple[str, Any, str]:

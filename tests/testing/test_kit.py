@@ -249,6 +249,99 @@ def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_
     assert "claimed, and no capability of a rollout engine: 1, expected none: value_head" in failed.message
 
 
+UNUSABLE = """
+import sys
+from rlsdk.testing import RolloutConformance, TrainConformance, requirement
+
+class TestNameless(TrainConformance):
+    backend = "no-such-backend"
+
+class TestMistyped(RolloutConformance):
+    backend = "transfomers"
+
+class Lab:
+    def close(self):
+        raise RuntimeError("a process that does not end")
+
+class TestTied:
+    backend = "tied"
+
+    @requirement("first")
+    def test_first(self, rlsdk_lab):
+        "Uses the lab."
+
+    @requirement("last")
+    def test_last(self, rlsdk_lab):
+        "Uses it too."
+
+    @classmethod
+    def make_lab(cls, folder):
+        return Lab()
+
+class TestClosing(TestTied, TrainConformance):
+    backend = "torch"
+"""
+
+
+def test_a_bad_name_is_one_failure_and_an_end_that_fails_a_row_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "test_names.py").write_text(UNUSABLE)
+    command = [
+        sys.executable, "-m", "pytest", "test_names.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
+        "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
+        "-k", "TestNameless or TestMistyped or TestClosing and (test_first or test_last)",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert " error" not in done.stdout.splitlines()[-1]
+    nameless, mistyped, closing = from_json((tmp_path / "report.json").read_text())
+    for suite, said in ((nameless, "no-such-backend"), (mistyped, "did you mean 'transformers'")):
+        (failed,) = (finding for finding in suite.findings if finding.outcome is Outcome.FAILED)
+        assert failed.name == "registration.usable"
+        assert said in failed.message
+        assert suite.count(Outcome.NOT_RUN) == len(suite.findings) - 1 > 40
+    assert {finding.name: finding.outcome for finding in closing.findings} == {
+        "first": Outcome.PASSED,
+        "last": Outcome.PASSED,
+        "suite.close": Outcome.FAILED,
+    }
+    assert "a process that does not end" in closing.findings[-1].message
+
+
+def test_the_end_of_processes_is_charged_to_no_requirement(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text(SLOW)
+    command = [
+        sys.executable, "-m", "pytest", "test_slow.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
+        "-p", "no:cacheprovider", "--rlsdk-report", "report.json", "-k", "last",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (suite,) = from_json((tmp_path / "report.json").read_text())
+    assert (tmp_path / "closed").exists()
+    assert suite.findings[-1].seconds < 1.0
+
+
+SLOW = """
+import pathlib, time
+from rlsdk.testing import TrainConformance, requirement
+
+class Lab:
+    def close(self):
+        time.sleep(1.0)
+        pathlib.Path("closed").touch()
+
+class TestSlow(TrainConformance):
+    backend = "torch"
+
+    @classmethod
+    def make_lab(cls, folder):
+        return Lab()
+
+    @requirement("last")
+    def test_last(self, rlsdk_lab):
+        "Uses the lab."
+"""
+
+
 def test_every_capability_has_its_line_in_a_report() -> None:
     assert required(RolloutConformance) | required(TrainConformance) == set(Capability)
 

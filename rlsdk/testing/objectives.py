@@ -1,0 +1,140 @@
+"""Objectives that requirements train on, besides `driving.Weighed`: what an objective may ask, be given, tell and
+do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Batch, ObjectiveResult
+
+
+class RaisedHereError(RuntimeError):
+    """What `Raising` raises."""
+
+
+@dataclass(frozen=True)
+class Raising:
+    """Raises at a micro-batch that holds one of these rows; before, it trains."""
+
+    rows: Sequence[int]
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        if set(batch["row_id"].tolist()) & set(self.rows):
+            raise RaisedHereError(f"a row of {sorted(self.rows)}")
+        return ObjectiveResult(loss=outputs["log_probs"].sum())
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A finite loss whose gradient is not: infinite, or not a number, by way of one row."""
+
+    row: int
+    value: float = math.inf
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        here = (batch["row_id"] == self.row).to(torch.float32)[batch.row_of_token]
+        # Nothing is added to the loss; its slope is `value` at this row's tokens.
+        spoilt = _Slope.apply(outputs["log_probs"] * here, self.value) if here.any() else 0.0  # type: ignore[no-untyped-call]
+        return ObjectiveResult(loss=(batch["loss_weight"] * outputs["log_probs"]).sum() + spoilt)
+
+
+class _Slope(torch.autograd.Function):
+    """0, with a slope of this value."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor, slope: float) -> Tensor:
+        ctx.slope, ctx.like = slope, values  # type: ignore[attr-defined]
+        return values.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        like: Tensor = ctx.like  # type: ignore[attr-defined]
+        return torch.full_like(like, ctx.slope) * gradient, None  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Tells metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
+    loss is below zero too."""
+
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        log_probs = outputs["log_probs"]
+        sums: dict[str, Tensor | float] = {"rows": float(batch.num_rows), "debt": -batch["loss_weight"].sum()}
+        maxima: dict[str, Tensor | float] = {"lowest": -float(batch.lengths.min()), "likeliest": log_probs.max() - 1.0}
+        if bool((batch["row_id"] == int(batch.meta["told"])).any()):
+            sums["of one row"], maxima["of one row"] = -3.0, torch.tensor(-4.0)
+        return ObjectiveResult(loss=(batch["loss_weight"] * log_probs).sum(), sums=sums, maxima=maxima)
+
+
+@dataclass(frozen=True)
+class Inspecting:
+    """Looks at what it is given: whole rows with all their fields, each row once, in passes within their limits."""
+
+    tokens: int | None = None
+    rows: int | None = None
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        over = [
+            self.tokens is not None and batch.num_rows > 1 and batch.num_tokens > self.tokens,
+            self.rows is not None and batch.num_rows > self.rows,
+        ]
+        wrong = {
+            "passes over their limit": any(over),
+            "outputs that were not asked for": set(self.outputs) != outputs.keys(),
+            "fields that are not their row's": not _is_in_step(batch),
+            "numbers of the batch that are lost": batch.meta.get("of the batch") != 0.5,
+            "outputs of other rows": any(len(t) != batch.num_tokens for n, t in outputs.items() if n != "scores"),
+        }
+        sums = {"passes": 1.0, "rows": float(batch.num_rows), "identities": float(batch["row_id"].sum())}
+        return ObjectiveResult(
+            # Fields of one's own reach the gradient.
+            loss=(batch["own"][:, 1] * outputs["log_probs"]).sum(),
+            sums=sums | {name: float(is_so) for name, is_so in wrong.items()},
+        )
+
+
+def with_own_fields(batch: Batch) -> Batch:
+    """The batch with fields that `Inspecting` reads: of tokens, of rows, of the whole."""
+    at = torch.arange(batch.num_tokens)
+    own = torch.stack([batch["row_id"][batch.row_of_token].float(), batch["loss_weight"] * (1 + at % 5)], dim=1)
+    rows = {"length": batch.lengths.clone(), "twice": batch["row_id"] * 2}
+    return (
+        batch.with_tokens(own=own, place=batch.position_ids.clone())
+        .with_rows(**rows)
+        .with_meta(**{"of the batch": 0.5})
+    )
+
+
+def _is_in_step(batch: Batch) -> bool:
+    return (
+        torch.equal(batch["length"], batch.lengths)
+        and torch.equal(batch["twice"], batch["row_id"] * 2)
+        and torch.equal(batch["place"], batch.position_ids)
+        and torch.equal(batch["own"][:, 0], batch["row_id"][batch.row_of_token].float())
+    )
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Compares rows of equal `uid`, so it has to see them at once: the loss is their squared distance."""
+
+    outputs: Sequence[str] = ("log_probs",)
+    whole_groups: bool = field(default=True)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        totals = batch.row_sum(batch["loss_weight"] * outputs["log_probs"])
+        numbers, group = torch.unique(batch["uid"], return_inverse=True)
+        size = torch.bincount(group, minlength=len(numbers)).to(totals)
+        mean = totals.new_zeros(len(numbers)).index_add(0, group, totals) / size
+        loss = ((totals - mean[group]) ** 2).sum()
+        return ObjectiveResult(loss=100.0 * loss, sums={"groups": float(len(numbers))})

@@ -1,0 +1,112 @@
+"""Scripts: what a train engine is taken through, call by call, where a requirement is about the order of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
+from rlsdk.testing.driving import Case, Driven, Weighed, look_at_the_end, share
+from rlsdk.testing.worlds import Seat
+
+Act = Callable[[TrainEngine, Driven], None]
+"""One call, picklable; writes down what came of it."""
+
+
+def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
+    """An engine of the case, taken through a script; then what `driving.drive` looks at after its steps."""
+    engine = seat.start(case.spec)
+    try:
+        found = Driven(collects=engine.parallel.is_collector)
+        for act in script:
+            act(engine, found)
+        look_at_the_end(engine, case, found)
+        return found
+    finally:
+        engine.close()
+
+
+def learn(batch: Batch, objective: Any = None, *, lonely: bool = False) -> Act:
+    """`forward_backward` on this rank's rows."""
+    return partial(_learn, batch, objective or Weighed(), lonely)
+
+
+def look(batch: Batch, *names: str) -> Act:
+    """`forward`; the outputs go to `Driven.seen`."""
+    return partial(_look, batch, names)
+
+
+def save(folder: Path | str) -> Act:
+    return partial(_call, "save_checkpoint", (Path(folder),))
+
+
+def load(folder: Path | str) -> Act:
+    return partial(_call, "load_checkpoint", (Path(folder),))
+
+
+def export(folder: Path | str) -> Act:
+    return partial(_call, "save_pretrained", (Path(folder),))
+
+
+def offload(*parts: str) -> Act:
+    return partial(_call, "offload", (parts,))
+
+
+def onload(*parts: str) -> Act:
+    return partial(_call, "onload", (parts,))
+
+
+def reset(optim: object) -> Act:
+    return partial(_call, "reset_optimizer", (optim,))
+
+
+def refused(what: str, act: Act, error: type[Exception] = RlsdkError) -> Act:
+    """The act has to raise this; that it did not is a fault."""
+    return partial(_refused, what, act, error)
+
+
+def step(engine: TrainEngine, found: Driven) -> None:
+    """`optim_step`."""
+    result = engine.optim_step()
+    found.norms.append(result.grad_norm)
+    found.lrs.append(result.lr)
+    found.skipped.append(result.skipped)
+
+
+def skip(engine: TrainEngine, found: Driven) -> None:
+    """`optim_step` with a gradient that is not finite; not counted among the steps."""
+    if not engine.optim_step().skipped:
+        found.faults.append("a step with a gradient that is not finite was not skipped")
+
+
+def read(engine: TrainEngine, found: Driven) -> None:
+    """`layout` and `shards`; the layout has to be the one from before."""
+    layout = engine.layout()
+    held = [(shard.name, shard.box) for shard in engine.shards()]
+    if held != [tuple(box) for box in layout.boxes]:
+        found.faults.append("shards are not those of the layout, in its order")
+    if found.layout is not None and layout != found.layout:
+        found.faults.append("the layout changed")
+    found.layout = layout
+
+
+def _learn(batch: Batch, objective: Any, lonely: bool, engine: TrainEngine, found: Driven) -> None:
+    found.results.append(engine.forward_backward(share(engine, batch, lonely=lonely), objective))
+
+
+def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:
+    found.seen.append(engine.forward(share(engine, batch), list(names)))
+
+
+def _call(method: str, arguments: Sequence[Any], engine: TrainEngine, found: Driven) -> None:
+    getattr(engine, method)(*arguments)
+
+
+def _refused(what: str, act: Act, error: type[Exception], engine: TrainEngine, found: Driven) -> None:
+    try:
+        act(engine, found)
+    except error:
+        return
+    found.faults.append(f"{what} was accepted")

@@ -1,0 +1,209 @@
+"""Requirements: a checkpoint is all that there is to go on from, in whatever state the engine was that loads it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Capability, CheckpointError, Head
+from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import Act, learn, load, look, play, refused, save, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_batches
+from rlsdk.testing.worlds import Seat
+
+PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
+"""How pickles and torch's archives of them begin."""
+
+
+class CheckpointRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("checkpoint.settings", since=(2, 0))
+    def test_checkpoint_settings(self, lab: TrainLab, measured: Measured) -> None:
+        """With other betas, eps, decay, clipping and schedule a checkpoint of any step goes on exactly."""
+        for name, at in (("short memory", 2), ("strong decay", 1), ("all at once", 1), ("all at once", 2)):
+            self._goes_on(lab, measured, at, f"{name}, saved after step {at}", optim=SETTINGS[name])
+
+    @requirement("checkpoint.first", since=(2, 0))
+    def test_checkpoint_first(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of step 0 loads into a new engine and into one that was trained: moments and schedule begin."""
+        folder, batches = lab.new_folder("first"), three_batches()
+        expected = lab.play([save(folder), *script_of(batches)], optim=EVERYTHING)
+        trained = [*script_of(three_batches(seed=110)), learn(batches[2]), load(folder), *script_of(batches)]
+        self._equal(lab, measured, lab.play([load(folder), *script_of(batches)], optim=EVERYTHING), expected, "new")
+        self._equal(lab, measured, lab.play(trained, optim=EVERYTHING), expected, "trained")
+
+    @requirement("checkpoint.into_trained", since=(2, 0))
+    def test_checkpoint_into_trained(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint that is loaded into an engine with steps of its own, and with gradients of a step that it
+        did not make, leaves nothing of them; an older one of two is loaded as well as the newer."""
+        old, new, batches = lab.new_folder("old"), lab.new_folder("new"), three_batches()
+        saving = [learn(batches[0]), step, save(old), learn(batches[1]), step, save(new), learn(batches[2]), step]
+        expected = lab.play(saving, optim=EVERYTHING)
+        other = [*script_of(three_batches(seed=120)), learn(batches[0])]
+        back = [*other, load(new), learn(batches[1]), load(old), *script_of(batches[1:])]
+        self._equal(lab, measured, lab.play(back, optim=EVERYTHING), expected, "the older after the newer")
+        again = [*other, load(old), learn(batches[2]), step, load(new), *script_of(batches[2:])]
+        self._equal(lab, measured, lab.play(again, optim=EVERYTHING), expected, "the newer after the older")
+
+    @requirement("checkpoint.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
+    def test_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:
+        """A value model's checkpoint has its head and the head's moments."""
+        self._goes_on(lab, measured, 2, "value head", head=Head.VALUE, objective=Weighed(("values",)))
+
+    @requirement("checkpoint.tied", since=(2, 0))
+    def test_checkpoint_tied(self, lab: TrainLab, measured: Measured) -> None:
+        """A model of tied embeddings goes on exactly."""
+        if (model := lab.variant("tied")) is None:
+            return measured.told("models tried", 0)
+        self._goes_on(lab, measured, 2, "tied", model=model)
+
+    @requirement("checkpoint.bfloat16", since=(2, 0))
+    def test_checkpoint_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
+        """Trained in bfloat16, a checkpoint has what is stepped, and not its rounded copy."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        self._goes_on(lab, measured, 2, "bfloat16", dtype="bfloat16", optim=replace(OPTIM, lr=1e-4, eps=1e-8))
+
+    @requirement("checkpoint.other_model", since=(2, 0))
+    def test_checkpoint_other_model(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of a model of other shapes, another head or tied embeddings is a CheckpointError; the
+        engine goes on as if it had never been asked."""
+        batches = three_batches()
+        expected = lab.play(script_of(batches), optim=EVERYTHING)
+        fields: dict[str, dict[str, Any]] = {n: {"model": lab.variant(n)} for n in ("other", "tied") if lab.variant(n)}
+        if Capability.VALUE_HEAD in lab.spec.capabilities:
+            fields["value head"] = {"head": Head.VALUE, "objective": Weighed(("values",))}
+        measured.told("models tried", len(fields))
+        for name, given in fields.items():
+            folder = lab.new_folder("strange")
+            objective = given.pop("objective", None)
+            lab.play([learn(batches[0], objective), step, save(folder)], **given)
+            asked = refused(f"a checkpoint of another model, {name}", load(folder), CheckpointError)
+            script = [*script_of(batches[:1]), asked, *script_of(batches[1:2]), asked, *script_of(batches[2:])]
+            found = lab.play(script, optim=EVERYTHING)
+            measured.none("faults", found.faults)
+            self._equal(lab, measured, found, expected, name)
+
+    @requirement("checkpoint.missing_file", since=(2, 0))
+    def test_checkpoint_missing_file(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint that lacks a file, or has an empty one, is a CheckpointError; the engine goes on as if it
+        had never been asked."""
+        folder, batches = lab.new_folder("whole"), three_batches()
+        expected = lab.play(script_of(batches), optim=EVERYTHING)
+        lab.play([*script_of(batches[:1]), save(folder)], optim=EVERYTHING)
+        asked = []
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            for name, damage in (("missing", Path.unlink), ("empty", lambda path: path.write_bytes(b""))):
+                copy = lab.new_folder("hurt") / "checkpoint"
+                shutil.copytree(folder, copy)
+                damage(copy / file.relative_to(folder))
+                asked.append(refused(f"{file.name} {name}", load(copy), CheckpointError))
+        found = lab.play([*script_of(batches[:2]), *asked, *script_of(batches[2:])], optim=EVERYTHING)
+        measured.none("faults", found.faults)
+        self._equal(lab, measured, found, expected, "after refusals")
+
+    @requirement("checkpoint.folder", since=(2, 0))
+    def test_checkpoint_folder(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint may be moved, holds no pickle, and stays as it is while an engine that loaded it trains; to save
+        one changes nothing in the engine."""
+        folder, batches = lab.new_folder("before"), three_batches()
+        expected = lab.play(script_of(batches))
+        unused = save(lab.new_folder("unused"))
+        saving = lab.play([unused, *script_of(batches[:2]), save(folder), *script_of(batches[2:])])
+        self._equal(lab, measured, saving, expected, "saved on the way")
+        moved = folder.rename(folder.with_name("moved"))
+        files = {path: path.read_bytes() for path in moved.rglob("*") if path.is_file()}
+        measured.none("pickles", [path.name for path, held in files.items() if held.startswith(PICKLE)])
+        again = lab.play([load(moved), *script_of(batches[2:])])
+        self._equal(lab, measured, again, expected, "moved")
+        changed = [path.name for path, held in files.items() if path.read_bytes() != held]
+        measured.none("files that changed meanwhile", changed)
+
+    @requirement("checkpoint.random_state", since=(2, 0))
+    def test_checkpoint_random_state(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint brings back the state of torch's random numbers."""
+        folder = str(lab.new_folder("random"))
+        first, second = lab.run(drawn_after_load, lab.case(), folder)
+        measured.equal("largest difference of numbers drawn", float((first - second).abs().max()), 0.0)
+
+    @requirement("random_state", since=(2, 0))
+    def test_random_state(self, lab: TrainLab, measured: Measured) -> None:
+        """What an engine does neither depends on the process's random numbers nor moves them on: torch's, numpy's and
+        Python's."""
+        found = [lab.run(in_random_state, lab.case(rows=2), str(lab.new_folder("state")), seed) for seed in (1, 2)]
+        for moved, _ in found:
+            measured.none("generators that were moved on", moved)
+        lab.holds(measured, [found[0][1]], found[1][1])
+        measured.equal("weights", furthest_weight(whole_of(found[0][1]), whole_of(found[1][1])), 0.0)
+
+    def _goes_on(self, lab: TrainLab, measured: Measured, at: int, where: str, **fields: Any) -> None:
+        """Three steps, saved after some of them and gone on with, are those of an engine that was never stopped."""
+        folder, batches = lab.new_folder("going"), three_batches()
+        objective = fields.pop("objective", None)
+        script: list[Act] = [act for batch in batches for act in (learn(batch, objective), step)]
+        on = lab.play([*script[: 2 * at], save(folder), *script[2 * at :]], **fields)
+        self._equal(lab, measured, lab.play([load(folder), *script[2 * at :]], **fields), on, where)
+
+    def _equal(self, lab: TrainLab, measured: Measured, mine: Driven, theirs: Driven, where: str) -> None:
+        """Weights, norms and rates of the last steps are equal, bit for bit."""
+        worst = furthest_weight(whole_of(mine), whole_of(theirs))
+        measured.equal(f"largest difference of weights, {where}", worst, 0.0)
+        for name in ("norms", "lrs"):
+            pairs = zip(reversed(getattr(mine, name)), reversed(getattr(theirs, name)), strict=False)
+            last = list(pairs)[: min(len(mine.norms), 1)]
+            measured.equal(
+                f"difference of the last of {name}, {where}", max((abs(a - b) for a, b in last), default=0), 0
+            )
+
+
+def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random numbers behind a save, and behind a load of it."""
+    state = torch.get_rng_state()
+    engine = seat.start(case.spec)
+    try:
+        torch.manual_seed(77)
+        engine.save_checkpoint(Path(folder))
+        first = torch.rand(8)
+        torch.rand(100)
+        engine.load_checkpoint(Path(folder))
+        return first, torch.rand(8)
+    finally:
+        engine.close()
+        torch.set_rng_state(state)
+
+
+def in_random_state(seat: Seat, case: Case, folder: str, seed: int) -> tuple[list[str], Driven]:
+    """Takes an engine through all of its methods but `load_checkpoint`, after the generators were seeded so."""
+    import numpy
+
+    def states() -> dict[str, Any]:
+        known: Any = numpy.random.get_state()
+        return {
+            "torch": torch.get_rng_state().tolist(),
+            "random": random.getstate(),
+            "numpy": (known[1].tolist(), known[2]),
+        }
+
+    before = states()
+    held = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+    try:
+        before = states()
+        script = [look(rows_of((5, 9), seed=1), "log_probs"), *script_of(three_batches()), save(folder)]
+        found = play(seat, case, script)
+        after = states()
+        return [name for name, state in before.items() if state != after[name]], found
+    finally:
+        torch.set_rng_state(held[0])
+        random.setstate(held[1])
+        numpy.random.set_state(held[2])

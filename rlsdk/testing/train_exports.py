@@ -1,0 +1,153 @@
+"""Requirements: what `save_pretrained` writes is a model folder like the one that came, whatever model it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Capability, Head
+from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.driving import Driven, Weighed, plain_model_of, plain_numbers, rows_of
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import export, learn, look, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_settings import three_batches
+
+UNCHANGED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+OWN = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "num_labels",
+    "id2label",
+    "label2id",
+)
+"""What transformers, or the head that was asked for, writes into a configuration by itself."""
+OUTPUT = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
+
+
+class ExportRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
+        """The tokenizer and generation defaults come along, the configuration is the model's, weights are
+        safetensors; no pickle."""
+        folder = lab.new_folder("export")
+        lab.play([learn(three_batches()[0]), step, export(folder)])
+        source = Path(lab.model)
+        written = {path.name for path in folder.rglob("*") if path.is_file()}
+        expected = [name for name in UNCHANGED if (source / name).exists()]
+        measured.none("files that are missing", [name for name in [*expected, "config.json"] if name not in written])
+        other = [name for name in expected if (folder / name).read_bytes() != (source / name).read_bytes()]
+        measured.none("files that differ", other)
+        strange = [name for name in written if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt"))]
+        measured.none("files of pickles", strange)
+        measured.none("settings that differ", settings_that_differ(source, folder))
+
+    @requirement("export.tied", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_tied(self, lab: TrainLab, measured: Measured) -> None:
+        """A tied model's export is tied: transformers reads it without a word, with one tensor for both uses."""
+        if (model := lab.variant("tied")) is None:
+            return measured.told("models tried", 0)
+        self._readable(lab, measured, Head.LM, model=model)
+
+    @requirement("export.value_head", needs=Capability.VALUE_HEAD, since=(2, 0))
+    def test_export_value_head(self, lab: TrainLab, measured: Measured) -> None:
+        """A value model's export has its trained head."""
+        self._readable(lab, measured, Head.VALUE)
+
+    @requirement("export.score_head", needs=Capability.SCORE_HEAD, since=(2, 0))
+    def test_export_score_head(self, lab: TrainLab, measured: Measured) -> None:
+        """A score model's export has its trained head."""
+        self._readable(lab, measured, Head.SCORE)
+
+    @requirement("export.bfloat16", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
+        """A model of dtype bfloat16 is exported in bfloat16, as the weights that are trained, rounded."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        self._readable(lab, measured, Head.LM, dtype="bfloat16")
+
+    @requirement("export.again", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_again(self, lab: TrainLab, measured: Measured) -> None:
+        """To export changes nothing in the engine; a later export has the later weights; and an engine that begins
+        with it gives the outputs of the one that wrote it."""
+        first, last, batches = lab.new_folder("export"), lab.new_folder("export"), three_batches()
+        probe = (rows_of((9, 4, 17), seed=3), ("log_probs",))
+        script = [act for batch in batches for act in (learn(batch), step)]
+        expected = lab.play(script, probe=probe)
+        exporting = [
+            export(first),
+            learn(batches[0]),
+            export(first.with_name("export-midway")),
+            *script[1:],
+            export(last),
+        ]
+        found = lab.play(exporting, probe=probe)
+        measured.equal("largest difference of weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)
+        again = lab.play([], model=str(last), probe=probe)
+        measured.equal(
+            "largest difference of weights, begun anew", furthest_weight(whole_of(again), whole_of(expected)), 0
+        )
+        off = (again.outputs["log_probs"] - expected.outputs["log_probs"]).abs().max()
+        measured.at_most("largest difference of log-probs, begun anew", float(off), lab.suite.tolerance)
+        begun = lab.play([], model=str(first))
+        measured.equal("largest difference of the first", furthest_weight(whole_of(begun), whole_of(lab.play([]))), 0.0)
+
+    def _readable(self, lab: TrainLab, measured: Measured, head: Head, **fields: Any) -> None:
+        """Three steps, exported: transformers reads every tensor, and they are those that were trained."""
+        if Capability.EXPORT not in lab.spec.capabilities:
+            return measured.told("exports tried", 0)
+        folder, name = lab.new_folder("export"), OUTPUT[head]
+        batch = rows_of((9, 4, 17), seed=3)
+        script = [act for batch in three_batches() for act in (learn(batch, Weighed((name,))), step)]
+        found = lab.play([*script, look(batch, name), export(folder)], head=head, **fields)
+        case = lab.case(model=str(folder), head=head)
+        measured.none("tensors that transformers finds missing or strange", ill_fitting(folder, head))
+        model = plain_model_of(case)
+        exported = {n: p.detach() for n, p in canonical_parameters(model)[0].items()}
+        rounded = rounded_to(fields.get("dtype", "float32"), found)
+        measured.equal("largest difference of weights", furthest_weight(exported, rounded), 0.0)
+        saved = json.loads((folder / "config.json").read_text())
+        measured.equal(
+            "dtype is another", (saved.get("dtype") or saved.get("torch_dtype")) != fields.get("dtype", "float32"), 0
+        )
+        if fields.get("dtype", "float32") == "float32":
+            with torch.no_grad():
+                worst = (plain_numbers(model, head, batch)[name] - found.seen[0][name]).abs().max()
+            measured.at_most(f"largest difference of {name}", float(worst), lab.suite.tolerance)
+
+
+def rounded_to(dtype: str, found: Driven) -> dict[str, torch.Tensor]:
+    """The weights of an engine as a file of this dtype has them."""
+    return {name: tensor.to(getattr(torch, dtype)).float() for name, tensor in whole_of(found).items()}
+
+
+def ill_fitting(folder: Path, head: Head) -> list[str]:
+    """Names that transformers misses, does not know, or finds of another shape."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
+    _, told = kind.from_pretrained(folder, output_loading_info=True)
+    return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told[what]]
+
+
+def settings_that_differ(source: Path, folder: Path) -> list[str]:
+    """Fields of two configurations."""
+    mine, theirs = (json.loads((path / "config.json").read_text()) for path in (folder, source))
+    return [
+        name for name in sorted(mine.keys() | theirs.keys()) if name not in OWN and mine.get(name) != theirs.get(name)
+    ]

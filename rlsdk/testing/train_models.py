@@ -1,0 +1,197 @@
+"""Requirements: other models than the one that most are asked with: tied, other families, dropout, bfloat16,
+recomputed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Capability, Head
+from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, drive_plain, plain_model_of, rows_of, whole
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import learn, look, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+
+LENGTHS = (7, 1, 19, 2, 12, 5)
+TENSOR_TOLERANCE = 5e-4
+"""Of one tensor's gradient, relative: float32 gives 1e-5, a rounding to bfloat16 2e-3."""
+TINY_STEPS = replace(OPTIM, lr=1e-4, eps=1e-8, weight_decay=0.0)
+"""A step is about a quarter of what bfloat16 can tell apart at the size of these weights."""
+NUM_TINY_STEPS = 24
+LINEAR = replace(OPTIM, lr=1e3, eps=1e3, betas=(0.0, 0.0), weight_decay=0.0)
+"""Adam with an eps that no gradient comes near: a step is the gradient itself."""
+
+NUM_EQUAL = 96
+"""Rows whose gradients are added: a sum in bfloat16 is some percent off by then."""
+
+
+def probe_of(head: Head = Head.LM) -> Any:
+    return rows_of(LENGTHS, seed=3), {Head.LM: ("log_probs",), Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
+
+
+def steps_of(number: int = 2, *, masked: bool = False, temperature: float = 1.0) -> list[list[Any]]:
+    """Steps of one call each, over rows of unequal length."""
+    return [[rows_of(LENGTHS, seed=70 + at, masked=masked, temperature=temperature)] for at in range(number)]
+
+
+class ModelRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("model.tied", since=(2, 0))
+    def test_model_tied(self, lab: TrainLab, measured: Measured) -> None:
+        """A model whose embeddings are tied has that tensor once, with the gradient of both of its uses, and `layout`
+        says what its other name is."""
+        found = self._like_plain(lab, measured, "tied")
+        if found is not None and found.layout is not None:
+            measured.equal("other names", len(found.layout.tied), 1)
+            measured.none(
+                "of tensors that are not in the layout",
+                sorted(set(found.layout.tied.values()) - {meta.name for meta in found.layout.tensors}),
+            )
+
+    @requirement("model.families", since=(2, 0))
+    def test_model_families(self, lab: TrainLab, measured: Measured) -> None:
+        """Other architectures, shapes of heads and sizes of vocabulary: outputs and two steps are those of plain
+        torch."""
+        for name in ("llama", "qwen3"):
+            self._like_plain(lab, measured, name)
+
+    @requirement("model.dropout", since=(2, 0))
+    def test_model_dropout(self, lab: TrainLab, measured: Measured) -> None:
+        """Dropout in a model's configuration is off in every pass: log-probs of one batch do not differ from call to
+        call, and gradients are those of the model without it."""
+        for checkpointing in (False, True):
+            self._like_plain(lab, measured, "dropout", checkpointing=checkpointing)
+
+    @requirement("model.dropout_head", needs=Capability.VALUE_HEAD, since=(2, 0))
+    def test_model_dropout_head(self, lab: TrainLab, measured: Measured) -> None:
+        """Dropout in front of a head is off, too."""
+        objective = Weighed(("values",))
+        self._like_plain(lab, measured, "dropout", head=Head.VALUE, objective=objective, checkpointing=True)
+
+    @requirement("model.recomputed", since=(2, 0))
+    def test_model_recomputed(self, lab: TrainLab, measured: Measured) -> None:
+        """With `activation_checkpointing` outputs and gradients are what they are without it: under mask,
+        temperature and entropy, and with a head."""
+        claimed, both = lab.spec.capabilities, ("log_probs", "entropy")
+        steps = steps_of(masked=True, temperature=0.6)
+        cases = {"masked": lab.case(steps=steps, checkpointing=True, probe=probe_of(), rows=2)}
+        if Capability.ENTROPY in claimed:
+            cases["entropy"] = lab.case(steps=steps, checkpointing=True, objective=Weighed(both))
+        if Capability.VALUE_HEAD in claimed:
+            fields: dict[str, Any] = {"head": Head.VALUE, "objective": Weighed(("values",))}
+            cases["values"] = lab.case(steps=steps_of(1), checkpointing=True, **fields)
+        for name, case in cases.items():
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
+
+    @requirement("model.initial", since=(2, 0))
+    def test_model_initial(self, lab: TrainLab, measured: Measured) -> None:
+        """An engine begins with the weights of the checkpoint, bit for bit; with `init_from_config` with random
+        ones that depend on `RankContext.seed` alone."""
+        torch.manual_seed(1)
+        found = lab.play([])
+        measured.equal(
+            "largest difference from the checkpoint", furthest_weight(whole_of(found), plain_weights(lab)), 0
+        )
+        drawn = [lab.play([], random=True)]
+        torch.manual_seed(2)
+        drawn.append(lab.play([], random=True))
+        same = furthest_weight(whole_of(drawn[0]), whole_of(drawn[1]))
+        measured.equal("largest difference of two random starts of one seed", same, 0)
+        measured.at_least(
+            "largest difference from the checkpoint", furthest_weight(whole_of(drawn[0]), plain_weights(lab)), 0.01
+        )
+
+    @requirement("model.bfloat16", since=(2, 0))
+    def test_model_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
+        """In bfloat16 outputs are near those of float32, and softmax and entropy are taken in float32."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        batch, names = rows_of((40, 3, 25, 60), seed=4), ("log_probs",)
+        found = lab.play([look(batch, *names)], dtype="bfloat16").seen[0]["log_probs"]
+        exact = lab.play([look(batch, *names)]).seen[0]["log_probs"]
+        said = batch.position_ids > 0
+        measured.at_most("mean difference from float32", float((found - exact)[said].abs().mean()), 0.05)
+        rounded = found[said].bfloat16().float() == found[said]
+        measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded.float().mean()), 0.3)
+
+    @requirement("model.small_steps", since=(2, 0))
+    def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:
+        """Trained in bfloat16, steps too small for it add up: what is stepped is float32."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        batch = rows_of(LENGTHS, seed=5)
+        script = [act for _ in range(NUM_TINY_STEPS) for act in (learn(batch), step)]
+        movement = {}
+        for dtype in ("bfloat16", "float32"):
+            fields = {"dtype": dtype, "optim": TINY_STEPS}
+            before, after = whole([lab.play([], **fields)]), whole([lab.play(script, **fields)])
+            movement[dtype] = torch.cat([(after[n] - before[n]).flatten() for n in sorted(after) if after[n].dim() > 1])
+        # Signs of gradients that are nearly 0 differ between the dtypes, and Adam makes whole steps of them.
+        scale = movement["float32"].norm()
+        along = float(movement["bfloat16"] @ movement["float32"] / scale**2)
+        measured.at_least("movement, as a share of that in float32", along, 0.6)
+        measured.at_most("movement, as a share of that in float32", along, 1.4)
+
+    @requirement("model.accumulated", since=(2, 0))
+    def test_model_accumulated(self, lab: TrainLab, measured: Measured) -> None:
+        """Trained in bfloat16, gradients of many micro-batches are added up in float32."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        one = rows_of((6,), seed=6)
+        many = one.select([0] * NUM_EQUAL)
+        many = replace(many, rows={**many.rows, "row_id": torch.arange(NUM_EQUAL)})
+        # Equal rows: their sum is the gradient of one, so many times.
+        once = one.with_tokens(loss_weight=one["loss_weight"] * NUM_EQUAL)
+        fields: dict[str, Any] = {"dtype": "bfloat16", "optim": LINEAR, "rows": 1}
+        start = whole([lab.play([], **fields)])
+        right = moved(lab.play([learn(once), step], **fields), start)
+        for name, calls in (("micro-batches", [learn(many)]), ("calls", [learn(one)] * NUM_EQUAL)):
+            worst = float((moved(lab.play([*calls, step], **fields), start) - right).norm() / right.norm())
+            measured.at_most(f"difference of {NUM_EQUAL} equal {name} from one so many times, relative", worst, 0.02)
+
+    @requirement("gradient.tensors", since=(2, 0))
+    def test_gradient_tensors(self, lab: TrainLab, measured: Measured) -> None:
+        """The gradient of every tensor is that of plain autograd, relative to its own size."""
+        case = lab.case(steps=[[rows_of(LENGTHS, seed=6), rows_of((3, 40), seed=7)]], optim=LINEAR, rows=2)
+        measured.at_most(
+            "gradient of a tensor, relative", worst_tensor(lab, case, [lab.run(drive, case)]), TENSOR_TOLERANCE
+        )
+
+    def _like_plain(self, lab: TrainLab, measured: Measured, variant: str, **fields: Any) -> Driven | None:
+        head = fields.get("head", Head.LM)
+        model = lab.variant(variant, head=head)
+        if model is None:
+            measured.told(f"models tried, {variant}", 0)
+            return None
+        case = lab.case(model=model, steps=steps_of(), probe=probe_of(head), **fields)
+        found: Driven = lab.run(drive, case)
+        where = f"{variant}, recomputed" if case.checkpointing else variant
+        lab.holds_to_plain(measured, [found], case, where)
+        return found
+
+
+def moved(found: Driven, start: dict[str, torch.Tensor]) -> torch.Tensor:
+    """By how much all weights moved, in one vector."""
+    after = whole([found])
+    return torch.cat([(after[name] - start[name]).flatten() for name in sorted(start)])
+
+
+def worst_tensor(lab: TrainLab, case: Case, ranks: list[Driven]) -> float:
+    """Of a case of one `LINEAR` step: the largest difference of a tensor's movement from plain torch's, relative."""
+    start, expected, found = plain_weights(lab), whole_of(drive_plain(case)), whole(ranks)
+    if found.keys() != expected.keys():
+        return math.inf
+    sizes = {name: (expected[name] - start[name]).norm() for name in start}
+    # Biases of keys have no gradient but rounding's: a softmax does not see them.
+    floor = 1e-4 * max(sizes.values())
+    return max(float((found[n] - expected[n]).norm() / max(size, floor)) for n, size in sizes.items())
+
+
+def plain_weights(lab: TrainLab) -> dict[str, torch.Tensor]:
+    """Of the suite's model, as its files have them."""
+    return {name: p.detach() for name, p in canonical_parameters(plain_model_of(lab.case()))[0].items()}

@@ -1,0 +1,153 @@
+"""Requirements: what an objective is given, what it may ask for and tell, and what comes of one that raises."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Batch, Capability, ConfigError, Head
+from rlsdk.testing.driving import Case, Driven, Weighed, drive, drive_plain, rows_of
+from rlsdk.testing.objectives import Comparing, Inspecting, RaisedHereError, Raising, Telling, with_own_fields
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import learn, look, refused, step
+from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.worlds import Seat
+
+LENGTHS = (9, 3, 14, 6, 2, 11, 1, 8)
+BOTH = ("log_probs", "entropy")
+
+
+class ObjectiveRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("objective.temperature", since=(2, 0))
+    def test_objective_temperature(self, lab: TrainLab, measured: Measured) -> None:
+        """The gradient is that of log-probs under the batch's temperature, which may change from call to call."""
+        calls = [rows_of(LENGTHS, seed=at, temperature=t, masked=at == 1) for at, t in enumerate((0.5, 1.0, 1.6))]
+        for rows in (None, 3):
+            case = lab.case(steps=[calls[:2], calls[2:]], rows=rows, probe=(calls[0], ("log_probs",)))
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, f"{rows or 'all'} rows a pass")
+
+    @requirement("objective.both", needs=Capability.ENTROPY, since=(2, 0))
+    def test_objective_both(self, lab: TrainLab, measured: Measured) -> None:
+        """Log-probs and entropy in one objective, and entropy alone, under a mask and a temperature."""
+        for names in (BOTH, ("entropy",), tuple(reversed(BOTH))):
+            batch = rows_of(LENGTHS, seed=2, masked=True, temperature=1.3)
+            case = lab.case(steps=[[batch], [batch]], objective=Weighed(names), rows=3, probe=(batch, names))
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, " and ".join(names))
+
+    @requirement("objective.given", since=(2, 0))
+    def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
+        """An objective sees whole rows, each once, with every field and number of the batch, known to the core or
+        not; and what it was asked for, no more. The batch stays as it was."""
+        batch = with_own_fields(rows_of(LENGTHS, seed=3))
+        for limit in ({"rows": 3}, {"tokens": 16}, {}):
+            result, changed = lab.run(inspected, lab.case(**limit), batch, Inspecting())
+            sums = dict(result.sums)
+            measured.equal(f"passes told, {limit}", result.num_micro_batches, sums.pop("passes"))
+            measured.equal(f"rows, {limit}", sums.pop("rows"), batch.num_rows)
+            measured.equal(f"sum of identities, {limit}", sums.pop("identities"), float(batch["row_id"].sum()))
+            for name, value in sums.items():
+                measured.equal(f"{name}, {limit}", value, 0.0)
+            measured.none("fields that an engine changed", changed)
+        case = lab.case(steps=[[batch]], objective=Inspecting(), rows=3)
+        found = lab.run(drive, case)
+        lab.holds(measured, [without_metrics(found)], without_metrics(drive_plain(case)))
+
+    @requirement("objective.metrics", since=(2, 0))
+    def test_objective_metrics(self, lab: TrainLab, measured: Measured) -> None:
+        """Sums add up and the largest maximum counts, where all are below zero too, and where some micro-batches do not
+        tell them; tensors and numbers alike."""
+        batch = rows_of(LENGTHS, seed=4)
+        batch = batch.with_meta(told=float(batch["row_id"][5]))
+        for rows in (None, 1, 3):
+            found = lab.play([learn(batch, Telling())], rows=rows).results[0]
+            where = f", {rows or 'all'} rows a pass"
+            case = lab.case(steps=[[batch]], objective=Telling())
+            expected = drive_plain(case).results[0]
+            absent = (expected.sums.keys() - found.sums.keys()) | (expected.maxima.keys() - found.maxima.keys())
+            measured.none("metrics that are not told" + where, sorted(absent))
+            measured.at_most("difference of the loss" + where, abs(found.loss - expected.loss), 1e-4)
+            for name in ("rows", "debt", "of one row"):
+                off = abs(found.sums[name] - expected.sums[name])
+                measured.at_most(f"difference of the sum {name}" + where, off, 1e-4)
+            for name in ("likeliest", "of one row"):
+                off = abs(found.maxima[name] - expected.maxima[name])
+                measured.at_most(f"difference of the maximum {name}" + where, off, 1e-4)
+            # Of the pass that holds the shortest row, whichever others are in it.
+            measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
+
+    @requirement("objective.whole_groups", since=(2, 0))
+    def test_objective_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows of equal `uid` are in one pass where the objective asks for whole groups: loss and weights do not
+        depend on the size of passes."""
+        lengths = (5, 9, 3, 12, 7, 7, 2, 10, 4)
+        batch = rows_of(lengths, seed=5).with_rows(uid=torch.tensor([3, 8, 3, 1, 8, 3, 1, 8, 40]))
+        script = [learn(batch, Comparing()), step]
+        whole = lab.play(script)
+        for name, limit in (("2 rows", {"rows": 2}), ("20 tokens", {"tokens": 20})):
+            cut = lab.play(script, **limit)
+            measured.at_least(f"passes, {name}", cut.results[0].num_micro_batches, 2)
+            lab.holds(measured, [cut], whole, name)
+
+    @requirement("objective.raises", since=(2, 0))
+    def test_objective_raises(self, lab: TrainLab, measured: Measured) -> None:
+        """What an objective raises comes out as it is, in whatever micro-batch; gradients are then zero, those of
+        earlier calls too, and the next step is the one of an engine that never heard of it."""
+        batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
+        expected = lab.play([learn(batch), step, learn(other), step], rows=2)
+        for at in (0, 4, 6):
+            bad = learn(other, Raising((int(other["row_id"][at]),)))
+            raised = refused("an objective that raises", bad, RaisedHereError)
+            script = [raised, learn(batch), step, learn(batch), raised, learn(other), step]
+            found = lab.play(script, rows=2)
+            measured.none("faults", found.faults)
+            del found.results[1]
+            lab.holds(measured, [found], expected, f"raised at row {at}")
+
+    @requirement("objective.unknown_output", since=(2, 0))
+    def test_objective_unknown_output(self, lab: TrainLab, measured: Measured) -> None:
+        """An output that there is not, or that the head does not give, is a ConfigError; the engine goes on."""
+        batch = rows_of(LENGTHS, seed=8)
+        for head, gives, not_given in heads_of(lab):
+            names = [*not_given, "logprobs"]
+            tried = [refused(f"forward of {name!r}", look(batch, name), ConfigError) for name in names]
+            tried += [refused(f"training on {n!r}", learn(batch, Weighed((n,))), ConfigError) for n in names]
+            objective = Weighed((gives,))
+            found = lab.play([*tried, learn(batch, objective), step], head=head)
+            measured.none(f"faults, head {head.value}", found.faults)
+            lab.holds(measured, [found], lab.play([learn(batch, objective), step], head=head), head.value)
+
+
+def heads_of(lab: TrainLab) -> list[tuple[Head, str, Sequence[str]]]:
+    """Heads that are claimed, an output of each, and outputs that it does not give."""
+    found: list[tuple[Head, str, Sequence[str]]] = [(Head.LM, "log_probs", ("values", "scores"))]
+    if Capability.VALUE_HEAD in lab.spec.capabilities:
+        found.append((Head.VALUE, "values", ("log_probs", "entropy", "scores")))
+    if Capability.SCORE_HEAD in lab.spec.capabilities:
+        found.append((Head.SCORE, "scores", ("log_probs", "entropy", "values")))
+    return found
+
+
+def without_metrics(found: Driven) -> Driven:
+    """Losses, norms and weights alone: what else `Inspecting` tells depends on how rows are cut."""
+    found.results = [replace(result, sums={}, maxima={}) for result in found.results]
+    return found
+
+
+def inspected(seat: Seat, case: Case, batch: Batch, objective: Any) -> tuple[Any, list[str]]:
+    """The result of one call, and which fields of the batch are not what they were."""
+    engine = seat.start(case.spec)
+    before = copy.deepcopy({**batch.tokens, **batch.rows, "lengths": batch.lengths})
+    try:
+        engine.forward(batch, ("log_probs",))
+        result = engine.forward_backward(batch, objective)
+        engine.optim_step()
+        after = {**batch.tokens, **batch.rows, "lengths": batch.lengths}
+        return result, [name for name, values in before.items() if not torch.equal(values, after[name])]
+    finally:
+        engine.close()

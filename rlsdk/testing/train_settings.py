@@ -1,0 +1,144 @@
+"""Requirements: optimizer settings of every kind, steps that are skipped, gradients of zero, and a fresh start."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from rlsdk.interfaces import OptimSpec, TrainEngine
+from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, rows_of
+from rlsdk.testing.objectives import Unfit
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import learn, reset, skip, step
+from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.worlds import Seat
+
+LENGTHS = (8, 3, 13, 5, 1, 9)
+SETTINGS = {
+    "short memory": replace(OPTIM, betas=(0.5, 0.7)),
+    "long memory": replace(OPTIM, betas=(0.95, 0.9999), lr=3e-2),
+    "large eps": replace(OPTIM, eps=0.3, lr=0.2),
+    "no decay": replace(OPTIM, weight_decay=0.0),
+    "strong decay": replace(OPTIM, weight_decay=5.0),
+    "all at once": OptimSpec(
+        lr=2e-2, betas=(0.7, 0.8), eps=1e-2, weight_decay=1.0, max_grad_norm=0.05, schedule="cosine", warmup_steps=1,
+        total_steps=4, min_lr_ratio=0.3,
+    ),
+}  # fmt: skip
+EVERYTHING = SETTINGS["all at once"]
+
+
+def three_batches(seed: int = 90) -> list[Any]:
+    return [rows_of(LENGTHS, seed=seed + at) for at in range(3)]
+
+
+def script_of(batches: list[Any]) -> list[Any]:
+    """A step for each."""
+    return [act for batch in batches for act in (learn(batch), step)]
+
+
+class SettingRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("step.settings", since=(2, 0))
+    def test_step_settings(self, lab: TrainLab, measured: Measured) -> None:
+        """betas, eps and weight decay are those of the specification: four steps are those of torch's AdamW."""
+        for name, optim in SETTINGS.items():
+            steps = [[batch] for batch in [*three_batches(), rows_of(LENGTHS, seed=95)]]
+            case = lab.case(steps=steps, optim=optim)
+            found = lab.run(drive, case)
+            lab.holds_to_plain(measured, [found], case, name)
+            rates = [abs(a - b) for a, b in zip(found.lrs, drive_plain(case).lrs, strict=True)]
+            measured.at_most(f"largest difference of the rate, {name}", max(rates), 1e-9)
+
+    @requirement("step.clipping_calls", since=(2, 0))
+    def test_clipping_calls(self, lab: TrainLab, measured: Measured) -> None:
+        """What is clipped is the gradient of the whole step: of all calls, micro-batches and tensors together."""
+        calls = [rows_of(LENGTHS, seed=96), rows_of((2, 1, 30), seed=97), rows_of((4,), seed=98)]
+        whole = drive_plain(lab.case(steps=[calls])).norms[0]
+        for share in (0.1, 0.99, 1.01):
+            case = lab.case(steps=[calls, calls[1:]], rows=2, optim=replace(OPTIM, max_grad_norm=whole * share))
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, f"limit {share} of the norm")
+
+    @requirement("step.unlike_calls", since=(2, 0))
+    def test_unlike_calls(self, lab: TrainLab, measured: Measured) -> None:
+        """Calls and micro-batches of very unlike numbers of tokens count by their own weights, and by nothing else."""
+        calls = [rows_of((60, 1, 2), seed=99), rows_of((1,), seed=100), rows_of((3,) * 12, seed=101)]
+        for limit in ({"tokens": 40}, {"rows": 1}):
+            case = lab.case(steps=[calls, calls[::-1]], **limit)
+            lab.holds_to_plain(measured, [lab.run(drive, case)], case, str(limit))
+
+    @requirement("step.zero_gradient", since=(2, 0))
+    def test_zero_gradient(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows without weight change nothing but the passes; a gradient of zero is a step like any other, clipped
+        or not: moments and weights decay."""
+        one, two, three = three_batches()
+        weight = two["loss_weight"].clone()
+        weight[: int(two.lengths[:4].sum())] = 0.0
+        partly, nothing = two.with_tokens(loss_weight=weight), three.with_tokens(loss_weight=three["loss_weight"] * 0)
+        for name, limit in (("not clipped", None), ("clipped", 0.05)):
+            optim = replace(OPTIM, max_grad_norm=limit)
+            case = lab.case(steps=[[one], [partly], [nothing], [two]], optim=optim, rows=2)
+            found = lab.run(drive, case)
+            measured.none(f"steps that were skipped, {name}", [at for at, s in enumerate(found.skipped) if s])
+            measured.equal(f"norm of nothing, {name}", found.norms.pop(2), 0.0)
+            expected = drive_plain(case)
+            del expected.norms[2]
+            lab.holds(measured, [found], expected, name)
+
+    @requirement("step.skipped_later", since=(2, 0))
+    def test_skipped_later(self, lab: TrainLab, measured: Measured) -> None:
+        """A step whose gradient is infinite or not a number, in one row of one of its calls, is skipped wherever it
+        comes, and so are two in a row: the steps behind it are, bit for bit, those of an engine that never had it."""
+        batches, other = three_batches(), rows_of(LENGTHS, seed=97)
+        expected = lab.play(script_of(batches), optim=EVERYTHING, rows=2)
+        for at, value in ((0, math.inf), (1, math.nan), (2, 3e38), (3, -math.inf)):
+            bad = [learn(other), learn(other, Unfit(int(other["row_id"][2]), value)), learn(other), skip]
+            bad += [learn(other, Unfit(int(other["row_id"][1]), value)), skip] if at else []
+            script = [*script_of(batches[:at]), *bad, *script_of(batches[at:])]
+            found = lab.play(script, optim=EVERYTHING, rows=2)
+            where = f"{value} before step {at}"
+            measured.none(f"faults, {where}", found.faults)
+            del found.results[at : len(found.results) - len(batches) + at]
+            lab.holds(measured, [found], expected, where)
+            rates = [abs(a - b) for a, b in zip(found.lrs, expected.lrs, strict=True)]
+            measured.equal(f"largest difference of the rate, {where}", max(rates), 0.0)
+
+    @requirement("step.reset", since=(2, 0))
+    def test_reset(self, lab: TrainLab, measured: Measured) -> None:
+        """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
+        schedule, the weights as they are."""
+        if not lab.run(can_reset):
+            return measured.told("engines that can be reset", 0)
+        batches = three_batches()
+        found = lab.play([*script_of(batches), reset(EVERYTHING), *script_of(batches)])
+        measured.equal(
+            "rate of the first step", found.lrs[3], drive_plain(lab.case(steps=[[batches[0]]], optim=EVERYTHING)).lrs[0]
+        )
+        halfway = drive_plain_from(lab, batches)
+        worst = max(abs(a / b - 1) for a, b in zip(found.norms[3:], halfway.norms, strict=True))
+        measured.at_most("gradient norm, relative", worst, lab.suite.step_tolerance)
+        lab.holds(measured, [after(found, 3)], halfway)
+
+
+def after(found: Any, steps: int) -> Any:
+    """Without what came of the first steps."""
+    for name in ("results", "norms", "lrs", "skipped"):
+        setattr(found, name, getattr(found, name)[steps:])
+    return found
+
+
+def drive_plain_from(lab: TrainLab, batches: list[Any]) -> Any:
+    """Plain torch: three steps, then three more with a new optimizer of other settings."""
+    first = drive_plain(lab.case(steps=[[batch] for batch in batches]))
+    model = plain_model_of(lab.case())
+    values = {name: tensor for name, _, tensor in first.shards}
+    model.load_state_dict(values, strict=False)
+    return drive_plain(lab.case(steps=[[batch] for batch in batches], optim=EVERYTHING), model=model)
+
+
+def can_reset(seat: Seat) -> bool:
+    """That the engine has the method of its own."""
+    engine: Any = seat.engine()
+    return type(engine.engine).reset_optimizer is not TrainEngine.reset_optimizer

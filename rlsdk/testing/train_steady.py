@@ -1,0 +1,164 @@
+"""Requirements: calls that only look, that are refused or that move memory leave no trace, wherever they come."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+
+from rlsdk.interfaces import Capability, Head
+from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.testing.driving import Case, Driven, drive_plain, rows_of
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.resources import resident_handles
+from rlsdk.testing.scripts import Act, export, learn, load, look, offload, onload, play, read, save, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_outputs import numbers
+from rlsdk.testing.train_settings import EVERYTHING, three_batches
+from rlsdk.testing.worlds import Seat
+
+SPARE_HANDLES = 3
+"""Threads or files that a library may open once, late."""
+ROUNDS = 8
+
+
+class SteadyRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("steady.forward", since=(2, 0))
+    def test_steady_forward(self, lab: TrainLab, measured: Measured) -> None:
+        """Passes without gradient leave no trace in a step; each gives the log-probs of the weights of its moment,
+        the same when asked again, in tensors that later calls leave alone."""
+        batch = rows_of((12, 1, 30, 6), seed=1)
+        script, batches = [look(batch, "log_probs"), look(batch, "log_probs")], three_batches()
+        for one in batches:
+            script += [learn(one), look(batch, "log_probs"), step, look(batch, "log_probs")]
+        found = self._leaves_no_trace(lab, measured, script)
+        seen = [outputs["log_probs"] for outputs in found.seen]
+        measured.equal("largest difference of a second call", float((seen[0] - seen[1]).abs().max()), 0.0)
+        for at in range(3):
+            moved = float((seen[1 + 2 * at] - seen[2 + 2 * at]).abs().max())
+            measured.equal(f"largest change before step {at}", moved, 0.0)
+            plain = drive_plain(
+                lab.case(steps=[[b] for b in batches[: at + 1]], probe=(batch, ("log_probs",)), optim=EVERYTHING)
+            )
+            worst = float((seen[3 + 2 * at] - plain.outputs["log_probs"]).abs().max())
+            measured.at_most(f"largest difference from plain after step {at}", worst, lab.suite.tolerance)
+
+    @requirement("steady.layout", since=(2, 0))
+    def test_steady_layout(self, lab: TrainLab, measured: Measured) -> None:
+        """`layout` is the same all along, `shards` come in its order, and reading them leaves no trace."""
+        script = [act for b in three_batches() for act in (read, learn(b), read, step)]
+        found = self._leaves_no_trace(lab, measured, [*script, read])
+        layout = found.layout
+        assert layout is not None
+        dtypes = {meta.name: meta.dtype for meta in layout.tensors}
+        wrong = [n for n, b, t in found.shards if str(t.dtype) != f"torch.{dtypes[n]}" or tuple(t.shape) != b.size]
+        measured.none("shards of another dtype or size than their box", wrong)
+
+    @requirement("steady.no_rows", since=(2, 0))
+    def test_steady_no_rows(self, lab: TrainLab, measured: Measured) -> None:
+        """A batch of no rows is a batch: its loss is 0, and it leaves no trace in the step that others make."""
+        batches = three_batches()
+        nothing = batches[0].select([])
+        script = [
+            act
+            for batch in batches
+            for act in (learn(nothing), learn(batch), look(nothing, "log_probs"), learn(nothing), step)
+        ]
+        found = self._leaves_no_trace(lab, measured, script, calls=slice(1, None, 3))
+        of_nothing = [result.loss for at, result in enumerate(found.results) if at % 3 != 1]
+        measured.none("losses of nothing that are not 0", [loss for loss in of_nothing if loss != 0.0])
+
+    @requirement("steady.save", since=(2, 0))
+    def test_steady_save(self, lab: TrainLab, measured: Measured) -> None:
+        """Saving and exporting leave no trace."""
+        can_export = Capability.EXPORT in lab.spec.capabilities
+        script = []
+        for at, batch in enumerate(three_batches()):
+            script += [save(lab.new_folder(f"save-{at}")), learn(batch)]
+            script += [export(lab.new_folder(f"export-{at}"))] if can_export else []
+            script += [step]
+        self._leaves_no_trace(lab, measured, script)
+
+    @requirement("steady.offload", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_steady_offload(self, lab: TrainLab, measured: Measured) -> None:
+        """Each part, any two and all can be away at every point of a step while nothing needs them; log-probs with weights
+        alone, and training before the first step's moments are there, too."""
+        batch, batches = rows_of((12, 5), seed=1), three_batches()
+        expected = lab.play([look(batch, "log_probs")]).seen[0]["log_probs"]
+        rest = ("optimizer", "gradients")
+        script: list[Act] = [offload(*rest), look(batch, "log_probs"), onload(*rest)]
+        subsets = [parts for size in (1, 2, 3) for parts in combinations(TRAIN_PARTS, size)]
+        lent: list[Act] = [act for parts in subsets for act in (offload(*parts), onload(*reversed(parts)))]
+        for one in batches:
+            script += [*lent, offload("optimizer"), learn(one), onload("optimizer"), *lent]
+            script += [offload(*TRAIN_PARTS), *(onload(part) for part in TRAIN_PARTS), step]
+        found = self._leaves_no_trace(lab, measured, script)
+        measured.equal("largest difference", float((found.seen[0]["log_probs"] - expected).abs().max()), 0.0)
+
+    @requirement("steady.offload_frozen", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_steady_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:
+        """A frozen model's weights go and come back, and its log-probs are as they were."""
+        batch = rows_of((12, 5), seed=1)
+        looking = look(batch, "log_probs")
+        found = lab.play([looking, offload(*TRAIN_PARTS), onload(*TRAIN_PARTS), looking, read], optim=None)
+        first, second = (outputs["log_probs"] for outputs in found.seen)
+        measured.equal("largest difference", float((first - second).abs().max()), 0.0)
+        worst = float((second - numbers(lab.case(), batch)["log_probs"]).abs().max())
+        measured.at_most("largest difference from plain", worst, lab.suite.tolerance)
+
+    @requirement("frozen.heads", needs=Capability.SCORE_HEAD, since=(2, 0))
+    def test_frozen_heads(self, lab: TrainLab, measured: Measured) -> None:
+        """A frozen model gives what a trained one gives: under temperature and mask, and the scores of a reward
+        model."""
+        batch = rows_of((12, 1, 5), seed=1, masked=True, temperature=0.7)
+        for head, name in ((Head.LM, "log_probs"), (Head.SCORE, "scores")):
+            for rows in (None, 1):
+                found = lab.play([look(batch, name)], optim=None, head=head, rows=rows).seen[0][name]
+                worst = float((found - numbers(lab.case(head=head), batch)[name]).abs().max())
+                measured.at_most(
+                    f"largest difference of {name}, {rows or 'all'} rows a pass", worst, lab.suite.tolerance
+                )
+
+    @requirement("resources", since=(2, 0))
+    def test_resources(self, lab: TrainLab, measured: Measured) -> None:
+        """Neither threads, open files nor tensors grow over engines that are built, stepped, saved, loaded and
+        closed."""
+        folders = [str(lab.new_folder("round")) for _ in range(ROUNDS)]
+        files, threads, tensors = lab.run(many_engines, lab.case(), folders)
+        measured.at_most(f"tensors that {ROUNDS} engines left", tensors, SPARE_HANDLES)
+        measured.at_most(f"files that {ROUNDS} engines left open", files, SPARE_HANDLES)
+        measured.at_most(f"threads that {ROUNDS} engines left", threads, SPARE_HANDLES)
+
+    def _leaves_no_trace(
+        self, lab: TrainLab, measured: Measured, script: Sequence[Act], calls: slice = slice(None)
+    ) -> Driven:
+        """The script's three steps are those of `three_batches` and nothing else, bit for bit."""
+        expected = lab.play([act for batch in three_batches() for act in (learn(batch), step)], optim=EVERYTHING)
+        found = lab.play(script, optim=EVERYTHING)
+        measured.none("faults", found.faults)
+        lab.holds(measured, [replace(found, results=found.results[calls])], expected)
+        measured.equal("weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)
+        return found
+
+
+def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, int, int]:
+    """Open files, threads and tensors that came with all engines but the first two."""
+    before = (0, 0, 0)
+    for at, folder in enumerate(folders):
+        if at == 2:
+            before = (*resident_handles(), live_tensors())
+        batch = rows_of((5, 3), seed=at)
+        play(seat, case, [learn(batch), step, save(folder), learn(batch), step, load(folder)])
+    after = (*resident_handles(), live_tensors())
+    return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+
+
+def live_tensors() -> int:
+    """Tensors that something in this process still holds."""
+    gc.collect()
+    return sum(type(thing) in (torch.Tensor, torch.nn.Parameter) for thing in gc.get_objects())
