@@ -158,13 +158,14 @@ class RolloutLab:
         return self.engine.engine
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
-        """Another engine; fields of its `RolloutSpec`, and `seed`."""
+        """Another engine; fields of its `RolloutSpec`, and `seed` and `rank` of its context."""
         self.num_started += 1
         engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
         ctx = RankContext(
             role="rollout",
             device=self.suite.device,
             seed=fields.pop("seed", 0),
+            rank=fields.pop("rank", 0),
             scratch_dir=str(self.scratch),
             timeout_s=self.suite.timeout_s,
         )
