@@ -30,13 +30,15 @@ class CompanyRequirements:
     @requirement("company.kinds", since=(2, 0))
     def test_company_kinds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Requests of every kind in one call: each is sampled, filtered, limited and stopped as it asked for."""
-        requests = list(kinds(lab))
-        for order in (requests, requests[::-1], random.Random(1).sample(requests, len(requests))):
+        requests, fresh = list(kinds(lab)), []
+        for order in (requests, random.Random(1).sample(requests, len(requests)), requests):
             outputs = lab.run(order)
             faults, samples = audit(lab, order, outputs)
             measured.none("wrong samples", faults)
             measured.none("draws that follow something else", Told.by(samples, lab.eos).faults())
+            fresh += [tuple(sample.tokens.tolist()) for sample in samples if sample.request.request_id == "no seed"]
         measured.told("kinds", len(requests))
+        measured.equal("distinct samples without a seed", len(set(fresh)), len(fresh))
 
     @requirement("company.alone", needs=Capability.SEED, since=(2, 0))
     def test_company_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

@@ -13,7 +13,7 @@ from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
 from rlsdk.testing.rollout_lab import RolloutLab, distribution, tokens_of
-from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
+from rlsdk.testing.statistics import FALSE_ALARM, LEAST_EXPECTED, chi_square_p
 
 SETTINGS: Mapping[str, Mapping[str, float]] = {
     "plain": {},
@@ -38,8 +38,9 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
     "all of them": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.12},
 }
 """Where `Capability.MIN_P` is claimed."""
-NUM_FINE = 6000
-"""First tokens behind one prompt. A generator of 9 bits cannot make the rare ones as often as they should come."""
+NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
+"""First tokens behind one prompt, expected samples of a bin of its own, and the least p-value: bins are small, since a
+generator of few bits shows in rare tokens."""
 SEEDS = (
     *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
@@ -77,8 +78,8 @@ class DistributionRequirements:
 
     @requirement("distribution.sequences", since=(2, 0))
     def test_distribution_sequences(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Sequences of three tokens come as often as they should, and so do tokens that come late in a response
-        (chi-square, one false alarm in a million)."""
+        """Sequences of three tokens come as often as they should; so do tokens that come late in a response, and the
+        end-of-sequence token, as the first one and later (chi-square, one false alarm in a million)."""
         prompt = lab.prompt(6, 131)
         request = lab.ask("r", prompt, 800, max_tokens=3, top_k=4, temperature=1.1, seed=31)
         outputs = lab.run([request])
@@ -89,13 +90,20 @@ class DistributionRequirements:
             late = lab.ask("late", prompt, 1000, max_tokens=length + 1, temperature=0.8, seed=32 + length)
             p = first_p(lab, [_behind(late, before)])
             measured.at_least(f"p-value of tokens behind {length} others", p, FALSE_ALARM)
+        ends, chance = lab.likely_end(16, 1.0)
+        measured.told("chance of the end-of-sequence token", chance)
+        for length in (0, 1, 2, 12):
+            late = lab.ask("end", ends[: len(ends) - length], 600, max_tokens=length + 1, stop_token_ids=(lab.eos,))
+            late = replace(late, response_ids=ends[len(ends) - length :])
+            p = first_p(lab, [late], only=lab.eos)
+            measured.at_least(f"p-value of the end behind {length} tokens", p, FALSE_ALARM)
 
     @requirement("distribution.fine", since=(2, 0))
     def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """6,000 first tokens follow the model's probabilities, the rare ones too: noise is not coarse."""
+        """10,000 first tokens follow the model's probabilities, the rare ones too: noise is not coarse."""
         prompt, parts = lab.prompt(6, 133), 4
         requests = [lab.ask(f"r{at}", prompt, NUM_FINE // parts, max_tokens=1, seed=400 + at) for at in range(parts)]
-        measured.at_least("p-value", first_p(lab, requests), FALSE_ALARM)
+        measured.at_least("p-value", first_p(lab, requests, LEAST_FINE), FINE_ALARM)
 
     @requirement("noise", since=(2, 0))
     def test_noise(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -139,12 +147,22 @@ def in_order(
     return sorted(samples, key=lambda sample: (order[sample.request.request_id], sample.output.sample_index))
 
 
-def first_p(lab: RolloutLab, requests: Sequence[GenerationRequest]) -> float:
-    """The p-value of the first new tokens of requests that differ in their seed alone."""
+def first_p(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    least: float = LEAST_EXPECTED,
+    only: int | None = None,
+) -> float:
+    """The p-value of the first new tokens of requests that differ in their seed alone: of all tokens, or of whether it
+    is this one."""
     request = requests[0]
     drawn = torch.tensor([int(output.token_ids[0]) for output in lab.run(requests)])
     exact = distribution(lab.plain.next_logits((*request.prompt_ids, *request.response_ids)), request.sampling)
-    return chi_square_p(torch.bincount(drawn, minlength=lab.vocabulary), exact)
+    counts = torch.bincount(drawn, minlength=lab.vocabulary)
+    if only is not None:
+        counts = torch.stack([counts[only], counts.sum() - counts[only]])
+        exact = torch.stack([exact[only], 1 - exact[only]])
+    return chi_square_p(counts, exact, least)
 
 
 def sequences(lab: RolloutLab, request: GenerationRequest, drawn: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
