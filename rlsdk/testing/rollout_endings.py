@@ -15,8 +15,9 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
 
-STILL_S = 10.0
-"""For an engine to stop decoding what nobody waits for, and for what was aborted to come."""
+STILL_SHARE = 12
+"""Of the suite's deadline one such part is for an engine to stop decoding what nobody waits for, and for what was
+aborted to come."""
 LOOK_S = 0.05
 """Between two looks."""
 FULL = 48
@@ -43,7 +44,7 @@ class EndingRequirements:
             if shared and Capability.SEED in lab.spec.capabilities:
                 changed = [key for key, tokens in tokens_of(outputs).items() if alone[key] != tokens]
                 measured.none(f"samples of another call that changed, {name}", changed)
-            measured.equal(f"tokens decoded for nobody, {name}", lab.wait(_restless(changing)), 0)
+            measured.equal(f"tokens decoded for nobody, {name}", lab.wait(_restless(changing, lab)), 0)
             changing.update_weights(whole_shards(lab.base), 0)
         for _ in range(lab.suite.max_running):
             lab.wait(_broken_off(changing, requests))
@@ -72,14 +73,17 @@ class EndingRequirements:
         """`abort` ends what it names and nothing else: an empty list names nothing, what waits for a slot is ended
         without a token, a call that has not begun is not meant; it may come from any thread."""
         running = [lab.ask(f"r{at}", lab.prompt(5 + at, 182), 2, max_tokens=40, seed=at) for at in range(3)]
-        waiting = _long(lab, "waiting", lab.suite.max_running + 3)
+        # More than run at once, and one behind them that is not the first to come in.
+        waiting = _long(lab, "filling", lab.suite.max_running + 3)
+        waiting += [replace(_long(lab, "waiting", 3)[0], prompt_ids=lab.prompt(90, 187))]
         outputs = lab.wait(_aborted(engine, running, (), turns=3))
         measured.none("wrong samples behind an abort of nothing", audit(lab, running, outputs)[0])
-        outputs = lab.wait(_aborted(engine, [*running, *waiting], ["waiting"], turns=3))
-        faults, _ = audit(lab, [*running, *waiting], outputs, may_abort=["waiting"])
+        names = ["waiting", "filling"]
+        outputs = lab.wait(_aborted(engine, [*running, *waiting], names, turns=3))
+        faults, _ = audit(lab, [*running, *waiting], outputs, may_abort=names)
         measured.none("wrong samples beside one that waited", faults)
         ended = [output for output in outputs if output.finish_reason is FinishReason.ABORT]
-        measured.equal("samples that were aborted", len(ended), waiting[0].n)
+        measured.equal("samples that were aborted", len(ended), waiting[0].n + waiting[1].n)
         measured.at_least("of them without a token", sum(not len(output.token_ids) for output in ended), 1)
         outputs = lab.wait(_begun_late(engine, running))
         measured.none("wrong samples of a call that began behind an abort", audit(lab, running, outputs)[0])
@@ -211,13 +215,15 @@ async def _left_beside(
     return await task if task is not None else []
 
 
-async def _restless(engine: RolloutEngine) -> int:
-    """Tokens that are still decoded although nobody waits."""
-    deadline, before = time.monotonic() + STILL_S, -1
-    while (now := engine.num_decoded()) is not None and now != before and time.monotonic() < deadline:
-        before = now
+async def _restless(engine: RolloutEngine, lab: RolloutLab) -> int:
+    """Tokens that are still decoded although nobody waits, once some time for the last of them has gone by."""
+    deadline, before = time.monotonic() + lab.suite.timeout_s / STILL_SHARE, engine.num_decoded() or 0
+    while True:
         await asyncio.sleep(LOOK_S)
-    return (engine.num_decoded() or 0) - (now or 0) if now is None or now == before else now - before
+        now = engine.num_decoded() or 0
+        if now == before or time.monotonic() > deadline:
+            return now - before
+        before = now
 
 
 async def _aborted(
@@ -264,7 +270,7 @@ async def _aborted_in_a_pause(
     await asyncio.sleep(LOOK_S)
     engine.abort(names)
     wanted = sum(request.n for request in requests if names is None or request.request_id in names)
-    deadline = time.monotonic() + STILL_S
+    deadline = time.monotonic() + lab.suite.timeout_s / STILL_SHARE
     while len(outputs) < wanted and time.monotonic() < deadline:
         await asyncio.sleep(LOOK_S)
     early = len(outputs)
