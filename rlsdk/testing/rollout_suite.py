@@ -23,6 +23,7 @@ from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
 from rlsdk.testing.rollout_sources import SourceRequirements
+from rlsdk.testing.rollout_stale import StaleRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
@@ -38,6 +39,7 @@ class RolloutConformance(
     InterleavingRequirements,
     EndingRequirements,
     SourceRequirements,
+    StaleRequirements,
     WeightRequirements,
     LifetimeRequirements,
     Suite,

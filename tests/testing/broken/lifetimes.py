@@ -457,3 +457,10 @@ class PausedLost(TransformersRolloutEngine):
         except OSError:
             super().abort()
             raise
+
+
+class CacheNeverKept(TransformersRolloutEngine):
+    """What is to go on with old keys and values has them computed anew."""
+
+    def resume(self, *, keep_cache: bool = False) -> None:
+        super().resume()

@@ -13,6 +13,7 @@ ROLLOUT_CAPABILITIES = frozenset(
         Capability.ABORT,
         Capability.SLEEP,
         Capability.PARTIAL_ROLLOUT,
+        Capability.STALE_CACHE,
     }
 )
 
@@ -220,4 +221,5 @@ ROLLOUT = {
     "greedy-remembered": Defect("lifetimes:GreedyRemembered", {"update.nothing_old": "wrong samples of version 1"}),
     "long-remembered": Defect("lifetimes:LongRemembered", {"update.nothing_old": "wrong samples of version"}),
     "paused-lost": Defect("lifetimes:PausedLost", {"update.raises_paused": "samples of both weights"}),
+    "cache-never-kept": Defect("lifetimes:CacheNeverKept", {"stale_cache": "did not go on with what they had"}),
 }
