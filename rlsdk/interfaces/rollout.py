@@ -42,7 +42,12 @@ class RolloutEngine(ABC):
         `Capability.ABORT`; its requests then join those that are decoded. It returns to the event loop between decoding
         steps, so that other calls and blocking methods get their turn.
 
+        A call may be left half-way: its caller closes the generator, or is cancelled. What is left of it is dropped
+        then; when `aclose` returns it decodes nothing more, keeps no slot and is in the way of no update. What was
+        yielded is the caller's: its arrays do not change afterwards.
+
         Raises:
+            RlsdkError: logits are not finite: no sample is made of such, and the calls that meet them end.
             ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
                 `max_model_tokens` or `max_tokens`; or a sampling field that needs a capability the engine lacks
                 (`min_p`, `stop_strings`; a `seed` counts only where `Capability.SEED` is claimed). Nothing is
@@ -62,7 +67,12 @@ class RolloutEngine(ABC):
         first item and without harm to them, or lets each go on under the new weights, with versions and log-probs that
         say so. It takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache
         that was made with the old weights, and only then serves `version`. Items come in any order of names; those of
-        one name come together.
+        one name come together. A version is a name: the same one may come again with other weights, and a lower one.
+
+        An item's tensor is cut along any dimensions, its memory may have gaps or be transposed, and it is the source's
+        again as soon as the next item is asked for: an engine copies what it keeps. What the source raises comes out
+        of `update_weights`. Values that are not finite may be refused by a WeightSyncError; an engine that takes them
+        makes no samples of them (see `generate`), and serves as ever after the next update.
 
         All or nothing: once the first item was asked for, an error leaves the engine without weights. Its host refuses
         `generate` and `resume` until an update succeeds, so it may have written some of them in place.

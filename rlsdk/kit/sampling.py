@@ -77,8 +77,8 @@ class RowSampling:
 
 
 def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`[R]`: 64 bits that depend on a request's seed and a sample's index."""
-    return splitmix64(splitmix64(seeds) ^ splitmix64(indices.astype(np.uint64)))
+    """`[R]`: 64 bits that depend on a request's seed and a sample's index, and on which is which."""
+    return splitmix64(splitmix64(seeds) ^ indices.astype(np.uint64))
 
 
 def mixed_seed(*parts: int) -> int:

@@ -16,7 +16,14 @@ CONFIGS = {"qwen2": "Qwen2Config", "llama": "LlamaConfig", "qwen3": "Qwen3Config
 
 
 def write_tiny_model(
-    folder: Path, *, architecture: str = "qwen2", tied: bool = False, seed: int = 0, layers: int = 2, **shape: Any
+    folder: Path,
+    *,
+    architecture: str = "qwen2",
+    tied: bool = False,
+    seed: int = 0,
+    layers: int = 2,
+    sharpness: float = 1.0,
+    **shape: Any,
 ) -> Path:
     """Writes a causal LM of about 0.3 million random parameters and a character tokenizer.
 
@@ -28,6 +35,7 @@ def write_tiny_model(
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.
+        sharpness: by which all logits are multiplied: the surer a model is, the more a wrong temperature shows.
         shape: fields of the configuration in place of the defaults (vocab_size 128, hidden_size 128, ...).
 
     Raises:
@@ -61,6 +69,7 @@ def write_tiny_model(
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.08)
+        torch.nn.init.constant_(model.get_decoder().norm.weight, sharpness)
     model.save_pretrained(folder)
     return folder
 

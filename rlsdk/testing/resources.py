@@ -47,6 +47,34 @@ def children() -> Sequence[psutil.Process]:
     return found
 
 
+def handles() -> dict[str, int]:
+    """How many threads, open files and processes this process and its children have; what is garbage is collected."""
+    gc.collect()
+    counts = {"threads": 0, "open files": 0, "processes": 0}
+    for process in (psutil.Process(), *children()):
+        try:
+            threads, files = process.num_threads(), process.num_fds()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        counts = {
+            "threads": counts["threads"] + threads,
+            "open files": counts["open files"] + files,
+            "processes": counts["processes"] + 1,
+        }
+    return counts
+
+
+def settled_handles(before: dict[str, int]) -> dict[str, int]:
+    """`handles`, after all that is on its way out had the time to go: how many more there are than before."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        now = handles()
+        more = {name: count - before[name] for name, count in now.items()}
+        if max(more.values()) <= 0 or time.monotonic() > deadline:
+            return more
+        time.sleep(0.1)
+
+
 def held(scratch: Path) -> frozenset[str]:
     """Everything that an engine could leave behind, each thing with a name of its own; what is garbage is collected."""
     gc.collect()

@@ -11,6 +11,7 @@ import torch
 
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_lab import ATTEMPTS, PlainModel, RolloutLab, collect, pieces, whole_shards
 
 LOOK_S = 0.002
@@ -152,11 +153,3 @@ def wrong_runs(
             return f"{key}: log-probs of other weights in its runs ({said})"
         start += run.num_tokens
     return ""
-
-
-def adds_up(output: GenerationOutput) -> bool:
-    """True where runs cover the tokens, neighbours differ, and none but that of an empty sample is empty."""
-    runs = output.versions
-    whole = sum(run.num_tokens for run in runs) == len(output.token_ids)
-    distinct = all(a.version != b.version for a, b in itertools.pairwise(runs))
-    return whole and distinct and (len(runs) == 1 or all(run.num_tokens > 0 for run in runs))

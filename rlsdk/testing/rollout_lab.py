@@ -158,13 +158,14 @@ class RolloutLab:
         return self.engine.engine
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
-        """Another engine; fields of its `RolloutSpec`, and `seed`."""
+        """Another engine; fields of its `RolloutSpec`, and `seed` and `rank` of its context."""
         self.num_started += 1
         engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
         ctx = RankContext(
             role="rollout",
             device=self.suite.device,
             seed=fields.pop("seed", 0),
+            rank=fields.pop("rank", 0),
             scratch_dir=str(self.scratch),
             timeout_s=self.suite.timeout_s,
         )
@@ -248,6 +249,13 @@ class RolloutLab:
         """Tokens without a meaning; each `salt` gives others."""
         source = random.Random(1000 * salt + length)
         return tuple(source.randrange(FIRST_PLAIN_ID, self.vocabulary) for _ in range(length))
+
+    def likely_end(self, length: int = 16, temperature: float = 1.5) -> tuple[tuple[int, ...], float]:
+        """The prompt of many behind which the end-of-sequence token is likeliest, and its chance there."""
+        prompts = [self.prompt(length, salt) for salt in range(100, 400)]
+        logits = self.plain.model(torch.tensor(prompts)).logits[:, -1].double()
+        chances = (logits / temperature).softmax(-1)[:, self.eos]
+        return prompts[int(chances.argmax())], float(chances.max())
 
     def ask(self, name: str, prompt: Sequence[int], n: int = 1, **sampling: Any) -> GenerationRequest:
         """A request; seeded where the backend claims that seeds count."""

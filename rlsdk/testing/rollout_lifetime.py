@@ -1,15 +1,24 @@
-"""Requirements: memory is given back when asked for, and none is lost on the way."""
+"""Requirements: memory is given back when asked for, none is lost on the way, and nothing else changes by it."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
+from rlsdk.testing.draws import Noise
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import resident_bytes
-from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
+from rlsdk.testing.resources import handles, resident_bytes
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_distribution import in_order
+from rlsdk.testing.rollout_endings import LEAVING
+from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
 
 MIB = 2**20
+ROUNDS = 8
+"""Of all that may happen to an engine, over which threads and files are counted, after half as many that are not."""
+Event = Callable[[RolloutEngine, RolloutLab], None]
 
 
 class LifetimeRequirements:
@@ -46,6 +55,56 @@ class LifetimeRequirements:
         measured.at_most("largest difference after it", worst, lab.suite.tolerance)
         measured.none("other versions than 6", sorted({o.policy_version for o in outputs} - {6}))
 
+    @requirement("sleep.kept", needs=Capability.SLEEP, since=(2, 0))
+    def test_sleep_kept(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Sleep of level 1 changes nothing, however often: not the version, not the weights of an update, not what
+        seeds give."""
+        requests = [lab.ask(f"r{at}", lab.prompt(5 + 40 * at, 114), 2, max_tokens=20, seed=at) for at in range(3)]
+        state = lab.changed(81)
+        changing.update_weights(whole_shards(state), 5)
+        plain, whole = lab.plain.with_state(state), tokens_of(lab.run(requests))
+        for parts in ((("weights",), ("kv_cache",)), (("weights", "kv_cache"),), (("kv_cache",), ("weights",))):
+            changing.sleep(1)
+            for part in parts:
+                changing.wake(part)
+            outputs = lab.run(requests)
+            measured.none(f"wrong samples, woken {parts}", audit(lab, requests, outputs, plain, version=5)[0])
+            if Capability.SEED in lab.spec.capabilities:
+                changed = [key for key, tokens in tokens_of(outputs).items() if whole[key] != tokens]
+                measured.none("seeded samples that sleep changed", changed)
+        changing.sleep(1)
+        changing.sleep(2)
+        changing.wake()
+        measured.none("samples of dropped weights", refused(lab, changing, WeightSyncError))
+        changing.update_weights(whole_shards(state), 6)
+        measured.none("wrong samples", audit(lab, requests, lab.run(requests), plain, version=6)[0])
+
+    @requirement("noise.lifetime", since=(2, 0))
+    def test_noise_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Without seeds what is drawn never comes again: not after an update, a sleep, an abort, a pause, a call
+        that was left."""
+        request, samples = lab.ask("r", lab.prompt(6, 115), 4, max_tokens=32, seed=None), []
+        for event in (None, *events(lab)):
+            if event is not None:
+                event(changing, lab)
+            samples += in_order(lab, [request])
+        distinct = {tuple(sample.tokens.tolist()) for sample in samples}
+        measured.equal("distinct samples", len(distinct), len(samples))
+        measured.none("draws that depend on others", Noise.of(samples).faults())
+
+    @requirement("handles", since=(2, 0))
+    def test_handles(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Threads, open files and processes do not grow with calls, updates, aborts, pauses and sleeps."""
+        before: dict[str, int] = {}
+        for turn in range(ROUNDS + ROUNDS // 2):
+            if turn == ROUNDS // 2:
+                before = handles()
+            lab.run([lab.ask("r", lab.prompt(8, 116 + turn), 2, max_tokens=4)])
+            for event in events(lab):
+                event(changing, lab)
+        for name, count in handles().items():
+            measured.at_most(f"{name} that {ROUNDS} rounds added", count - before[name], ROUNDS // 2)
+
     @requirement("memory")
     def test_memory(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Memory does not grow from call to call, updates included."""
@@ -58,6 +117,48 @@ class LifetimeRequirements:
                 engine.update_weights(whole_shards(lab.base), 0)
         grown = (resident_bytes() - before) / MIB
         measured.at_most(f"MiB that {counted} calls added", grown, lab.suite.leak_mib)
+
+
+def events(lab: RolloutLab) -> Iterator[Event]:
+    """What happens to an engine in its life, and should leave no trace."""
+    if lab.spec.takes_weights:
+        yield _updated
+    if Capability.SLEEP in lab.spec.capabilities:
+        yield _slept
+    if Capability.ABORT in lab.spec.capabilities:
+        yield _aborted
+    if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+        yield _paused
+    yield _left
+
+
+def _updated(engine: RolloutEngine, lab: RolloutLab) -> None:
+    engine.update_weights(whole_shards(lab.base), 0)
+
+
+def _slept(engine: RolloutEngine, lab: RolloutLab) -> None:
+    engine.sleep(1)
+    engine.wake()
+
+
+def _aborted(engine: RolloutEngine, lab: RolloutLab) -> None:
+    async def aborted() -> None:
+        task = asyncio.create_task(collect(engine, [lab.ask("r", lab.prompt(6, 117), 3, max_tokens=60)]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        engine.abort()
+        await task
+
+    lab.wait(aborted())
+
+
+def _paused(engine: RolloutEngine, lab: RolloutLab) -> None:
+    engine.pause()
+    engine.resume()
+
+
+def _left(engine: RolloutEngine, lab: RolloutLab) -> None:
+    lab.wait(LEAVING["cancelled"](engine, [lab.ask("r", lab.prompt(6, 118), 3, max_tokens=60)]))
 
 
 def refused(lab: RolloutLab, engine: RolloutEngine, by: type[RlsdkError] = RlsdkError) -> list[GenerationOutput]:

@@ -119,9 +119,7 @@ class SamplingRequirements:
     def test_nothing_else_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without stop tokens nothing ends a response before its limit: not the model's own end-of-sequence token."""
         # Behind a prompt that makes it likely: the one of many whose next token it is most often.
-        prompts = [lab.prompt(6, salt) for salt in range(100, 400)]
-        chances = (lab.plain.model(torch.tensor(prompts)).logits[:, -1].double() / 1.5).softmax(-1)[:, lab.eos]
-        best, chance = prompts[int(chances.argmax())], float(chances.max())
+        best, chance = lab.likely_end(6)
         measured.told("chance of the end-of-sequence token as the first", chance)
         outputs = lab.run([lab.ask("r", best, 32, max_tokens=40, temperature=1.5)])
         measured.none("responses that ended early", [fault for o in outputs if (fault := ends_wrongly(o, set(), 40))])

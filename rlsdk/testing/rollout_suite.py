@@ -11,13 +11,19 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
+from rlsdk.testing.rollout_company import CompanyRequirements
 from rlsdk.testing.rollout_continuing import ContinuingRequirements
+from rlsdk.testing.rollout_distribution import DistributionRequirements
+from rlsdk.testing.rollout_endings import EndingRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_length import LengthRequirements
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
+from rlsdk.testing.rollout_sources import SourceRequirements
+from rlsdk.testing.rollout_stale import StaleRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
@@ -25,9 +31,15 @@ from rlsdk.testing.suite import Suite
 class RolloutConformance(
     ProcessRequirements,
     SamplingRequirements,
+    DistributionRequirements,
+    LengthRequirements,
+    CompanyRequirements,
     ContinuingRequirements,
     SchedulingRequirements,
     InterleavingRequirements,
+    EndingRequirements,
+    SourceRequirements,
+    StaleRequirements,
     WeightRequirements,
     LifetimeRequirements,
     Suite,
@@ -44,7 +56,7 @@ class RolloutConformance(
     parameters, 128 tokens and heads of 32. Only float32 is compared."""
     tolerance: ClassVar[float] = 1e-4
     """Largest difference of a log-prob from plain transformers on a CPU, float32."""
-    max_model_tokens: ClassVar[int] = 128
+    max_model_tokens: ClassVar[int] = 512
     max_running: ClassVar[int] = 16
     tp_size: ClassVar[int] = 1
     """Workers of the engine that all requirements share."""
@@ -66,7 +78,7 @@ class RolloutConformance(
     @classmethod
     def make_lab(cls, folder: Path) -> RolloutLab:
         (folder / "scratch").mkdir()
-        model = Path(cls.model) if cls.model is not None else write_tiny_model(folder / "model", seed=1)
+        model = Path(cls.model) if cls.model is not None else write_tiny_model(folder / "model", seed=1, sharpness=2.0)
         return RolloutLab(cls, model, folder / "scratch")
 
     @pytest.fixture

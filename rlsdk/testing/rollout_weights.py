@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_interleaving import adds_up
+from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_scheduling import told_apart
 

@@ -12,12 +12,13 @@ LEAST_EXPECTED = 5.0
 """Tokens of fewer expected samples share a bin: the chi-square distribution is no approximation for them."""
 
 
-def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
+def chi_square_p(counts: Tensor, probabilities: Tensor, least: float = LEAST_EXPECTED) -> float:
     """Chance of counts at least as far off, if samples follow `probabilities` (Pearson's chi-square test).
 
     Args:
         counts: `[V]` how often each token came.
         probabilities: `[V]` float64, summing to 1.
+        least: expected samples of a bin of its own.
 
     Returns:
         The p-value; 0 where a token came that has no probability at all.
@@ -25,10 +26,10 @@ def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
     counts, expected = counts.double(), probabilities.double() * float(counts.sum())
     if bool(((expected == 0) & (counts > 0)).any()):
         return 0.0
-    many = expected >= LEAST_EXPECTED
+    many = expected >= least
     seen, wanted = counts[many], expected[many]
     rest = float(expected[~many].sum())
-    if rest >= LEAST_EXPECTED:
+    if rest >= least:
         seen = torch.cat([seen, counts[~many].sum()[None]])
         wanted = torch.cat([wanted, torch.tensor([rest], dtype=torch.float64)])
     freedom = len(seen) - 1

@@ -22,6 +22,7 @@ class TestAsynchronous(cases.Asynchronous):
     # below.
     test_tensor_parallel = None
     test_update_first = None
+    test_replicas = None
     test_close = None
     # How the sampler draws, what stops it, which parameter a tensor is served from.
     test_log_probs_filters = None
@@ -30,6 +31,11 @@ class TestAsynchronous(cases.Asynchronous):
     test_greedy = None
     test_distribution = None
     test_distribution_filtered = None
+    test_distribution_responses = None
+    test_distribution_sequences = None
+    test_distribution_fine = None
+    test_noise_seeds = None
+    test_seed_values = None
     test_nothing_else_stops = None
     test_longest_prompt = None
     test_update_each_tensor = None

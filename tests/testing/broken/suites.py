@@ -16,9 +16,9 @@ from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import MARK
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rlsdk-broken-")
-_MODEL = write_tiny_model(
-    Path(_FOLDER.name), layers=1, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1
-)
+_SHAPE = {"layers": 1, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+_MODEL = write_tiny_model(Path(_FOLDER.name) / "trained", hidden_size=64, **_SHAPE)
+_SURE = write_tiny_model(Path(_FOLDER.name) / "served", sharpness=2.0, **_SHAPE)
 # The suites look for garbage many times, and need not look through transformers each time.
 gc.collect()
 gc.freeze()
@@ -37,9 +37,10 @@ def _left_out(suite: type[Any], named: Collection[str]) -> dict[str, None]:
 
 
 _engine = {"modules": (plugin,), "model": str(_MODEL), "leak_calls": 12, "leak_steps": 15, "leak_mib": 10.0}
+_rollout = {**_engine, "model": str(_SURE), "max_running": 32, "timeout_s": 20.0}
 _bounded = {"modules": (plugin,), "arguments": {"bucket_bytes": 2048}, "bucket_bytes": 2048}
 for _suite, _names, _fields in (
-    (RolloutConformance, plugin.ROLLOUT, _engine),
+    (RolloutConformance, plugin.ROLLOUT, _rollout),
     (TrainConformance, plugin.TRAIN, _engine),
     (ShardingConformance, plugin.SHARDING, _bounded),
 ):

@@ -1,0 +1,267 @@
+"""Everything that one sample can say about the engine that made it, held to the plain model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    LogProbKind,
+    SamplingParams,
+    VersionRun,
+)
+from rlsdk.kit.hf import load_tokenizer
+from rlsdk.testing.rollout_lab import (
+    PlainModel,
+    RolloutLab,
+    contract_log_probs,
+    distribution,
+    kept,
+    wrong_identities,
+)
+
+BORDER = 1e-3
+"""Relative: tokens so near a filter's border may be kept or not."""
+ROWS_AT_ONCE = 16
+"""Rows of one length that the plain model runs together."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output, what was asked for, and what its tokens were to be drawn from."""
+
+    request: GenerationRequest
+    output: GenerationOutput
+    logits: Tensor
+    """`[L, V]` float64, of the plain model."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def name(self) -> str:
+        return f"{self.request.request_id!r}/{self.output.sample_index}"
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """`[L]` int64."""
+        return torch.as_tensor(self.output.token_ids)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """`[L, V]`: after temperature."""
+        return (self.logits / (self.sampling.temperature or 1.0)).softmax(-1)
+
+    @cached_property
+    def chances(self) -> Tensor:
+        """`[L, V]`: after the filters, too."""
+        return distribution(self.logits, self.sampling)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """`[L, V]` bool: what may be drawn, rounding at a filter's border considered."""
+        return kept(self.probabilities, self.sampling, BORDER)
+
+
+def looked_at(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    outputs: Sequence[GenerationOutput],
+    plain: PlainModel | None = None,
+) -> list[Sample]:
+    """Every output that was asked for and has tokens of the vocabulary, beside the plain model's logits."""
+    asked = {request.request_id: request for request in requests}
+    known = [output for output in outputs if output.request_id in asked and _is_readable(lab, output)]
+    rows = [(*_text(asked[output.request_id]), *output.token_ids.tolist()) for output in known]
+    by_length: dict[int, list[int]] = {}
+    for at, row in enumerate(rows):
+        by_length.setdefault(len(row), []).append(at)
+    found: dict[int, Tensor] = {}
+    for same in by_length.values():
+        for first in range(0, len(same), ROWS_AT_ONCE):
+            part = same[first : first + ROWS_AT_ONCE]
+            logits = (plain or lab.plain).model(torch.tensor([rows[at] for at in part])).logits
+            found |= dict(zip(part, logits, strict=True))
+    samples = []
+    for at, output in enumerate(known):
+        request = asked[output.request_id]
+        start = len(_text(request)) - 1
+        logits = found[at][start : start + len(output.token_ids)].double()
+        samples.append(Sample(request, output, logits))
+    by_request: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_request.setdefault(sample.request.request_id, []).append(sample)
+    for of_one in by_request.values():
+        _look_together(of_one)
+    return samples
+
+
+def _look_together(samples: Sequence[Sample]) -> None:
+    """Works out the distributions of one request's samples at once: one by one they take most of a suite's time."""
+    sampling, lengths = samples[0].sampling, [len(sample.tokens) for sample in samples]
+    logits = torch.cat([sample.logits for sample in samples])
+    found = {
+        "probabilities": (logits / (sampling.temperature or 1.0)).softmax(-1),
+        "chances": distribution(logits, sampling),
+    }
+    found["allowed"] = kept(found["probabilities"], sampling, BORDER)
+    for name, values in found.items():
+        for sample, part in zip(samples, torch.split(values, lengths), strict=True):
+            sample.__dict__[name] = part
+
+
+def audit(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    outputs: Sequence[GenerationOutput],
+    plain: PlainModel | None = None,
+    *,
+    version: int = 0,
+    may_abort: Sequence[str] = (),
+) -> tuple[list[str], list[Sample]]:
+    """Holds all samples of a call to all that was asked for.
+
+    Args:
+        lab: of the engine.
+        requests: of the call.
+        outputs: of the call.
+        plain: with the weights that were served.
+        version: of those.
+        may_abort: ids of requests whose samples may have been ended by `abort`.
+
+    Returns:
+        What is wrong, in words, and the samples.
+    """
+    samples = looked_at(lab, requests, outputs, plain)
+    faults = wrong_identities(requests, outputs)
+    asked = {request.request_id: request for request in requests}
+    faults += [fault for output in outputs if (fault := _unreadable(lab, output)) and output.request_id in asked]
+    for sample in samples:
+        aborted = sample.request.request_id in may_abort
+        checks = (
+            _wrong_end(lab, sample, aborted=aborted),
+            _wrong_tokens(lab, sample),
+            _wrong_log_probs(lab, sample),
+            _wrong_versions(sample, version),
+        )
+        faults += [f"sample {sample.name}: {fault}" for fault in checks if fault]
+    return faults, samples
+
+
+def limit_of(lab: RolloutLab, request: GenerationRequest) -> int:
+    """New tokens of a response that nothing stops."""
+    room = lab.suite.max_model_tokens - len(request.prompt_ids)
+    return min(request.sampling.max_tokens, room) - len(request.response_ids)
+
+
+def _text(request: GenerationRequest) -> tuple[int, ...]:
+    return (*request.prompt_ids, *request.response_ids)
+
+
+def _is_readable(lab: RolloutLab, output: GenerationOutput) -> bool:
+    return not _unreadable(lab, output)
+
+
+def _unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
+    """Says what is wrong with the form of an output; empty: nothing."""
+    said = f"sample {output.request_id!r}/{output.sample_index}"
+    ids, logs = output.token_ids, output.log_probs
+    for name, values, dtype in (("token_ids", ids, np.int64), ("log_probs", logs, np.float32)):
+        form = f"{type(values).__name__} {getattr(values, 'dtype', '')} of shape {np.shape(values)}"
+        if form != f"ndarray {np.dtype(dtype)} of shape ({len(values)},)":
+            return f"{said}: {name} is {form}, expected [L] {np.dtype(dtype)}"
+    if len(ids) != len(logs):
+        return f"{said}: {len(ids)} tokens and {len(logs)} log-probs"
+    if not all(0 <= token < lab.vocabulary for token in ids.tolist()):
+        return f"{said}: tokens outside the vocabulary"
+    if type(output.finish_reason) is not FinishReason:
+        return f"{said}: finish reason {output.finish_reason!r} is no FinishReason"
+    if not all(type(run) is VersionRun for run in output.versions):
+        return f"{said}: versions {output.versions!r} are no VersionRun"
+    return ""
+
+
+def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool) -> str:
+    """Says what is wrong with the length or the finish reason."""
+    tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(lab, sample.request)
+    said = f"{len(tokens)} tokens, finish reason {reason}"
+    if len(tokens) > limit:
+        return f"{said}, its limit is {limit}"
+    stops, strings = set(sample.sampling.stop_token_ids), sample.sampling.stop_strings
+    if stops & set(tokens[:-1]):
+        return f"{said}, goes on behind a stop token"
+    stopped = bool(tokens) and tokens[-1] in stops
+    if strings:
+        decode = load_tokenizer(str(lab.folder)).decode
+        behind = [*sample.request.response_ids, *tokens]
+        if any(string in decode(behind[:-1]) for string in strings):
+            return f"{said}, goes on behind a stop string"
+        stopped |= any(string in decode(behind) for string in strings)
+    if stopped:
+        return "" if reason is FinishReason.STOP else f"{said}, where something stopped it"
+    if reason is FinishReason.ABORT and aborted:
+        return ""
+    right = reason is FinishReason.LENGTH and len(tokens) == limit
+    return "" if right else f"{said}, expected {limit} and 'length'"
+
+
+def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
+    """Says which token could not have been drawn."""
+    at = torch.arange(len(sample.tokens))
+    if sample.sampling.temperature == 0:
+        gap = sample.logits.amax(-1) - sample.logits[at, sample.tokens]
+        wrong = gap > lab.suite.tolerance
+        what = "is not the likeliest"
+    else:
+        wrong = ~sample.allowed[at, sample.tokens]
+        what = "is left out by the filters"
+    return f"token {int(wrong.int().argmax())} of {len(at)} {what}" if bool(wrong.any()) else ""
+
+
+def _wrong_log_probs(lab: RolloutLab, sample: Sample) -> str:
+    """Says how far log-probs are from the plain model's."""
+    at = torch.arange(len(sample.tokens))
+    expected = _contract(sample, lab.kind)[at, sample.tokens]
+    if lab.kind is LogProbKind.PROCESSED:
+        # A token at a filter's border has no log-prob there.
+        expected = torch.where(expected.isfinite(), expected, torch.as_tensor(sample.output.log_probs).double())
+    found = torch.as_tensor(sample.output.log_probs, dtype=torch.float64)
+    # Rounding of logits grows with them.
+    tolerance = lab.suite.tolerance / min(sample.sampling.temperature or 1.0, 1.0)
+    wrong = ~((found - expected).abs() <= tolerance)
+    if not bool(wrong.any()):
+        return ""
+    first = int(wrong.int().argmax())
+    return f"log-prob {first} of {len(at)} is {float(found[first]):.6g}, expected {float(expected[first]):.6g}"
+
+
+def _contract(sample: Sample, kind: LogProbKind) -> Tensor:
+    if kind is LogProbKind.AFTER_TEMPERATURE:
+        return sample.probabilities.log()
+    return contract_log_probs(sample.logits, sample.sampling, kind)
+
+
+def _wrong_versions(sample: Sample, version: int) -> str:
+    """Says where versions are not these weights' alone."""
+    if not adds_up(sample.output):
+        return f"versions {sample.output.versions} do not add up to {len(sample.tokens)}"
+    said = {run.version for run in sample.output.versions}
+    return "" if said == {version} else f"versions {sorted(said)}, expected {version}"
+
+
+def adds_up(output: GenerationOutput) -> bool:
+    """True where runs cover the tokens, neighbours differ, and none but that of an empty sample is empty."""
+    runs = output.versions
+    whole = sum(run.num_tokens for run in runs) == len(output.token_ids)
+    distinct = all(a.version != b.version for a, b in itertools.pairwise(runs))
+    return bool(runs) and whole and distinct and (len(runs) == 1 or all(run.num_tokens > 0 for run in runs))

@@ -1,0 +1,332 @@
+"""Requirements: whatever shares a call or the engine, every sample is what it would have been alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.kit.hf import load_tokenizer
+from rlsdk.testing.draws import Noise, Told
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.resources import handles, settled_handles
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_distribution import in_order
+from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+
+LETTERS = 12
+"""Stop strings of one letter: some response ends with one."""
+NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ä", "x" * 200, "None", "a_1_0", "a-1-0")
+"""Ids that an engine may take for one another, once it has put a number behind them."""
+
+
+class CompanyRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("company.kinds", since=(2, 0))
+    def test_company_kinds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Requests of every kind in one call: each is sampled, filtered, limited and stopped as it asked for."""
+        requests, fresh = list(kinds(lab)), []
+        for order in (requests, random.Random(1).sample(requests, len(requests)), requests):
+            outputs = lab.run(order)
+            faults, samples = audit(lab, order, outputs)
+            measured.none("wrong samples", faults)
+            measured.none("draws that follow something else", Told.by(samples, lab.eos).faults())
+            fresh += [tuple(sample.tokens.tolist()) for sample in samples if sample.request.request_id == "no seed"]
+        measured.told("kinds", len(requests))
+        measured.equal("distinct samples without a seed", len(set(fresh)), len(fresh))
+
+    @requirement("company.alone", needs=Capability.SEED, since=(2, 0))
+    def test_company_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Seeded, requests of every kind get the same tokens together as each by itself."""
+        requests = [request for request in kinds(lab) if request.sampling.seed is not None]
+        together = tokens_of(lab.run(requests))
+        changed = []
+        for request in requests:
+            for key, tokens in tokens_of(lab.run([request])).items():
+                if together.get(key) != tokens:
+                    changed.append(f"{key[0]}/{key[1]}")
+        measured.told("samples", len(together))
+        measured.none("samples that company changed", changed)
+
+    @requirement("company.random", since=(2, 0))
+    def test_company_random(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Calls of requests that were put together at random hold all that each asked for."""
+        for seed in range(4):
+            requests = list(at_random(lab, seed, 12))
+            faults, _ = audit(lab, requests, lab.run(requests))
+            measured.none(f"wrong samples, call {seed}", faults)
+
+    @requirement("company.many", since=(2, 0))
+    def test_company_many(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Of 64 and 200 samples of one prompt, beside requests with the same prompt, each is one of its own; greedy
+        ones are all alike."""
+        prompt = lab.prompt(7, 150)
+        requests = [
+            lab.ask("200", prompt, 200, max_tokens=12, temperature=1.5, seed=1),
+            lab.ask("64", prompt, 64, max_tokens=12, temperature=1.5, seed=2),
+            lab.ask("other", lab.prompt(9, 151), 3, max_tokens=30, seed=3),
+            *(lab.ask(f"one{at}", prompt, 1, max_tokens=12, temperature=1.5, seed=10 + at) for at in range(6)),
+            lab.ask("greedy", prompt, 20, max_tokens=12, temperature=0.0),
+        ]
+        outputs = lab.run(requests)
+        faults, samples = audit(lab, requests, outputs)
+        measured.none("wrong samples", faults)
+        hot = [sample for sample in samples if sample.sampling.temperature == 1.5]
+        distinct = {tuple(sample.tokens.tolist()) for sample in hot}
+        measured.equal("distinct samples of one prompt", len(distinct), len(hot))
+        ordered = sorted(hot, key=lambda sample: (sample.request.request_id, sample.output.sample_index))
+        measured.none("draws that depend on others", Noise.of(ordered[:80]).faults())
+        greedy = {tuple(tokens) for (name, _), tokens in tokens_of(outputs).items() if name == "greedy"}
+        measured.equal("distinct greedy samples", len(greedy), 1)
+
+    @requirement("company.names", since=(2, 0))
+    def test_company_names(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Ids of requests are any text: those that look alike are not taken for one another."""
+        requests = [
+            lab.ask(name, lab.prompt(3 + at, 152), 12 if at < 2 else 2, max_tokens=4 + at, seed=at)
+            for at, name in enumerate(NAMES)
+        ]
+        measured.none("wrong samples", audit(lab, requests, lab.run(requests))[0])
+        measured.none("samples of a call without requests", lab.run([]))
+
+    @requirement("company.stops", since=(2, 0))
+    def test_company_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Each request stops by its own tokens, wherever they come: as the first, as the last that it may have, many of
+        them; not by those of its prompt."""
+        for salt in range(3):
+            requests = list(stopping(lab, salt))
+            faults, samples = audit(lab, requests, lab.run(requests))
+            measured.none("wrong samples", faults)
+            measured.none("draws that follow something else", Told.by(samples, lab.eos).faults())
+        if Capability.STOP_STRINGS in lab.spec.capabilities:
+            requests = list(stopping_by_text(lab))
+            measured.none("wrong samples by text", audit(lab, requests, lab.run(requests))[0])
+
+    @requirement("company.staggered", needs=Capability.ABORT, since=(2, 0))
+    def test_company_staggered(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Calls that begin while others are in the middle change none of them, and get what they asked for; ids may be
+        the same."""
+        calls = [list(at_random(lab, 20 + at, 5)) for at in range(4)]
+        measured.told("calls", len(calls))
+        for at, (requests, outputs) in enumerate(zip(calls, lab.wait(staggered(engine, calls)), strict=True)):
+            measured.none(f"wrong samples, call {at}", audit(lab, requests, outputs)[0])
+            if Capability.SEED in lab.spec.capabilities:
+                seeded = [request for request in requests if request.sampling.seed is not None]
+                alone, found = tokens_of(lab.run(seeded)), tokens_of(outputs)
+                measured.none("samples that other calls changed", [key for key in alone if found[key] != alone[key]])
+
+    @requirement("company.as_they_finish", since=(2, 0))
+    def test_as_they_finish(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Samples are given out as they finish, short ones before long ones, and stay what they were when given."""
+        requests = [
+            lab.ask("long", lab.prompt(6, 155), 2, max_tokens=lab.suite.max_model_tokens - 8),
+            *(lab.ask(f"short{at}", lab.prompt(5 + at, 156), 3, max_tokens=2 + 3 * at) for at in range(4)),
+        ]
+        outputs, copies = lab.wait(_with_copies(engine, requests))
+        order = [output.request_id for output in outputs]
+        measured.none("short samples behind a long one", [n for n in order[order.index("long") :] if n != "long"])
+        changed = [
+            f"{output.request_id}/{output.sample_index}"
+            for output, (tokens, logs) in zip(outputs, copies, strict=True)
+            if output.token_ids.tolist() != tokens or output.log_probs.tolist() != logs
+        ]
+        measured.none("samples that changed after they were given out", changed)
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+
+    @requirement("replicas", since=(2, 0))
+    def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Two replicas have weights, versions and noise of their own: without seeds they draw apart, seeded alike. One
+        that is closed leaves no thread and no open file."""
+        if lab.num_started < 2:
+            # What the second engine of a process brings for its life, the third does not.
+            lab.start(rank=1).close()
+        before = handles()
+        other = lab.start(rank=1)
+        try:
+            seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
+            fresh = [replace(r, sampling=replace(r.sampling, seed=None)) for r in seeded]
+            samples = [s for one in (changing, other) for s in in_order(lab, fresh, one)]
+            measured.none("draws that depend on another replica's", Noise.of(samples).faults())
+            if Capability.SEED in lab.spec.capabilities:
+                first, second = (tokens_of(lab.run(seeded, one)) for one in (changing, other))
+                measured.none(
+                    "seeded samples that another replica changed", [k for k in first if first[k] != second[k]]
+                )
+            state = lab.changed(31)
+            other.update_weights(whole_shards(state), 4)
+            measured.none("wrong samples of the one that was left", audit(lab, seeded, lab.run(seeded, changing))[0])
+            new = lab.plain.with_state(state)
+            faults, _ = audit(lab, seeded, lab.run(seeded, other), new, version=4)
+            measured.none("wrong samples of the one that was updated", faults)
+        finally:
+            other.close()
+        for name, more in settled_handles(before).items():
+            measured.at_most(f"{name} that it left", more, 0)
+        measured.none("wrong samples after it was closed", audit(lab, seeded, lab.run(seeded, changing))[0])
+
+    @requirement("company.manners", since=(2, 0))
+    def test_manners(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What runs between two samples is not touched: gradients, default dtype and device, deterministic mode."""
+        requests = [lab.ask(f"r{at}", lab.prompt(5, 158), 2, max_tokens=2 + 4 * at, seed=5) for at in range(3)]
+        before = _torch_modes()
+
+        async def between() -> list[str]:
+            found = []
+            async for output in engine.generate(requests):
+                found += [f"{name} {value} behind {output.request_id}" for name, value in _torch_modes() - before]
+            return found
+
+        measured.none("modes that generate changed", lab.wait(between()))
+        if lab.spec.takes_weights:
+            engine.update_weights(whole_shards(lab.base), 0)
+        measured.none("modes that stay changed", sorted(map(str, _torch_modes() - before)))
+
+
+def kinds(lab: RolloutLab) -> Iterator[GenerationRequest]:
+    """A request of every kind."""
+    capabilities, letters = lab.spec.capabilities, stop_letters(lab)
+    half = tuple(range(lab.vocabulary // 2, lab.vocabulary))
+    mixed: dict[str, tuple[int, int, Mapping[str, object]]] = {
+        "plain": (5, 6, {}),
+        "hot": (8, 6, {"temperature": 2.0, "max_tokens": 25}),
+        "cold": (8, 6, {"temperature": 0.2}),
+        "top-k": (3, 6, {"top_k": 3, "max_tokens": 19}),
+        "top-p": (12, 6, {"top_p": 0.5, "temperature": 1.2}),
+        "both": (5, 6, {"top_k": 9, "top_p": 0.8, "temperature": 0.8}),
+        "greedy": (7, 3, {"temperature": 0.0, "max_tokens": 21}),
+        "greedy with filters": (7, 2, {"temperature": 0.0, "top_k": 5, "top_p": 0.5}),
+        "one token": (4, 9, {"max_tokens": 1}),
+        "one greedy token": (4, 2, {"max_tokens": 1, "temperature": 0.0}),
+        "two tokens": (40, 3, {"max_tokens": 2}),
+        "one token of prompt": (1, 4, {"max_tokens": 33}),
+        "long prompt": (lab.suite.max_model_tokens // 2, 2, {"max_tokens": 6}),
+        "to the room": (lab.suite.max_model_tokens - 6, 2, {"max_tokens": 50}),
+        "stops": (6, 8, {"stop_token_ids": half, "max_tokens": 12}),
+        "greedy stops": (6, 2, {"stop_token_ids": half, "temperature": 0.0, "max_tokens": 40}),
+        "seed 0": (6, 3, {"seed": 0}),
+        "no seed": (6, 3, {"seed": None}),
+        "large n": (6, 64, {"max_tokens": 4}),
+    }
+    if Capability.MIN_P in capabilities:
+        mixed["min-p"] = (6, 6, {"min_p": 0.2, "temperature": 1.5})
+    if Capability.STOP_STRINGS in capabilities:
+        mixed["stop strings"] = (6, 8, {"stop_strings": letters, "max_tokens": 14})
+    for at, (name, (length, n, sampling)) in enumerate(mixed.items()):
+        yield lab.ask(name, lab.prompt(length, 153), n, **{"max_tokens": 10, "seed": 60 + at, **sampling})
+    yield replace(lab.ask("first 5", lab.prompt(5, 153), 3, max_tokens=17, seed=90), first_sample=5)
+    given = lab.prompt(11, 154)
+    yield replace(lab.ask("continued", lab.prompt(5, 153), 3, max_tokens=17, seed=91), response_ids=given)
+    for at in range(2):
+        yield lab.ask(f"twin {at}", lab.prompt(5, 153), 2, max_tokens=12, seed=92 + at)
+
+
+def at_random(lab: RolloutLab, seed: int, count: int) -> Iterator[GenerationRequest]:
+    """Requests of random lengths and settings."""
+    source, capabilities = random.Random(seed), lab.spec.capabilities
+    for at in range(count):
+        sampling: dict[str, object] = {
+            "max_tokens": source.choice((1, 2, 5, 9, 16, 40)),
+            "temperature": source.choice((0.0, 0.3, 0.8, 1.0, 1.0, 1.6, 2.0)),
+            "top_k": source.choice((0, 0, 0, 1, 4, 30, 127)),
+            "top_p": source.choice((1.0, 1.0, 1.0, 0.3, 0.8, 0.95)),
+            "seed": source.choice((None, 0, seed, source.getrandbits(62))),
+            "stop_token_ids": source.choice(((), (), (lab.eos,), tuple(range(60, 75)))),
+        }
+        if Capability.MIN_P in capabilities:
+            sampling["min_p"] = source.choice((0.0, 0.0, 0.05, 0.4))
+        if Capability.STOP_STRINGS in capabilities:
+            sampling["stop_strings"] = source.choice(((), (), stop_letters(lab)[:3]))
+        length = source.choice((1, 2, 5, 17, 33, 70, lab.suite.max_model_tokens - 4))
+        request = lab.ask(f"r{at}", lab.prompt(length, 1000 + 50 * seed + at), source.choice((1, 1, 2, 5)), **sampling)
+        if source.random() < 0.3:
+            request = replace(request, first_sample=source.choice((1, 3, 1000)))
+        given = (
+            () if sampling["stop_token_ids"] or sampling.get("stop_strings") else lab.prompt(source.randrange(4), 77)
+        )
+        if len(given) < min(request.sampling.max_tokens, lab.suite.max_model_tokens - length):
+            request = replace(request, response_ids=given)
+        yield request
+
+
+def stopping(lab: RolloutLab, salt: int) -> Iterator[GenerationRequest]:
+    """Requests that end by tokens of their own, the first at once."""
+    prompt = lab.prompt(8, 160 + salt)
+    first = int(lab.plain.next_logits(prompt).argmax())
+    every = tuple(range(lab.vocabulary))
+    yield lab.ask("at once", prompt, 2, temperature=0.0, stop_token_ids=(first,))
+    yield lab.ask("any", prompt, 4, stop_token_ids=every, seed=salt)
+    yield lab.ask("none", prompt, 4, max_tokens=12, seed=salt)
+    yield lab.ask("those of the prompt", prompt, 6, stop_token_ids=prompt, max_tokens=24, seed=salt + 1)
+    yield lab.ask("even", prompt, 6, stop_token_ids=every[::2], max_tokens=3, seed=salt + 2)
+    yield lab.ask("odd", prompt, 6, stop_token_ids=every[1::2], max_tokens=2, seed=salt + 2)
+    yield lab.ask("the last one", prompt, 6, stop_token_ids=(every[-1], 0), max_tokens=30, temperature=2.0, seed=salt)
+    yield lab.ask("one token", prompt, 6, stop_token_ids=every[::3], max_tokens=1, seed=salt + 3)
+    yield replace(
+        lab.ask("continued", prompt, 4, stop_token_ids=every[::4], max_tokens=9, seed=salt + 4),
+        response_ids=(1, 3, 5),
+    )
+
+
+def stopping_by_text(lab: RolloutLab) -> Iterator[GenerationRequest]:
+    """Greedy requests that end at a string within what comes: of one token, of several, across what is there."""
+    decode = load_tokenizer(str(lab.folder)).decode
+    for salt in range(4):
+        prompt = lab.prompt(7, 170 + salt)
+        whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=24, temperature=0.0)]))["r", 0]
+        text = decode(whole)
+        for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1)):
+            string = text[at : at + length]
+            if string and "\ufffd" not in string:
+                yield lab.ask(
+                    f"{salt} {at}", prompt, 2, max_tokens=24, temperature=0.0, stop_strings=(string, "never this")
+                )
+        # What stands in the prompt stops nothing, nor does what begins in it.
+        tail = decode(list(prompt))[-1:] + text[:1]
+        if len(tail) == 2 and tail not in text:
+            yield lab.ask(f"{salt} prompt", prompt, 2, max_tokens=24, temperature=0.0, stop_strings=(tail,))
+
+
+def stop_letters(lab: RolloutLab) -> tuple[str, ...]:
+    """Stop strings that some token of the model completes."""
+    decode = load_tokenizer(str(lab.folder)).decode
+    texts = {decode([token]) for token in range(lab.vocabulary // 2, lab.vocabulary - lab.vocabulary // 3)}
+    return tuple(sorted(text for text in texts if len(text) == 1 and text.isalnum()))[:LETTERS]
+
+
+async def staggered(
+    engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]]
+) -> list[list[GenerationOutput]]:
+    """Every call's samples; each call begins some steps after the one before."""
+    tasks = []
+    for requests in calls:
+        tasks.append(asyncio.create_task(collect(engine, requests)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    return [await task for task in tasks]
+
+
+async def _with_copies(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest]
+) -> tuple[list[GenerationOutput], list[tuple[list[int], list[float]]]]:
+    """Samples, and what each was when it was given out."""
+    outputs, copies = [], []
+    async for output in engine.generate(requests):
+        outputs.append(output)
+        copies.append((output.token_ids.tolist(), output.log_probs.tolist()))
+    return outputs, copies
+
+
+def _torch_modes() -> set[tuple[str, object]]:
+    return {
+        ("inference mode", torch.is_inference_mode_enabled()),
+        ("gradients", torch.is_grad_enabled()),
+        ("default dtype", torch.get_default_dtype()),
+        ("default device", str(torch.get_default_device())),
+        ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("threads", torch.get_num_threads()),
+    }

@@ -1,0 +1,185 @@
+"""Requirements: whole responses follow the model's distribution, at any setting, and no draw depends on another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
+from rlsdk.testing.draws import Noise, Told, Z
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import Sample, audit, looked_at
+from rlsdk.testing.rollout_lab import RolloutLab, distribution, tokens_of
+from rlsdk.testing.statistics import FALSE_ALARM, LEAST_EXPECTED, chi_square_p
+
+SETTINGS: Mapping[str, Mapping[str, float]] = {
+    "plain": {},
+    "temperature 0.1": {"temperature": 0.1},
+    "temperature 0.45": {"temperature": 0.45},
+    "temperature 0.9": {"temperature": 0.9},
+    "temperature 2": {"temperature": 2.0},
+    "top-k 1": {"temperature": 1.3, "top_k": 1},
+    "top-k 2": {"top_k": 2},
+    "top-k 7": {"temperature": 0.7, "top_k": 7},
+    "top-k of more than all": {"top_k": 10_000},
+    "top-p 0.35": {"top_p": 0.35},
+    "top-p 0.97": {"temperature": 0.6, "top_p": 0.97},
+    "top-p when hot": {"temperature": 1.9, "top_p": 0.7},
+    "top-k, then top-p": {"temperature": 1.2, "top_k": 12, "top_p": 0.75},
+}
+FLOORS: Mapping[str, Mapping[str, float]] = {
+    "min-p 0.05": {"min_p": 0.05},
+    "min-p when hot": {"temperature": 1.9, "min_p": 0.25},
+    "min-p when cold": {"temperature": 0.5, "min_p": 0.1},
+    "min-p 1": {"min_p": 1.0},
+    "all of them": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.12},
+}
+"""Where `Capability.MIN_P` is claimed."""
+NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
+"""First tokens behind one prompt, expected samples of a bin of its own, and the least p-value: bins are small, since a
+generator of few bits shows in rare tokens."""
+SEEDS = (
+    *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
+    *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
+)
+"""Seeds that are one to an engine that keeps too few of their bits."""
+
+
+class DistributionRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("distribution.responses", since=(2, 0))
+    def test_distribution_responses(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Whole responses follow the model's probabilities, each token given those before it, at many settings of
+        temperature and filters: their probability as a whole, and what single draws tell by place and kind."""
+        settings = {**SETTINGS, **(FLOORS if Capability.MIN_P in lab.spec.capabilities else {})}
+        requests = [
+            lab.ask(name, lab.prompt(5 + at, 130), 24, max_tokens=20, seed=500 + at, **sampling)
+            for at, (name, sampling) in enumerate(settings.items())
+        ]
+        faults, samples = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        parts = [
+            Told.by([sample for sample in samples if sample.request.request_id == name], lab.eos) for name in settings
+        ]
+        for name, own in zip(settings, parts, strict=True):
+            for where, chosen in (("", own.position >= 0), (" behind the first token", own.position > 0)):
+                z = own.by_name["surprise"].of(chosen).z()
+                measured.at_most(f"deviations of log-probability{where}, {name}", abs(z), Z)
+            measured.none(f"draws that follow something else, {name}", own.faults((1, 8)))
+        every = Told.joined(parts)
+        together = every.by_name["surprise"]
+        measured.told("tokens", len(together.found))
+        measured.at_most("deviations of log-probability, all", abs(together.z()), Z)
+        measured.none("draws that follow something else, all", every.faults())
+
+    @requirement("distribution.sequences", since=(2, 0))
+    def test_distribution_sequences(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Sequences of three tokens come as often as they should; so do tokens that come late in a response, and the
+        end-of-sequence token, as the first one and later (chi-square, one false alarm in a million)."""
+        prompt = lab.prompt(6, 131)
+        request = lab.ask("r", prompt, 800, max_tokens=3, top_k=4, temperature=1.1, seed=31)
+        outputs = lab.run([request])
+        counts, chances = sequences(lab, request, [output.token_ids.tolist() for output in outputs])
+        measured.at_least("p-value of sequences", chi_square_p(counts, chances), FALSE_ALARM)
+        for length in (3, 40):
+            before = lab.prompt(length, 132)
+            late = lab.ask("late", prompt, 1000, max_tokens=length + 1, temperature=0.8, seed=32 + length)
+            p = first_p(lab, [_behind(late, before)])
+            measured.at_least(f"p-value of tokens behind {length} others", p, FALSE_ALARM)
+        ends, chance = lab.likely_end(16, 1.0)
+        measured.told("chance of the end-of-sequence token", chance)
+        for length in (0, 1, 2, 12):
+            late = lab.ask("end", ends[: len(ends) - length], 600, max_tokens=length + 1, stop_token_ids=(lab.eos,))
+            late = replace(late, response_ids=ends[len(ends) - length :])
+            p = first_p(lab, [late], only=lab.eos)
+            measured.at_least(f"p-value of the end behind {length} tokens", p, FALSE_ALARM)
+
+    @requirement("distribution.fine", since=(2, 0))
+    def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """10,000 first tokens follow the model's probabilities, the rare ones too: noise is not coarse."""
+        prompt, parts = lab.prompt(6, 133), 4
+        requests = [lab.ask(f"r{at}", prompt, NUM_FINE // parts, max_tokens=1, seed=400 + at) for at in range(parts)]
+        measured.at_least("p-value", first_p(lab, requests, LEAST_FINE), FINE_ALARM)
+
+    @requirement("noise", since=(2, 0))
+    def test_noise(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Without seeds no draw has to do with another: of the same sample, of its neighbours, of other requests, of
+        other calls."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 134), 5, max_tokens=40, seed=None) for at in range(4)]
+        samples = [sample for _ in range(2) for sample in in_order(lab, requests)]
+        measured.none("draws that depend on others", Noise.of(samples).faults())
+        same = [lab.ask(f"same{at}", lab.prompt(5, 135), 3, max_tokens=12, seed=None) for at in range(8)]
+        tokens = [tuple(t) for _ in range(3) for t in tokens_of(lab.run(same)).values()]
+        measured.equal("distinct samples behind one prompt", len(set(tokens)), len(tokens))
+
+    @requirement("noise.seeds", needs=Capability.SEED, since=(2, 0))
+    def test_noise_seeds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """With seeds, neighbours among them, no draw has to do with another of another seed or sample."""
+        requests = [
+            lab.ask(f"r{at}", lab.prompt(6 + at % 3, 136), 6, max_tokens=40, seed=at, temperature=1.2)
+            for at in range(6)
+        ]
+        measured.none("draws that depend on others", Noise.of(in_order(lab, requests)).faults())
+
+    @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
+    def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Every seed of 63 bits is one of its own, 0 among them, and gives the same tokens again."""
+        prompt = lab.prompt(6, 137)
+        requests = [lab.ask(str(seed), prompt, 2, max_tokens=12, seed=seed, temperature=1.5) for seed in SEEDS]
+        once, again = tokens_of(lab.run(requests)), tokens_of(lab.run(requests[::-1]))
+        measured.none("seeds whose tokens did not come again", [key for key in once if again.get(key) != once[key]])
+        by_tokens: dict[tuple[int, ...], list[str]] = {}
+        for (seed, index), tokens in once.items():
+            by_tokens.setdefault(tuple(tokens), []).append(f"{seed}/{index}")
+        measured.none("seeds with the same tokens", [who for who in by_tokens.values() if len(who) > 1])
+
+
+def in_order(
+    lab: RolloutLab, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
+) -> list[Sample]:
+    """Samples of one call, as they are numbered."""
+    order = {request.request_id: at for at, request in enumerate(requests)}
+    samples = looked_at(lab, requests, lab.run(requests, engine))
+    return sorted(samples, key=lambda sample: (order[sample.request.request_id], sample.output.sample_index))
+
+
+def first_p(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    least: float = LEAST_EXPECTED,
+    only: int | None = None,
+) -> float:
+    """The p-value of the first new tokens of requests that differ in their seed alone: of all tokens, or of whether it
+    is this one."""
+    request = requests[0]
+    drawn = torch.tensor([int(output.token_ids[0]) for output in lab.run(requests)])
+    exact = distribution(lab.plain.next_logits((*request.prompt_ids, *request.response_ids)), request.sampling)
+    counts = torch.bincount(drawn, minlength=lab.vocabulary)
+    if only is not None:
+        counts = torch.stack([counts[only], counts.sum() - counts[only]])
+        exact = torch.stack([exact[only], 1 - exact[only]])
+    return chi_square_p(counts, exact, least)
+
+
+def sequences(lab: RolloutLab, request: GenerationRequest, drawn: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """How often each sequence came that top-k leaves, one more count for all others, and the chance of each."""
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(request.sampling.max_tokens):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, chance in chances.items():
+            exact = distribution(lab.plain.next_logits((*request.prompt_ids, *tokens)), request.sampling)
+            for token in exact.nonzero()[:, 0].tolist():
+                longer[(*tokens, token)] = chance * float(exact[token])
+        chances = longer
+    at = {tokens: index for index, tokens in enumerate(chances)}
+    index = torch.tensor([at.get(tuple(tokens), len(at)) for tokens in drawn])
+    exact = torch.tensor([*chances.values(), 0.0], dtype=torch.float64)
+    return torch.bincount(index, minlength=len(at) + 1), exact
+
+
+def _behind(request: GenerationRequest, tokens: Sequence[int]) -> GenerationRequest:
+    return replace(request, response_ids=tuple(tokens))

@@ -1,0 +1,279 @@
+"""Requirements: calls that are left, aborted or held leave nothing behind, and hold nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+
+STILL_SHARE = 12
+"""Of the suite's deadline one such part is for an engine to stop decoding what nobody waits for, and for what was
+aborted to come."""
+LOOK_S = 0.05
+"""Between two looks."""
+FULL = 48
+"""Tokens of each sample where it is counted how many run at once."""
+
+Leaving = Callable[[RolloutEngine, Sequence[GenerationRequest]], Coroutine[Any, Any, None]]
+
+
+class EndingRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("abandoned", since=(2, 0))
+    def test_abandoned(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A call whose caller leaves it (closes it, is cancelled, never begins) is dropped: it decodes no more, keeps
+        no slot, holds up no update, and changes no other call."""
+        before = lab.wait(at_once(lab, changing))
+        requests = [lab.ask("first", lab.prompt(5, 180), max_tokens=2), *_long(lab, "left", 4)]
+        other = lab.ask("other", lab.prompt(7, 181), 3, max_tokens=60, temperature=1.2, seed=5)
+        alone = tokens_of(lab.run([other]))
+        shared = Capability.ABORT in lab.spec.capabilities
+        for name, leave in LEAVING.items():
+            outputs = lab.wait(_left_beside(changing, [other] if shared else [], requests, leave))
+            measured.none(f"wrong samples of another call, {name}", audit(lab, [other], outputs)[0] if shared else [])
+            if shared and Capability.SEED in lab.spec.capabilities:
+                changed = [key for key, tokens in tokens_of(outputs).items() if alone[key] != tokens]
+                measured.none(f"samples of another call that changed, {name}", changed)
+            measured.equal(f"tokens decoded for nobody, {name}", lab.wait(_restless(changing, lab)), 0)
+            changing.update_weights(whole_shards(lab.base), 0)
+        for _ in range(lab.suite.max_running):
+            lab.wait(_broken_off(changing, requests))
+        faults, _ = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples afterwards", faults)
+        if before is not None:
+            measured.at_least("samples at once afterwards", lab.wait(at_once(lab, changing)) or 0, 0.9 * before)
+
+    @requirement("abort.slots", needs=Capability.ABORT, since=(2, 0))
+    def test_abort_slots(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """However often samples are aborted, by name or all of them, as many run at once as before, and the same names
+        can be used again."""
+        before = lab.wait(at_once(lab, engine))
+        requests = _long(lab, "r", lab.suite.max_running + 4)
+        for turn in range(lab.suite.max_running + 2):
+            outputs = lab.wait(_aborted(engine, requests, None if turn % 2 else ["r"], turns=1 + turn % 5))
+            faults, _ = audit(lab, requests, outputs, may_abort=["r"])
+            measured.none(f"wrong samples, abort {turn}", faults)
+        again = [replace(requests[0], n=3, sampling=replace(requests[0].sampling, max_tokens=20))]
+        measured.none("wrong samples afterwards", audit(lab, again, lab.run(again))[0])
+        if before is not None:
+            measured.at_least("samples at once afterwards", lab.wait(at_once(lab, engine)) or 0, 0.9 * before)
+
+    @requirement("abort.exact", needs=Capability.ABORT, since=(2, 0))
+    def test_abort_exact(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """`abort` ends what it names and nothing else: an empty list names nothing, what waits for a slot is ended
+        without a token, a call that has not begun is not meant; it may come from any thread."""
+        running = [lab.ask(f"r{at}", lab.prompt(5 + at, 182), 2, max_tokens=40, seed=at) for at in range(3)]
+        # More than run at once, and one behind them that is not the first to come in.
+        waiting = _long(lab, "filling", lab.suite.max_running + 3)
+        waiting += [replace(_long(lab, "waiting", 3)[0], prompt_ids=lab.prompt(90, 187))]
+        outputs = lab.wait(_aborted(engine, running, (), turns=3))
+        measured.none("wrong samples behind an abort of nothing", audit(lab, running, outputs)[0])
+        names = ["waiting", "filling"]
+        outputs = lab.wait(_aborted(engine, [*running, *waiting], names, turns=3))
+        faults, _ = audit(lab, [*running, *waiting], outputs, may_abort=names)
+        measured.none("wrong samples beside one that waited", faults)
+        ended = [output for output in outputs if output.finish_reason is FinishReason.ABORT]
+        measured.equal("samples that were aborted", len(ended), waiting[0].n + waiting[1].n)
+        measured.at_least("of them without a token", sum(not len(output.token_ids) for output in ended), 1)
+        outputs = lab.wait(_begun_late(engine, running))
+        measured.none("wrong samples of a call that began behind an abort", audit(lab, running, outputs)[0])
+        long = _long(lab, "r", 3)
+        outputs = lab.wait(_aborted_by_thread(engine, long))
+        measured.none("wrong samples behind an abort by a thread", audit(lab, long, outputs, may_abort=["r"])[0])
+        cut = sum(output.finish_reason is FinishReason.ABORT for output in outputs)
+        measured.equal("samples that a thread aborted", cut, 3)
+
+    @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What is aborted in a pause comes at once, with what it has; the rest goes on after it as if nothing had
+        been."""
+        if Capability.ABORT not in lab.spec.capabilities:
+            measured.told("claims abort", 0)
+            return
+        requests = [*_long(lab, "a", 3), replace(_long(lab, "b", 3)[0], prompt_ids=lab.prompt(9, 183))]
+        whole = tokens_of(lab.run(requests))
+        for names in (["a"], None):
+            outputs, early = lab.wait(_aborted_in_a_pause(engine, lab, requests, names))
+            ended = names or ["a", "b"]
+            faults, _ = audit(lab, requests, outputs, may_abort=ended)
+            measured.none(f"wrong samples, {names}", faults)
+            measured.equal(f"aborted samples that came in the pause, {names}", early, 3 * len(ended))
+            if Capability.SEED in lab.spec.capabilities:
+                changed = [key for key, t in tokens_of(outputs).items() if whole[key][: len(t)] != t]
+                measured.none("samples that are not the beginning of what they would have been", changed)
+
+    @requirement("pause.still", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_pause_still(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Paused, nothing is decoded, for calls that begin then neither; pausing twice is pausing once, and `resume`
+        brings all of it."""
+        engine.resume()
+        requests, late = _long(lab, "r", 3), [lab.ask("late", lab.prompt(6, 184), 2, max_tokens=4)]
+        shared = Capability.ABORT in lab.spec.capabilities
+
+        async def held() -> tuple[list[GenerationOutput], list[GenerationOutput], int]:
+            task = await lab.paused_midway(requests)
+            engine.pause()
+            joined = asyncio.create_task(collect(engine, late)) if shared else None
+            await asyncio.sleep(2 * LOOK_S)
+            before = engine.num_decoded() or 0
+            await asyncio.sleep(4 * LOOK_S)
+            grown = (engine.num_decoded() or 0) - before
+            done = joined is not None and joined.done()
+            engine.resume()
+            engine.resume()
+            return await task, await joined if joined is not None else [], grown + 10**6 * done
+
+        outputs, joined, grown = lab.wait(held())
+        measured.equal("tokens that came in a pause", grown, 0)
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        measured.none("wrong samples of a call that began in it", audit(lab, late, joined)[0] if shared else [])
+        engine.pause()
+        engine.resume()
+        measured.none("wrong samples behind a pause of nothing", audit(lab, late, lab.run(late))[0])
+
+
+def _long(lab: RolloutLab, name: str, n: int) -> list[GenerationRequest]:
+    """A request that is not done before something happens to it."""
+    length = min(lab.suite.max_model_tokens - 16, 300)
+    return [lab.ask(name, lab.prompt(8, 185), n, max_tokens=length, seed=3)]
+
+
+async def at_once(lab: RolloutLab, engine: RolloutEngine) -> float | None:
+    """How many samples run together: tokens that there were when the first of equal ones came, by their length; None:
+    the engine does not count."""
+    before, found = engine.num_decoded(), None
+    if before is None:
+        return None
+    request = lab.ask("full", lab.prompt(6, 186), lab.suite.max_running, max_tokens=FULL)
+    async for _ in engine.generate([request]):
+        if found is None:
+            found = ((engine.num_decoded() or 0) - before) / FULL
+    return found
+
+
+async def _never_begun(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
+    await _stream(engine, requests).aclose()
+
+
+async def _broken_off(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
+    stream = _stream(engine, requests)
+    async for _ in stream:
+        break
+    await stream.aclose()
+
+
+async def _cancelled(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
+    task = asyncio.create_task(collect(engine, requests))
+    for _ in range(6):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _failed(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
+    """The caller's own code raises between two samples."""
+    stream = _stream(engine, requests)
+    with suppress(ZeroDivisionError):
+        try:
+            async for output in stream:
+                raise ZeroDivisionError(output.request_id)
+        finally:
+            await stream.aclose()
+
+
+LEAVING: Mapping[str, Leaving] = {
+    "never begun": _never_begun,
+    "closed": _broken_off,
+    "cancelled": _cancelled,
+    "an error of its caller": _failed,
+}
+
+
+def _stream(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> AsyncGenerator[GenerationOutput, None]:
+    return cast("AsyncGenerator[GenerationOutput, None]", engine.generate(requests))
+
+
+async def _left_beside(
+    engine: RolloutEngine, others: Sequence[GenerationRequest], requests: Sequence[GenerationRequest], leave: Leaving
+) -> list[GenerationOutput]:
+    """Samples of another call that is under way while one is left."""
+    task = asyncio.create_task(collect(engine, others)) if others else None
+    for _ in range(4):
+        await asyncio.sleep(0)
+    await leave(engine, requests)
+    return await task if task is not None else []
+
+
+async def _restless(engine: RolloutEngine, lab: RolloutLab) -> int:
+    """Tokens that are still decoded although nobody waits, once some time for the last of them has gone by."""
+    deadline, before = time.monotonic() + lab.suite.timeout_s / STILL_SHARE, engine.num_decoded() or 0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = engine.num_decoded() or 0
+        if now == before or time.monotonic() > deadline:
+            return now - before
+        before = now
+
+
+async def _aborted(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest], names: Sequence[str] | None, *, turns: int
+) -> list[GenerationOutput]:
+    task = asyncio.create_task(collect(engine, requests))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    engine.abort(names)
+    return await task
+
+
+async def _begun_late(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+    stream = _stream(engine, requests)
+    engine.abort()
+    return [output async for output in stream]
+
+
+async def _aborted_by_thread(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+    task = asyncio.create_task(collect(engine, requests))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    thread = threading.Thread(target=engine.abort)
+    thread.start()
+    outputs = await task
+    thread.join()
+    return outputs
+
+
+async def _aborted_in_a_pause(
+    engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest], names: Sequence[str] | None
+) -> tuple[list[GenerationOutput], int]:
+    """All samples, and how many came before the engine went on."""
+    outputs: list[GenerationOutput] = []
+
+    async def take() -> None:
+        async for output in engine.generate(requests):
+            outputs.append(output)
+
+    task = asyncio.create_task(take())
+    for _ in range(6):
+        await asyncio.sleep(0)
+    engine.pause()
+    await asyncio.sleep(LOOK_S)
+    engine.abort(names)
+    wanted = sum(request.n for request in requests if names is None or request.request_id in names)
+    deadline = time.monotonic() + lab.suite.timeout_s / STILL_SHARE
+    while len(outputs) < wanted and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
+    early = len(outputs)
+    engine.resume()
+    await task
+    return outputs, early

@@ -1,0 +1,130 @@
+"""Requirements: prompts and responses of any length are read and written right, up to the model's room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
+from rlsdk.testing.draws import Noise, Told, Z
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_lab import RolloutLab, tokens_of
+
+BLOCKS = (16, 32, 64, 100, 128, 192, 256, 300, 384, 448)
+"""Lengths at which something of an engine may end: pages of keys, tiles of a kernel, chunks of a prompt."""
+POSITIONS = (8, 128, 256)
+"""Between which later draws are looked at by themselves."""
+
+
+FAR_MORE = (("far more", 1_000_000_000), ("16 bits", 2**16), ("31 bits", 2**31 - 1))
+"""Limits that nobody has memory for."""
+
+
+class LengthRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("length.prompts", since=(2, 0))
+    def test_length_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Prompts of every length are read whole and apart from their neighbours: one token, lengths about the borders
+        of blocks, as many as the model has room for."""
+        requests = [
+            lab.ask(f"p{length}", lab.prompt(length, 140), 1 + at % 2, max_tokens=3, seed=length)
+            for at, length in enumerate(sorted(lengths(lab)))
+        ]
+        longest = lab.prompt(max(lengths(lab)), 140)
+        # As a prompt that goes on from another's beginning: what is kept of that must be the same text.
+        requests += [
+            lab.ask(f"shared{length}", (*longest[:length], *lab.prompt(9, 141)), max_tokens=3)
+            for length in BLOCKS
+            if length + 12 < lab.suite.max_model_tokens
+        ]
+        measured.told("longest prompt", len(longest))
+        faults, _ = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        shuffled = requests[1::2] + requests[::2]
+        measured.none("wrong samples in another order", audit(lab, shuffled, lab.run(shuffled))[0])
+
+    @requirement("length.responses", since=(2, 0))
+    def test_length_responses(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Responses of hundreds of tokens have the right log-probs and draws to their end, whatever ends beside them,
+        and no two draws of them depend on each other."""
+        room = lab.suite.max_model_tokens
+        long = [
+            lab.ask("whole room", lab.prompt(1, 142), 4, max_tokens=room),
+            lab.ask("long", lab.prompt(9, 143), 4, max_tokens=room * 3 // 4, seed=8),
+            lab.ask("behind a long prompt", lab.prompt(room // 2, 144), 3, max_tokens=room // 2, seed=9),
+        ]
+        short = [
+            lab.ask(f"short{at}", lab.prompt(4 + 20 * at, 145), 2, max_tokens=5 + 17 * at, seed=at, temperature=0.7)
+            for at in range(6)
+        ]
+        requests = [short[0], long[0], *short[1:4], *long[1:], *short[4:]]
+        faults, samples = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        hundreds = [sample for sample in samples if sample.request in long]
+        told = Told.by(hundreds, lab.eos)
+        borders = [border for border in POSITIONS if border < room // 2]
+        for low, high in zip(borders, (*borders[1:], room), strict=True):
+            z = told.by_name["surprise"].of((told.position >= low) & (told.position < high)).z()
+            measured.at_most(f"deviations of log-probability from token {low} on", abs(z), Z)
+        measured.none("draws that follow something else", told.faults(borders))
+        for request in long:
+            own = [sample for sample in hundreds if sample.request is request]
+            measured.none("draws that depend on others", Noise.of(own).faults())
+
+    @requirement("length.limits", since=(2, 0))
+    def test_length_limits(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Limits hold to the token: of 1 and 2 tokens, of the room that is left, and of far more than there is."""
+        room = lab.suite.max_model_tokens
+        requests = list(limits(lab, room))
+        faults, _ = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        alone = [request for request in requests if request.request_id.startswith("alone")]
+        for request in alone:
+            measured.none(
+                f"wrong samples of one call, {request.request_id}", audit(lab, [request], lab.run([request]))[0]
+            )
+
+    @requirement("length.continued", since=(2, 0))
+    def test_length_continued(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A response goes on behind hundreds of tokens, with the right log-probs and, seeded, the same tokens."""
+        room = lab.suite.max_model_tokens
+        whole = lab.ask("r", lab.prompt(6, 146), 2, max_tokens=room * 3 // 4, temperature=1.2, seed=21)
+        tokens = tokens_of(lab.run([whole]))
+        cuts = [cut for cut in (1, 31, 128, 130, 257, 300, room * 3 // 4 - 1) if cut < room * 3 // 4]
+        requests = [
+            replace(whole, request_id=f"{cut}", n=1, first_sample=1, response_ids=tuple(tokens["r", 1][:cut]))
+            for cut in cuts
+        ]
+        outputs = lab.run(requests)
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        if Capability.SEED in lab.spec.capabilities:
+            changed = [
+                f"behind {cut} tokens"
+                for (cut, _), new in tokens_of(outputs).items()
+                if new != tokens["r", 1][int(cut) :]
+            ]
+            measured.none("samples that an interruption changed", changed)
+
+
+def lengths(lab: RolloutLab) -> set[int]:
+    """Of prompts."""
+    room = lab.suite.max_model_tokens
+    about = {border + off for border in BLOCKS for off in (-1, 0, 1)}
+    return {length for length in {1, 2, 3, 7, *about, room - 3, room - 2, room - 1} if 0 < length < room}
+
+
+def limits(lab: RolloutLab, room: int) -> Iterator[GenerationRequest]:
+    """Requests whose end is at a limit."""
+    for left in (1, 2, 3):
+        for asked in (1, 2, 3, 50):
+            yield lab.ask(f"{left} left, {asked}", lab.prompt(room - left, 147 + asked), 2, max_tokens=asked)
+    for asked in (1, 2, 15, 16, 17):
+        yield lab.ask(f"alone, {asked}", lab.prompt(5, 148), 3, max_tokens=asked)
+    prompt = lab.prompt(room - 20, 149)
+    for name, asked in (("alone, all", 20), ("one less", 19), ("one more", 21), *FAR_MORE):
+        yield lab.ask(name, prompt, 2, max_tokens=asked)
+    given = lab.prompt(17, 150)
+    for name, asked in (("alone, continued to the room", 50), ("continued by one", 18)):
+        yield replace(lab.ask(name, prompt, 2, max_tokens=asked), response_ids=given)

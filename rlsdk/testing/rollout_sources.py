@@ -1,0 +1,262 @@
+"""Requirements: weights are taken from whatever a source hands out, as it is when it is handed out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Box,
+    Capability,
+    GenerationOutput,
+    GenerationRequest,
+    RlsdkError,
+    RolloutEngine,
+    WeightShard,
+    WeightSyncError,
+    fingerprint,
+)
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_lab import PlainModel, RolloutLab, pieces, tokens_of, whole_shards
+from rlsdk.testing.rollout_scheduling import told_apart
+
+
+class SourceRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("update.borrowed", since=(2, 0))
+    def test_update_borrowed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An item is the source's again once the next is asked for: one whose memory is then overwritten was taken
+        whole."""
+        state = lab.changed(41)
+        receipt = changing.update_weights(borrowed(whole_shards(state)), 3)
+        _served(lab, measured, state, 3, receipt.fingerprints)
+        state = lab.changed(42)
+        receipt = changing.update_weights(borrowed(iter(pieces(state))), 4)
+        _served(lab, measured, state, 4, receipt.fingerprints)
+
+    @requirement("update.strided", since=(2, 0))
+    def test_update_strided(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Items are cut along any dimension, in any order, and their memory lies as it may: transposed, with gaps, in
+        the middle of another tensor, in any float dtype."""
+        for version, (name, lay) in enumerate(LAYINGS.items(), start=2):
+            state = {key: t.to(lay.dtype).float() for key, t in lab.changed(40 + version).items()}
+            receipt = changing.update_weights(cut_at_random(state, lay, version), version)
+            _served(lab, measured, state, version, receipt.fingerprints, name)
+
+    @requirement("update.source_raises", since=(2, 0))
+    def test_update_source_raises(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What a source raises comes out of `update_weights`; nothing is served then, and the next whole update is, as
+        often as that happens."""
+        state = lab.changed(51)
+        shards = list(whole_shards(state))
+        swallowed, served = [], []
+        for version, at in enumerate((0, 1, len(shards) // 2, len(shards) - 1, len(shards)), start=1):
+            try:
+                changing.update_weights(_raises(shards, at), version)
+                swallowed.append(f"an error behind {at} items")
+            except Exception as error:
+                if not _speaks_of(error, BROKEN):
+                    swallowed.append(f"an error behind {at} items: {type(error).__name__}: {error}")
+            with suppress(WeightSyncError):
+                served += lab.run([lab.ask("r", lab.prompt(8, 190))])
+            if at % 2:
+                lab.restore()
+        measured.none("errors that did not come out", swallowed)
+        measured.none("samples of half an update", served)
+        _served(lab, measured, state, 9, changing.update_weights(whole_shards(state), 9).fingerprints)
+
+    @requirement("update.raises_paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_update_raises_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Samples that are paused outlive an update that fails: after a whole one they go on under that."""
+        state = lab.changed(52)
+        requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 191), 3, max_tokens=100) for at in range(2)]
+
+        async def failed() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            with suppress(Exception):
+                changing.update_weights(_raises(list(whole_shards(lab.changed(53))), 3), 5)
+            changing.update_weights(whole_shards(state), 6)
+            changing.resume()
+            return await task
+
+        outputs = lab.wait(failed())
+        faults, mixed = told_apart(lab, requests, outputs, lab.plain.with_state(state), 6)
+        measured.none("samples whose versions or log-probs are of neither", faults)
+        measured.at_least("samples of both weights", mixed, 1)
+
+    @requirement("update.not_finite", since=(2, 0))
+    def test_update_not_finite(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Weights that are not finite are refused by a WeightSyncError, or calls that meet them end in an RlsdkError:
+        no sample is made of them. The next whole update is served as ever."""
+        for version, value in enumerate((float("nan"), float("inf")), start=1):
+            state = {name: tensor.clone() for name, tensor in lab.base.items()}
+            for tensor in (state["model.embed_tokens.weight"], *list(state.values())[-1:]):
+                tensor.view(-1)[: tensor.numel() // 2] = value
+            given: list[GenerationOutput] = []
+            with suppress(RlsdkError):
+                changing.update_weights(whole_shards(state), version)
+                given = lab.run([lab.ask(f"r{at}", lab.prompt(5 + at, 192), 2) for at in range(2)])
+            measured.none(f"samples of weights with {value}", given)
+            lab.restore()
+            requests = [lab.ask(f"r{at}", lab.prompt(1 + 40 * at, 193), 2, max_tokens=12) for at in range(4)]
+            measured.none("wrong samples afterwards", audit(lab, requests, lab.run(requests))[0])
+
+    @requirement("update.versions", since=(2, 0))
+    def test_update_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A version is a name: the same one again, a lower one and a large one bring the weights that came with
+        them."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 194), 2, max_tokens=8) for at in range(2)]
+        for turn, version in enumerate((3, 3, 1, 2**40, 0, 3)):
+            state = lab.changed(60 + turn)
+            receipt = changing.update_weights(whole_shards(state), version)
+            measured.equal(f"version of receipt {turn}", receipt.version, version)
+            plain = lab.plain.with_state(state)
+            faults, _ = audit(lab, requests, lab.run(requests), plain, version=version)
+            measured.none(f"wrong samples of update {turn}, version {version}", faults)
+
+    @requirement("update.nothing_old", since=(2, 0))
+    def test_update_nothing_old(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Nothing is remembered over an update: of prompts of any length, greedy or drawn, whole or continued, alone or
+        in company; and not when the first weights come back."""
+        requests = list(_remembered(lab))
+        states: list[Mapping[str, Tensor]] = [lab.base, lab.changed(71), lab.changed(72), lab.base]
+        for version, state in enumerate(states):
+            plain = lab.plain if state is lab.base else lab.plain.with_state(state)
+            if version:
+                changing.update_weights(whole_shards(state), version)
+            faults, _ = audit(lab, requests, lab.run(requests), plain, version=version)
+            measured.none(f"wrong samples of version {version}", faults)
+            seeded = [request for request in requests if request.sampling.seed is not None]
+            if version == 0:
+                first = tokens_of(lab.run(seeded))
+        if Capability.SEED in lab.spec.capabilities:
+            last = tokens_of(lab.run(seeded))
+            measured.none("samples that the same weights did not give again", [k for k in first if last[k] != first[k]])
+
+
+BROKEN = "the source has broken off"
+
+
+class _Laying:
+    """How a piece's memory lies."""
+
+    def __init__(self, lay: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> None:
+        self.lay, self.dtype = lay, dtype
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor.clone()
+
+
+def _with_gaps(tensor: Tensor) -> Tensor:
+    wide = torch.full((*tensor.shape, 2), float("nan"), dtype=tensor.dtype)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
+def _inside(tensor: Tensor) -> Tensor:
+    """At an odd place of a longer buffer."""
+    flat = torch.full((tensor.numel() + 7,), float("nan"), dtype=tensor.dtype)
+    flat[3 : 3 + tensor.numel()] = tensor.reshape(-1)
+    return flat[3 : 3 + tensor.numel()].view(tensor.shape)
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """Rows that are longer than what is meant of them."""
+    if tensor.dim() != 2:
+        return _inside(tensor)
+    wide = torch.full((tensor.shape[0], tensor.shape[1] + 5), float("nan"), dtype=tensor.dtype)
+    wide[:, 2:-3] = tensor
+    return wide[:, 2:-3]
+
+
+LAYINGS: Mapping[str, _Laying] = {
+    "transposed": _Laying(_transposed),
+    "with gaps": _Laying(_with_gaps, torch.bfloat16),
+    "inside of another": _Laying(_inside, torch.float64),
+    "in padded rows": _Laying(_padded, torch.float16),
+}
+
+
+def cut_at_random(state: Mapping[str, Tensor], laying: _Laying, seed: int) -> Iterator[WeightShard]:
+    """Every tensor in two to six pieces along either dimension; names and pieces in random order."""
+    source = random.Random(seed)
+    for name in source.sample(list(state), len(state)):
+        tensor = state[name]
+        whole = Box.whole(tuple(tensor.shape))
+        boxes = [whole]
+        for _ in range(source.randrange(1, 4)):
+            box = boxes.pop(source.randrange(len(boxes)))
+            dimension = source.randrange(len(box.size))
+            if box.size[dimension] < 2:
+                boxes.append(box)
+                continue
+            boxes += _halves(box, dimension, source.randrange(1, box.size[dimension]))
+        for box in source.sample(boxes, len(boxes)):
+            yield WeightShard(name=name, box=box, tensor=laying.lay(tensor[box.slices(whole)].to(laying.dtype)))
+
+
+def _halves(box: Box, dimension: int, at: int) -> list[Box]:
+    """A box, cut in two."""
+    low, high, offset = list(box.size), list(box.size), list(box.offset)
+    low[dimension], high[dimension] = at, box.size[dimension] - at
+    offset[dimension] += at
+    return [Box(box.offset, tuple(low)), Box(tuple(offset), tuple(high))]
+
+
+def borrowed(shards: Iterator[WeightShard]) -> Iterator[WeightShard]:
+    """The same items, each in a piece of one buffer that is overwritten before the next."""
+    items = list(shards)
+    buffer = torch.empty(max(item.tensor.numel() for item in items))
+    for item in items:
+        buffer[: item.tensor.numel()] = item.tensor.reshape(-1)
+        yield replace(item, tensor=buffer[: item.tensor.numel()].view(item.tensor.shape))
+        buffer.fill_(float("nan"))
+
+
+def _raises(shards: list[WeightShard], at: int) -> Iterator[WeightShard]:
+    yield from shards[:at]
+    raise OSError(BROKEN)
+
+
+def _speaks_of(error: BaseException | None, words: str) -> bool:
+    """True where an error, or one that it came from, says so."""
+    return error is not None and (
+        words in str(error) or _speaks_of(error.__cause__, words) or _speaks_of(error.__context__, words)
+    )
+
+
+def _served(
+    lab: RolloutLab,
+    measured: Measured,
+    state: Mapping[str, Tensor],
+    version: int,
+    fingerprints: Mapping[str, int],
+    name: str = "",
+) -> None:
+    """Holds what is served now to these weights."""
+    said = f", {name}" if name else ""
+    wanted = {key: fingerprint(t, Box.whole(tuple(t.shape))) for key, t in state.items()}
+    measured.none(f"fingerprints that differ{said}", [key for key in wanted if fingerprints.get(key) != wanted[key]])
+    requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 195), 2, max_tokens=10) for at in range(2)]
+    plain = PlainModel.with_state(lab.plain, state)
+    faults, _ = audit(lab, requests, lab.run(requests), plain, version=version)
+    measured.none(f"wrong samples{said}", faults)
+
+
+def _remembered(lab: RolloutLab) -> Iterator[GenerationRequest]:
+    """Requests of which an engine could keep something."""
+    for at, length in enumerate((1, 5, 16, 33, 64, 150, lab.suite.max_model_tokens - 30)):
+        if length > 0:
+            prompt = lab.prompt(length, 196)
+            yield lab.ask(f"drawn {length}", prompt, 2, max_tokens=5, seed=at)
+            yield lab.ask(f"greedy {length}", prompt, 2, max_tokens=5, temperature=0.0)
+            given = lab.prompt(20, 197)
+            yield replace(lab.ask(f"continued {length}", prompt, max_tokens=24, seed=at), response_ids=given)

@@ -1,0 +1,84 @@
+"""Requirements: samples that go on behind a pause with the keys and values of older weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import adds_up, audit
+from rlsdk.testing.rollout_lab import (
+    PlainModel,
+    RolloutLab,
+    collect,
+    contract_log_probs,
+    whole_shards,
+    wrong_identities,
+)
+
+
+class StaleRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0))
+    def test_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """`resume(keep_cache=True)` goes on with old keys and values under new weights, for the samples that were
+        paused and for no other; the next `resume` without it does not."""
+        requests = [lab.ask(f"r{at}", lab.prompt(12 + 30 * at, 200), 3, max_tokens=100) for at in range(2)]
+        # The same prompts, so that what is kept of them would be found.
+        late = [lab.ask(f"late{at}", request.prompt_ids, 2, max_tokens=12) for at, request in enumerate(requests)]
+        state = lab.changed(91)
+        new = lab.plain.with_state(state)
+
+        async def kept() -> tuple[list[GenerationOutput], list[GenerationOutput]]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(state), 5)
+            changing.resume(keep_cache=True)
+            joined = asyncio.create_task(collect(changing, late))
+            return await task, await joined
+
+        outputs, joined = lab.wait(kept())
+        measured.none("wrong samples", wrong_identities(requests, outputs))
+        faults = [fault for output in outputs if (fault := _wrong(lab, requests, output, new))]
+        measured.none("samples that did not go on with what they had", faults)
+        mixed = sum(len(output.versions) == 2 for output in outputs)
+        measured.at_least("samples of both weights", mixed, 1)
+        measured.none("wrong samples of a call that joined", audit(lab, late, joined, new, version=5)[0])
+        measured.none("wrong samples afterwards", audit(lab, late, lab.run(late), new, version=5)[0])
+
+
+def _wrong(lab: RolloutLab, requests: Sequence[GenerationRequest], output: GenerationOutput, new: PlainModel) -> str:
+    """Says what is wrong with the log-probs of a sample of two versions; empty: nothing."""
+    request = next(request for request in requests if request.request_id == output.request_id)
+    said = f"{output.request_id}/{output.sample_index}"
+    if not adds_up(output) or [run.version for run in output.versions] not in ([0], [5], [0, 5]):
+        return f"{said}: versions {output.versions}"
+    tokens = output.token_ids.tolist()
+    old = sum(run.num_tokens for run in output.versions if run.version == 0)
+    logits = stale_logits(lab.plain, new, request.prompt_ids, tokens, old)
+    expected = contract_log_probs(logits, request.sampling, lab.kind)[range(len(tokens)), tokens]
+    off = (torch.as_tensor(output.log_probs).double() - expected).abs()
+    if bool((off <= lab.suite.tolerance).all()):
+        return ""
+    return f"{said}: log-prob {int(off.argmax())} of {len(tokens)}, {old} of them old, is off by {float(off.max()):.3g}"
+
+
+def stale_logits(old: PlainModel, new: PlainModel, prompt: Sequence[int], tokens: Sequence[int], count: int) -> Tensor:
+    """`[L, V]` float64: what tokens are chosen from of which the first `count` were by the old weights, and the others
+    by new ones that read the keys and values of the old.
+
+    The newest token of the old weights is the first that the new ones read.
+    """
+    if not 0 < count < len(tokens):
+        return (old if count else new).logits(prompt, tokens)
+    from transformers import DynamicCache
+
+    known, row = len(prompt) + count - 1, [*prompt, *tokens]
+    cache = DynamicCache(config=old.model.config)
+    first: Tensor = old.model(torch.tensor([row[:known]]), past_key_values=cache, use_cache=True).logits[0]
+    rest: Tensor = new.model(torch.tensor([row[known:-1]]), past_key_values=cache, use_cache=True).logits[0]
+    return torch.cat([first[len(prompt) - 1 :], rest]).double()
