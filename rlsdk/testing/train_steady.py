@@ -86,8 +86,8 @@ class SteadyRequirements:
 
     @requirement("steady.offload", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload(self, lab: TrainLab, measured: Measured) -> None:
-        """Each part, any two and all can be away at every point of a step while nothing needs them; log-probs with weights
-        alone, and training before the first step's moments are there, too."""
+        """Each part, any two and all can be away at every point of a step while nothing needs them; log-probs with
+        weights alone, and training before the first step's moments are there, too."""
         batch, batches = rows_of((12, 5), seed=1), three_batches()
         expected = lab.play([look(batch, "log_probs")]).seen[0]["log_probs"]
         rest = ("optimizer", "gradients")
