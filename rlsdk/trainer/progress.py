@@ -80,7 +80,7 @@ def why_ended(progress: Progress, stopping: EarlyStoppingConfig) -> str | None:
         return None
     evaluations = "one evaluation" if progress.waited == 1 else f"{progress.waited} evaluations in a row"
     than = f"{progress.leader.value:.4g} (after step {progress.leader.step})" if progress.leader else "NaN"
-    by = f", by more than {stopping.min_delta:g}," if stopping.min_delta else ""
+    by = f" by more than {stopping.min_delta:g}" if stopping.min_delta else ""
     return (
         f"stopped early: {evaluations} without a better {stopping.metric} than {than}{by} "
         f"(eval.early_stopping.patience is {stopping.patience})"

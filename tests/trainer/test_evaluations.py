@@ -239,3 +239,43 @@ def test_where_reward_models_alone_score_a_run_nothing_is_called_accuracy(
     (found,) = run(config, registry, tmp_path / "run").evals
     assert {"eval/tokens_greedy", "eval/log_prob_sampled", "eval/truncated_share_greedy"} <= found.keys()
     assert not [name for name in found if "accuracy" in name or "reward" in name or "@" in name]
+
+
+def test_a_run_that_goes_on_from_elsewhere_looks_for_its_best_checkpoint_anew(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    best = ["--checkpoint.best.metric", "eval/tokens_greedy", "--trainer.save_every_steps", "1"]
+    config = config_of(model, registry, 2, *EVERY_STEP, *best)
+    with trainer_of(config, registry, tmp_path / "first", Recorder()) as (trainer, _, _):
+        trainer.fit()
+        assert trainer.best is not None
+        assert trainer.best.step == 1  # every response is cut at the same length: the first one counts
+    view = Recorder()
+    more = config_of(model, registry, 3, *EVERY_STEP, *best)
+    with trainer_of(more, registry, tmp_path / "second", view) as (trainer, _, _):
+        trainer.restore(tmp_path / "first" / "checkpoints" / "step_00000002")
+        trainer.fit()
+        assert trainer.best is not None
+        assert trainer.best.step == 3
+        assert trainer.store.best() == trainer.best
+    assert any("step 1, eval/tokens_greedy 5) is not in" in text for text in view.notices)
+
+
+def test_evaluations_between_steps_that_overlap_sample_their_own_prompts(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    ahead = [
+        "--schedule.max_staleness",
+        "1",
+        "--placement.preset",
+        "disaggregated",
+        "--placement.devices_per_node",
+        "2",
+    ]
+    config = config_of(model, registry, 3, *sets_of(x={"num_rows": 4, "samples_per_prompt": 2}), *EVERY_STEP, *ahead)
+    view = run(config, registry, tmp_path / "run")
+    assert len(view.steps) == 3
+    assert len(view.evals) == 4
+    asked = [[row["prompt"] for row in read_samples(tmp_path / "run", step, "x")] for step in range(4)]
+    assert all(prompts == asked[0] for prompts in asked)
+    assert len(asked[0]) == 8

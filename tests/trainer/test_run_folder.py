@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rlsdk.trainer.run_folder import (
     make_run_dir,
     run_lock,
 )
+from rlsdk.trainer.samples import eval_folder, write_eval_samples
 
 
 def config_of(*arguments: str) -> RunConfig:
@@ -128,12 +130,20 @@ def test_the_first_start_has_nothing_to_move(tmp_path: Path) -> None:
 def test_going_back_to_an_earlier_step_moves_the_later_ones_aside(tmp_path: Path) -> None:
     early, late = save(tmp_path, 5), save(tmp_path, 10)
     log(tmp_path, 5, 10)
+    for step in (0, 5, 10):
+        write_eval_samples(
+            eval_folder(tmp_path, step), step, {"math": [{"set": "math", "correct": True}]}, compress=True
+        )
     said: list[str] = []
     accept_config(tmp_path, config_of(), checkpoint=early, notice=said.append)
     assert "step_00000010" in said[0]
     assert (tmp_path / "earlier" / "1" / "checkpoints" / late.name / "weights").read_text() == "of step 10"
     assert (tmp_path / "earlier" / "1" / "metrics.jsonl").read_text() == '{"step": 5}\n{"step": 10}\n'
     assert find_checkpoint(config_of(), tmp_path) == early
+    kept, moved = tmp_path / "eval_samples", tmp_path / "earlier" / "1" / "eval_samples"
+    assert sorted(folder.name for folder in kept.iterdir()) == ["step_00000000", "step_00000005"]
+    (file,) = moved.glob("step_00000010/math.jsonl.gz")
+    assert gzip.decompress(file.read_bytes()) == b'{"step": 10, "set": "math", "correct": true}\n'
 
 
 def test_going_on_from_the_newest_moves_nothing(tmp_path: Path) -> None:
