@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import html
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rlsdk
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.printable import printable
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.trainer.report_facts import changed_from_defaults, headline, settings_of, table, terms_of, title_of
+from rlsdk.trainer.report_samples import sample_groups
 from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines, read_metrics
 
 CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -28,7 +32,16 @@ CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 )  # fmt: skip
 """Title, unit, and metric by the curve's name."""
 
-MAX_BARS, MAX_SAMPLES = 120, 60
+MAX_BARS = 120
+STYLE = """:root { color-scheme: light dark } body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+max-width: 60rem; padding: 0 1rem } .charts { display: flex; flex-wrap: wrap; gap: 1rem } .charts svg { max-width: 100%;
+height: auto } table { border-collapse: collapse; font-size: 14px } td, th { border-bottom: 1px solid #8884;
+padding: .3rem .5rem; text-align: left; vertical-align: top; overflow-wrap: anywhere } th { font-weight: 600 }
+.text { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospace, monospace } .label { color: #888;
+font-size: 12px } details { margin: .5rem 0; border-left: 3px solid #8884; padding-left: .6rem } .pair { display: flex;
+flex-wrap: wrap; gap: .6rem } .card { flex: 1 1 20rem; background: #8881; padding: .5rem; min-width: 0 }
+pre { overflow: auto; background: #8881; padding: 1rem; font-size: 12px }"""
+"""Of the page: two columns on a wide screen, one on a phone."""
 _LARGEST = 1e15
 
 
@@ -44,7 +57,8 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
             f"{str(run_dir)!r} holds no metrics.jsonl with lines in it. Give a run's folder (runs/NAME), "
             "and keep 'jsonl' among tracking.trackers"
         )
-    charts = [_chart(title, unit, curves, metrics) for title, unit, curves in CHARTS]
+    terms = ("Terms of the reward", "", {name.removeprefix("reward/"): name for name in terms_of(metrics)})
+    charts = [_chart(title, unit, curves, metrics) for title, unit, curves in (*CHARTS[:2], terms, *CHARTS[2:])]
     charts.insert(4, _phases(metrics))
     page, plot = run_dir / "report.html", run_dir / "curves.svg"
     atomic_write_text(plot, printable(sheet(charts)))
@@ -86,52 +100,26 @@ def _phases(metrics: Sequence[Mapping[str, Any]]) -> str:
 def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[str]) -> str:
     config_file = run_dir / "config.yaml"
     config = config_file.read_text(encoding="utf-8", errors="replace") if config_file.is_file() else ""
-    samples = read_lines(run_dir / SAMPLES_FILE)[-MAX_SAMPLES:]
+    settings = settings_of(config)
+    changed = changed_from_defaults(settings)
     name = html.escape(run_dir.name)
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>rlsdk: {name}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
-padding: 0 1rem }} .charts {{ display: flex; flex-wrap: wrap; gap: 1rem }} table {{ border-collapse: collapse;
-width: 100%; font-size: 13px }} td, th {{ border-bottom: 1px solid #8884; padding: .3rem .5rem; text-align: left;
-vertical-align: top }} td.text {{ white-space: pre-wrap; overflow-wrap: anywhere;
-font-family: ui-monospace, monospace }}
-pre {{ overflow: auto; background: #8881; padding: 1rem; font-size: 12px }}</style></head><body>
-<h1>{name}</h1>{_summary(metrics)}<h2>Curves</h2><div class="charts">{"".join(charts)}</div>
-<h2>Samples of the last steps</h2>{_sample_table(samples)}<h2>Configuration</h2><details><summary>all fields</summary>
-<pre>{html.escape(config)}</pre></details></body></html>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>
+<h1>{html.escape(title_of(settings, run_dir.name))}</h1><p>run {name}</p>
+{table([*headline(metrics), *_facts(metrics)])}
+<details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>
+<h2>Curves</h2><div class="charts">{"".join(charts)}</div>
+<h2>Samples</h2>{sample_groups(read_lines(run_dir / SAMPLES_FILE))}
+<h2>Configuration</h2><details><summary>all fields</summary><pre>{html.escape(config)}</pre></details></body></html>
 """
 
 
-def _summary(metrics: Sequence[Mapping[str, Any]]) -> str:
-    def ends(name: str) -> str:
-        values = [m[name] for m in metrics if name in m]
-        return f"{values[0]:.1%} &rarr; {values[-1]:.1%}" if values else "not measured"
-
-    seconds = sum(m.get("time/step_s", 0.0) for m in metrics)
-    rows = {
-        "steps": f"{metrics[-1]['step']:.0f}",
-        "accuracy of training samples": ends("reward/accuracy"),
-        "accuracy on held-out prompts, sampled": ends("eval/accuracy_sampled"),
-        "accuracy on held-out prompts, greedy": ends("eval/accuracy_greedy"),
-        "seconds in steps": f"{seconds:.1f}",
-    }
-    return "<table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items()) + "</table>"
-
-
-def _score(value: object) -> str:
-    number = _number(value)
-    return "" if number is None else f"{number:.3g}"
-
-
-def _sample_table(samples: Sequence[Mapping[str, Any]]) -> str:
-    if not samples:
-        return "<p>None were logged (tracking.samples_per_step).</p>"
-    head = "<tr><th>step</th><th>prompt</th><th>response</th><th>answer</th><th>score</th></tr>"
-    rows = [
-        f"<tr><td>{html.escape(str(s.get('step', '')))}</td>"
-        + "".join(f'<td class="text">{html.escape(str(s.get(k, "")))}</td>' for k in ("prompt", "response", "answer"))
-        + f"<td>{_score(s.get('score'))}</td></tr>"
-        for s in reversed(samples)
-    ]
-    return f"<table>{head}{''.join(rows)}</table>"
+def _facts(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    seconds = [m["time/step_s"] for m in metrics if "time/step_s" in m]
+    rates = [m["throughput/tokens_per_s"] for m in metrics if "throughput/tokens_per_s" in m]
+    rows = [("steps", f"{metrics[-1]['step']:.0f}"), ("seconds in steps", f"{sum(seconds):.1f}")]
+    if rates:
+        rows.append(("tokens per second, median", f"{sorted(rates)[len(rates) // 2]:,.0f}"))
+    return [*rows, ("rlsdk, Python", f"{rlsdk.__version__}, {platform.python_version()} ({platform.machine()})")]

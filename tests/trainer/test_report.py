@@ -10,7 +10,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, TrackerContext
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
-from rlsdk.trainer.report import _sample_table, write_report
+from rlsdk.trainer.report import write_report
+from rlsdk.trainer.report_samples import sample_groups
 from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
 
 
@@ -42,7 +43,7 @@ def test_the_page_shows_curves_samples_and_configuration(tmp_path: Path) -> None
     page, plot = write_report(tmp_path)
     text = page.read_text()
     assert "&lt;b&gt;1+1&lt;/b&gt;" in text
-    assert "10.0% &rarr; 50.0%" in text
+    assert "30.0% ±7.1% (mean of 5 steps)" in text
     assert "trainer: {steps: 5}" in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
@@ -122,6 +123,57 @@ def test_what_strangers_wrote_into_a_run_is_shown_as_text_or_left_out(tmp_path: 
 
 
 def test_a_step_is_escaped_even_where_a_reader_lets_it_through() -> None:
-    table = _sample_table([{"step": "<script>alert(1)</script>", "score": "<b>"}, {}])
+    table = sample_groups([{"step": "<script>alert(1)</script>", "score": "<b>"}, {}])
     assert "<script" not in table
     assert "<b>" not in table
+
+
+def test_the_headline_is_no_single_step_and_says_how_sure_it_is(tmp_path: Path) -> None:
+    tracker = JsonlTracker(context(tmp_path))
+    tracker.log(0, {"eval/accuracy_greedy": 0.25, "eval/accuracy_greedy_se": 0.02})
+    for step in range(1, 41):
+        noisy = 0.2 if step <= 20 else 0.6
+        tracker.log(step, {"reward/mean": noisy + 0.1 * (step % 2), "reward/accuracy": noisy, "reward/format": 1.0})
+    tracker.log(40, {"eval/accuracy_greedy": 0.5, "eval/accuracy_greedy_se": 0.03})
+    tracker.close()
+    page, plot = write_report(tmp_path)
+    text = page.read_text()
+    assert "score of training samples" in text  # it is not the accuracy, and was trained on
+    assert "(means of the first and the last 5 steps)" in text
+    assert "20.0% ±0.0% → 60.0% ±0.0%" in text
+    assert "25.0% ±2.0% → 50.0% ±3.0%" in text
+    assert "Terms of the reward" in plot.read_text()
+
+
+def test_the_page_says_what_was_trained_and_which_settings_are_not_the_defaults(tmp_path: Path) -> None:
+    tracker = JsonlTracker(context(tmp_path))
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.close()
+    lines = ["model: {path: /models/qwen-0.5b}", "data: {train: 'openai/gsm8k:main'}", "algorithm: {recipe: dapo}",
+             "trainer: {steps: 7, seed: 0, run_name: own}"]  # fmt: skip
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    text = write_report(tmp_path)[0].read_text()
+    assert "qwen-0.5b · openai/gsm8k:main · dapo" in text
+    assert "<th>trainer.steps</th><td>7</td>" in text
+    assert "<th>trainer.seed</th>" not in text  # the default
+    assert "<th>trainer.run_name</th>" not in text
+
+
+def test_the_first_and_the_last_response_to_a_prompt_stand_side_by_side() -> None:
+    samples = [{"step": step, "prompt": "1+1=", "response": f"<i>{step}</i>", "score": step / 10} for step in (1, 5, 9)]
+    shown = sample_groups([*samples, {"step": 9, "prompt": "other", "response": "x", "reward/format": 0.5}])
+    assert "prompt (3 times)" in shown
+    assert shown.index("step 1<") < shown.index("step 9<") < shown.index("other")
+    assert "step 5" not in shown
+    assert "<i>" not in shown
+    assert "format 0.5" in shown
+
+
+def test_the_page_allows_no_script_whatever_is_in_it(tmp_path: Path) -> None:
+    tracker = JsonlTracker(context(tmp_path))
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.close()
+    head = write_report(tmp_path)[0].read_text().partition("<body>")[0]
+    assert "Content-Security-Policy" in head
+    assert "default-src 'none'" in head
+    assert "script-src" not in head
