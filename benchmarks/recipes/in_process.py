@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rlsdk.cli.train import resolve
-from rlsdk.config import PairTraining, Role, RunConfig, dump_config, load_config, pair_roles, sft_optim_spec
+from rlsdk.api.resolve import Training, resolve
+from rlsdk.api.settings import Settings
+from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
-from rlsdk.trainer.assemble import Materials, build_materials, pair_stage, rl_stage, sft_stage
+from rlsdk.trainer.assemble import Materials, build_materials, pair_stage, read_pairs, rl_stage, sft_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
@@ -28,30 +29,30 @@ from rlsdk.trainer.stage import Stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 
-def main(command: str, arguments: Sequence[str]) -> None:
+def main(training: Training, arguments: Sequence[str]) -> None:
     """One command; metrics go into the run's folder, and what is no reinforcement learning leaves `model/` there."""
-    registry = Registry.discover()
-    config = resolve(arguments, device="cpu").config if command == "train" else load_config([], arguments, registry)
+    resolved = resolve(Settings(flags=arguments), training, device="cpu")
+    config, registry = resolved.config, resolved.registry
     run = Path(config.trainer.run_dir) / str(config.trainer.run_name)
     run.mkdir(parents=True)
-    table = table_of(command, config)
-    session = start(config, table, registry)
-    with closing(build_materials(config, registry, run, RunView(), rewarded=command == "train")) as materials:
-        stage = stage_of(command, config, registry, materials, session)
+    session = start(config, table_of(training, config), registry)
+    rewarded, supervised = training is Training.RL, training is Training.SFT
+    made = build_materials(config, registry, run, RunView(), rewarded=rewarded, supervised=supervised)
+    with closing(made) as materials:
+        stage = stage_of(training, registry, materials, session)
         with closing(stage):
             text = dump_config(config)
             Trainer(stage, session, tokenizer=materials.tokenizer, config_text=text, keep_checkpoints=1).fit()
-        if command != "train":
+        if training is not Training.RL:
             export_model(session, materials.tokenizer, run / "model")
 
 
-def table_of(command: str, config: RunConfig) -> Sequence[Role]:
-    if command == "train":
+def table_of(training: Training, config: RunConfig) -> Sequence[Role]:
+    if training is Training.RL:
         return roles(config, "cpu")
-    if command == "sft":
+    if training.pairs is None:
         return [role.with_optim(sft_optim_spec(config)) for role in roles(config, "cpu", needed=[ACTOR])]
-    kind = PairTraining(command)
-    return pair_roles(config, kind, roles(config, "cpu", needed=kind.role_names))
+    return pair_roles(config, training.pairs, roles(config, "cpu", needed=training.pairs.role_names))
 
 
 def start(config: RunConfig, table: Sequence[Role], registry: Registry) -> Session:
@@ -66,13 +67,13 @@ def start(config: RunConfig, table: Sequence[Role], registry: Registry) -> Sessi
     return Session(roles=groups, turns=turns, cluster=store, manager=manager)
 
 
-def stage_of(command: str, config: RunConfig, registry: Registry, materials: Materials, session: Session) -> Stage:
-    if command == "train":
-        return rl_stage(config, registry, materials, session)
-    if command == "sft":
-        return sft_stage(config, materials, session)
-    return pair_stage(config, PairTraining(command), materials, session)
+def stage_of(training: Training, registry: Registry, materials: Materials, session: Session) -> Stage:
+    if training is Training.RL:
+        return rl_stage(materials.config, registry, materials, session)
+    if training.pairs is None:
+        return sft_stage(materials.config, materials, session)
+    return pair_stage(training.pairs, materials, read_pairs(materials), session)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(Training(sys.argv[1]), sys.argv[2:])
