@@ -1,6 +1,8 @@
-"""Twenty train engines that were written after the kit's requirements, as a blind trial: they caught 12, and were
-widened by what the other eight share (groups of one prompt, many rows, unlikely tokens, recomputation under a
-temperature, calls in bfloat16, two skips in a row, names in a list, every set of parts that is lent)."""
+"""Twenty train engines that were written after the kit's requirements, as a blind trial: they caught 12.
+
+They were then widened by what the other eight share: groups of one prompt, many rows, unlikely tokens, recomputation
+under a temperature, calls in bfloat16, two skips in a row, names in a list, every set of parts that is lent.
+"""
 
 from __future__ import annotations
 
