@@ -54,7 +54,7 @@ def log_normal_lengths(*, middle: float, p99: float, most: int, count: int, seed
         raise ConfigError(f"lengths: median {middle:g} and p99 {p99:g}; expected 0 < median <= p99")
     sigma = math.log(p99 / middle) / NormalDist().inv_cdf(0.99)
     drawn = np.random.default_rng(seed).lognormal(math.log(middle), sigma, count)
-    return np.clip(np.rint(drawn), 1, most).astype(int).tolist()
+    return [int(length) for length in np.clip(np.rint(drawn), 1, most)]
 
 
 def compare(work: Workload, rates: Rates, *, staleness: Sequence[int] = (1, 2, 4, 8), steps: int = 6) -> list[Row]:
