@@ -203,12 +203,26 @@ def plan(
     calibration: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Folder of a run whose phases' seconds the times come from.")
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            help="In place of the plan, the best split of devices for each staleness, simulated: a synchronous run's "
+            "folder, or decode_ms=8,decode_us_per_sample=40,train_tokens_per_s=4000,sync_s=3,median=2000,p99=30000.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of tables.")] = False,
     trust_run: TrustRun = False,
 ) -> None:
+    arguments = _with_trust(context.args, trust_run)
+    if schedule is not None:
+        from rlsdk.cli.plan_schedule import run as simulate
+
+        simulate(arguments, schedule, as_json=as_json)
+        return
     from rlsdk.cli.plan import run
 
-    run(_with_trust(context.args, trust_run), hardware=hardware, calibration=calibration, as_json=as_json)
+    run(arguments, hardware=hardware, calibration=calibration, as_json=as_json)
 
 
 @app.command(help="What is wrong with this machine and its environment, and the command that mends it.")

@@ -1,0 +1,111 @@
+"""`rlsdk plan --schedule`: the best split of devices and the gain of staleness, by simulation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rlsdk.cli.terminal import SafeConsole
+from rlsdk.cli.train import resolve
+from rlsdk.config import RunConfig, needed_roles
+from rlsdk.interfaces import ConfigError
+from rlsdk.planning.simulation import Rates
+from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, measured_rates, parse_rates
+from rlsdk.trainer.roles import placement_of
+from rlsdk.trainer.trackers import read_metrics
+
+NUM_LENGTHS = 1 << 16
+
+
+def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
+    """Prints the table for a run's batch and all its devices.
+
+    Args:
+        args: of `rlsdk train`.
+        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them.
+        as_json: one JSON document in place of the table.
+    """
+    resolved = resolve(args)
+    config = resolved.config
+    placement = placement_of(config.placement, needed_roles(config), resolved.device)
+    devices = sum(pool.num_devices for pool in placement.pools)
+    rows = compare(*_work_and_rates(config, given, devices))
+    if as_json:
+        print(json.dumps([record(row) for row in rows], indent=2))
+        return
+    show_rows(rows, SafeConsole(file=sys.stdout, highlight=False, width=120), title=f"{devices} devices")
+
+
+def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Workload, Rates]:
+    rollout, trainer = config.rollout, config.trainer
+    if Path(given).is_dir():
+        rates, lengths = measured_rates(
+            Path(given),
+            read_metrics(Path(given)),
+            max_running=rollout.max_running_samples,
+            devices=devices,
+            per_replica=rollout.tp_size,
+        )
+    elif "=" in given:
+        rates, said = parse_rates(given, max_running=rollout.max_running_samples, devices_per_replica=rollout.tp_size)
+        lengths = log_normal_lengths(
+            middle=said["median"],
+            p99=said["p99"],
+            most=rollout.max_response_tokens,
+            count=NUM_LENGTHS,
+            seed=trainer.seed,
+        )
+    else:
+        raise ConfigError(
+            f"--schedule {given!r}: expected the folder of a run, or rates such as decode_ms=8,median=500"
+        )
+    work = Workload(
+        devices=devices,
+        groups_per_step=trainer.prompts_per_step,
+        samples_per_group=trainer.samples_per_prompt,
+        lengths=lengths,
+    )
+    return work, rates
+
+
+def record(row: Row) -> dict[str, Any]:
+    """For `--json`."""
+    return {"setting": asdict(row.setting), "found": asdict(row.found), "gain": row.gain}
+
+
+def show_rows(rows: Sequence[Row], console: Console, *, title: str) -> None:
+    """One line for each schedule, at its best split."""
+    table = Table(title=title)
+    for name in (
+        "max_staleness",
+        "samples",
+        "train + rollout",
+        "step, s",
+        "gain",
+        "train idle",
+        "staleness of samples",
+    ):
+        table.add_column(name, justify="left" if name in ("samples", "staleness of samples") else "right")
+    for row in rows:
+        setting, found = row.setting, row.found
+        split = (
+            f"{setting.devices} in turns" if setting.shared else f"{setting.train_devices} + {setting.rollout_devices}"
+        )
+        ages = "  ".join(f"{age}: {share:.0%}" for age, share in enumerate(found.staleness) if share >= 0.005)
+        table.add_row(
+            str(setting.max_staleness),
+            "recompute, finish" if setting.partial else "drain, prompt",
+            split,
+            f"{found.step_s:.1f}",
+            f"{row.gain:.2f} x",
+            f"{found.train_idle:.0%}",
+            ages,
+        )
+    console.print(table)

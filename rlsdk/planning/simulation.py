@@ -1,0 +1,308 @@
+"""A schedule in virtual time: the real state machine, replicas and a training pool that only count.
+
+Every running sample of a replica advances by one token per decoding step, whose time grows with the samples that it
+decodes; so a replica needs one event for each sample, not for each token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlsdk.rollouts import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts.schedule import Command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """How quick devices are."""
+
+    decode_s: float
+    """Of a decoding step of one replica with one sample."""
+    decode_s_per_sample: float = 0.0
+    """More, for each further sample of the step."""
+    prefill_tokens_per_s: float = 50_000.0
+    """Of one replica: what running samples cost again, where keys and values are made anew."""
+    train_tokens_per_s: float = 5_000.0
+    """Of one device: log-probs and update together."""
+    sync_s: float = 0.0
+    """That a publish keeps the replicas from decoding."""
+    switch_s: float = 0.0
+    """That devices which take turns need each time to change over, there and back."""
+    max_running: int = 256
+    """Samples that one replica decodes at once."""
+    devices_per_replica: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A schedule on so many devices."""
+
+    train_devices: int
+    rollout_devices: int
+    shared: bool = False
+    """The same devices do both, in turns: the synchronous run."""
+    groups_per_step: int
+    samples_per_group: int
+    max_staleness: int = 0
+    partial: bool = False
+    """Samples go on under new weights, and whoever finishes first is trained first; otherwise they finish before."""
+
+    @property
+    def devices(self) -> int:
+        """That it takes in all."""
+        return self.rollout_devices if self.shared else self.train_devices + self.rollout_devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What came out, between the first steps and the last ones."""
+
+    step_s: float
+    train_idle: float
+    """Share of the time in which the training pool waited."""
+    rollout_idle: float
+    """Share of the places for samples that were empty."""
+    staleness: Sequence[float]
+    """Share of samples by trainer steps between the weights that began them and those that they trained."""
+    num_events: int
+
+
+class _Replica:
+    """Samples that are decoded together."""
+
+    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "stamp", "waiting")
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.heap: list[tuple[float, int]] = []
+        """By the tokens that each sample since the start would have when it ends: group."""
+        self.waiting: deque[tuple[int, int]] = deque()
+        """Group and tokens of samples without a place."""
+        self.made = 0.0
+        """Tokens that a sample which ran since the start would have."""
+        self.admitted = 0.0
+        """Sum of `made` at the admission of those that run."""
+        self.since = 0.0
+        self.stamp = 0
+        self.occupied = 0.0
+        """Places times seconds."""
+
+    def advance(self, now: float, *, paused: bool) -> None:
+        """Brings the count to this time."""
+        running = len(self.heap)
+        if running and not paused:
+            self.occupied += running * (now - self.since)
+            self.made += (now - self.since) / self.step_s()
+        self.since = now
+
+    def step_s(self) -> float:
+        return self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1)
+
+    def fill(self) -> None:
+        """Waiting samples take free places."""
+        while self.waiting and len(self.heap) < self.rates.max_running:
+            group, tokens = self.waiting.popleft()
+            self.admitted += self.made
+            heapq.heappush(self.heap, (self.made + tokens, group))
+
+    def next_end(self) -> float | None:
+        """When the next sample ends."""
+        if not self.heap:
+            return None
+        return self.since + max(self.heap[0][0] - self.made, 0.0) * self.step_s()
+
+    def recompute_s(self) -> float:
+        """Seconds for the keys and values of what runs."""
+        tokens = len(self.heap) * self.made - self.admitted
+        return max(tokens, 0.0) / self.rates.prefill_tokens_per_s
+
+
+@dataclass(kw_only=True)
+class _Clock:
+    """Events to come, in time and then in the order in which they were planned."""
+
+    heap: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    count: itertools.count[int] = field(default_factory=itertools.count)
+
+    def plan(self, at: float, kind: int, what: int, stamp: int = 0) -> None:
+        heapq.heappush(self.heap, (at, next(self.count), kind, what, stamp))
+
+
+SAMPLE, UPDATED, PUBLISHED = range(3)
+
+
+class Simulation:
+    """One setting, from the first step to the last."""
+
+    def __init__(self, setting: Setting, rates: Rates, lengths: Sequence[int], *, steps: int) -> None:
+        """`lengths`: tokens of each sample, group after group, over and over."""
+        self.setting, self.rates, self.lengths, self.steps = setting, rates, lengths, steps
+        replicas = max(setting.rollout_devices // rates.devices_per_replica, 1)
+        self.replicas = [_Replica(rates) for _ in range(replicas)]
+        self.load = [(0, at) for at in range(replicas)]
+        """Outstanding samples by replica; a heap, with entries that are out of date."""
+        self.outstanding = [0] * replicas
+        self.left: dict[int, int] = {}
+        """Samples to come, by group."""
+        self.tokens: dict[int, int] = {}
+        self.began: dict[int, int] = {}
+        """By group: the step whose weights were served when it began."""
+        self.clock = _Clock()
+        self.now = 0.0
+        self.paused = False
+        self.served = 0
+        self.published_at: list[float] = []
+        self.ends: list[float] = []
+        self.trained_s: list[float] = []
+        self.stale: list[list[int]] = []
+        """By step, samples of each age."""
+        self.num_events = 0
+        self.schedule = Schedule(
+            groups_per_step=setting.groups_per_step,
+            last_step=steps,
+            max_staleness=setting.max_staleness,
+            order="finish" if setting.partial else "prompt",
+            drains=not setting.partial,
+        )
+
+    def run(self) -> Simulated:
+        """To the end of the last step."""
+        self.carry_out(self.schedule.begin())
+        while self.clock.heap:
+            at, _, kind, what, stamp = heapq.heappop(self.clock.heap)
+            self.now = at
+            match kind:
+                case 0:
+                    self.sample_ended(what, stamp)
+                case 1:
+                    self.ends.append(at)
+                    self.tell(Updated(what))
+                case _:
+                    self.go_on(what)
+        return self.result()
+
+    def result(self) -> Simulated:
+        first, last = self.window()
+        passed = self.ends[last] - self.ends[first]
+        places = len(self.replicas) * self.rates.max_running * self.ends[-1]
+        stale = [sum(counts[age] for counts in self.stale[first : last + 1]) for age in range(len(self.stale[0]))]
+        return Simulated(
+            step_s=passed / (last - first),
+            train_idle=max(1.0 - sum(self.trained_s[first + 1 : last + 1]) / passed, 0.0),
+            rollout_idle=max(1.0 - sum(replica.occupied for replica in self.replicas) / places, 0.0),
+            staleness=[count / max(sum(stale), 1) for count in stale],
+            num_events=self.num_events,
+        )
+
+    def window(self) -> tuple[int, int]:
+        """Positions of the steps between whose ends is measured: behind the filling of the line, and before it runs
+        empty."""
+        edge = self.setting.max_staleness + 1
+        return (edge, self.steps - 1 - edge) if self.setting.max_staleness else (0, self.steps - 1)
+
+    def tell(self, event: Finished | Published | Updated) -> None:
+        self.num_events += 1
+        self.carry_out(self.schedule.handle(event))
+
+    def carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(_, groups):
+                    self.start(groups)
+                case Train(step, groups):
+                    self.train(step, groups)
+                case Publish(step):
+                    self.publish(step)
+                case Hold():
+                    pass
+
+    def start(self, groups: Sequence[int]) -> None:
+        """A group goes whole to the replica with the least to do."""
+        count, touched = self.setting.samples_per_group, set()
+        for group in groups:
+            at = self.least()
+            replica = self.replicas[at]
+            if at not in touched:
+                replica.advance(self.now, paused=self.paused)
+                touched.add(at)
+            first = group * count
+            lengths = [self.lengths[(first + k) % len(self.lengths)] for k in range(count)]
+            replica.waiting.extend((group, length) for length in lengths)
+            self.left[group], self.tokens[group], self.began[group] = count, sum(lengths), self.served
+            self.outstanding[at] += count
+            heapq.heappush(self.load, (self.outstanding[at], at))
+        for at in touched:
+            self.replan(at)
+
+    def least(self) -> int:
+        while self.load[0][0] != self.outstanding[self.load[0][1]]:
+            heapq.heappop(self.load)
+        return self.load[0][1]
+
+    def replan(self, at: int) -> None:
+        """A replica's next end, after something in it has changed."""
+        replica = self.replicas[at]
+        replica.fill()
+        replica.stamp += 1
+        end = None if self.paused else replica.next_end()
+        if end is not None:
+            self.clock.plan(end, SAMPLE, at, replica.stamp)
+
+    def sample_ended(self, at: int, stamp: int) -> None:
+        replica = self.replicas[at]
+        if stamp != replica.stamp:
+            return
+        replica.advance(self.now, paused=False)
+        end, group = heapq.heappop(replica.heap)
+        replica.made = max(replica.made, end)
+        replica.admitted -= replica.admitted / (len(replica.heap) + 1)
+        self.outstanding[at] -= 1
+        heapq.heappush(self.load, (self.outstanding[at], at))
+        self.replan(at)
+        self.left[group] -= 1
+        if not self.left[group]:
+            del self.left[group]
+            self.tell(Finished(group))
+
+    def train(self, step: int, groups: Sequence[int]) -> None:
+        ages = [0] * (self.setting.max_staleness + 1)
+        for group in groups:
+            ages[step - 1 - self.began.pop(group)] += self.setting.samples_per_group
+        self.stale.append(ages)
+        tokens = sum(self.tokens.pop(group) for group in groups)
+        devices = self.setting.devices if self.setting.shared else self.setting.train_devices
+        seconds = tokens / (devices * self.rates.train_tokens_per_s)
+        if self.setting.shared:
+            seconds += self.rates.switch_s
+        self.trained_s.append(seconds)
+        self.clock.plan(self.now + seconds, UPDATED, step)
+
+    def publish(self, step: int) -> None:
+        """Replicas stand still; what runs is made ready for the new weights."""
+        seconds = self.rates.sync_s
+        if self.setting.partial:
+            for replica in self.replicas:
+                replica.advance(self.now, paused=self.paused)
+            seconds += max(replica.recompute_s() for replica in self.replicas)
+        self.paused = True
+        for replica in self.replicas:
+            replica.stamp += 1
+        self.clock.plan(self.now + seconds, PUBLISHED, step)
+
+    def go_on(self, step: int) -> None:
+        for replica in self.replicas:
+            replica.advance(self.now, paused=True)
+        self.paused, self.served = False, step
+        for at in range(len(self.replicas)):
+            self.replan(at)
+        self.tell(Published(step))
+
+
+def simulate(setting: Setting, rates: Rates, lengths: Sequence[int], *, steps: int) -> Simulated:
+    """What a setting comes to, over so many steps between those of the beginning and those of the end."""
+    edges = 2 * (setting.max_staleness + 1) if setting.max_staleness else 0
+    return Simulation(setting, rates, lengths, steps=steps + edges + 1).run()
