@@ -138,7 +138,7 @@ class SglangRolloutEngine(RolloutEngine):
         self.engine.pause()
         self.paused = True
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
         self.engine.resume()
         self.paused = False
 

@@ -130,7 +130,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.paused = True
         self.engine.pause()
 
-    def resume(self) -> None:
+    def resume(self, *, keep_cache: bool = False) -> None:
         with self.lock:
             self.paused = False
             self.engine.resume()
