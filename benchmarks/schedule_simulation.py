@@ -11,10 +11,10 @@ import tracemalloc
 from collections import deque
 
 from rlsdk.cli.plan_schedule import show_rows
-from rlsdk.cli.terminal import SafeConsole
 from rlsdk.planning.simulation import Rates
 from rlsdk.planning.splits import Workload, compare, log_normal_lengths
 from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.views.terminal import SafeConsole
 
 LARGE = Workload(
     devices=1024,

@@ -12,14 +12,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlsdk.cli.terminal import SafeConsole
-from rlsdk.cli.train import resolve
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings
 from rlsdk.config import RunConfig, needed_roles
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.simulation import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, measured_rates, parse_rates
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.trackers import read_metrics
+from rlsdk.views.terminal import SafeConsole
 
 NUM_LENGTHS = 1 << 16
 
@@ -32,7 +33,7 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
         given: rates as `NAME=VALUE,...`, or the folder of a run that measured them.
         as_json: one JSON document in place of the table.
     """
-    resolved = resolve(args)
+    resolved = resolve(Settings(flags=args))
     config = resolved.config
     placement = placement_of(config.placement, needed_roles(config), resolved.device)
     devices = sum(pool.num_devices for pool in placement.pools)
