@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig
+from rlsdk.config import RunConfig, with_dtype
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
@@ -42,10 +42,11 @@ def run_replay(
         ConfigError: the run began with supervised training, whose updates the journal does not hold.
         CheckpointError: the journal is not that of a whole run.
     """
-    if config.sft.steps > 0:
+    config = with_dtype(config, device)
+    if config.sft.is_asked:
         raise ConfigError(
-            f"sft.steps: the run began with {config.sft.steps} steps of supervised training, which its journal does "
-            "not hold; only a run that begins with reinforcement learning can be replayed"
+            "sft: the run began with supervised training, which its journal does not hold; only a run that begins with "
+            "reinforcement learning can be replayed"
         )
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
     with run_lock(run_dir):

@@ -111,6 +111,7 @@ def test_the_command_prints_a_row_for_each_schedule(tmp_path: Path, capsys: pyte
     arguments = [
         "--model", model, "--data", str(tmp_path / "rows.jsonl"), "--reward", "exact",
         "--placement.preset", "disaggregated", "--placement.devices_per_node", "8", "--placement.device", "cpu",
+        "--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "400",
         "--placement.devices", "{actor: 1}", "--trainer.prompts_per_step", "8", "--schedule.max_staleness", "1",
     ]  # fmt: skip
     run(arguments, "decode_ms=8,train_tokens_per_s=4000,sync_s=1,median=100,p99=800", as_json=True)

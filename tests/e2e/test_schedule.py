@@ -87,4 +87,4 @@ def test_a_run_killed_with_groups_half_made_ends_where_the_undisturbed_one_ends(
     assert killed.keys() == {1, 2, 3, 4}
     for step, whole in enumerate(view.steps, 1):
         assert measured([{name: killed[step][name] for name in whole}]) == measured([dict(whole)])
-    assert "the same updates" in rlsdk("replay", str(run), cwd=tmp_path)
+    assert "the same updates" in rlsdk("replay", str(run), "--trust-run", cwd=tmp_path)
