@@ -27,7 +27,7 @@ from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, pre
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
-from rlsdk.config.rewards import RemoteRewardConfig, RewardConfig, RewardLimitsConfig
+from rlsdk.config.rewards import JudgeConfig, RemoteRewardConfig, RewardConfig, RewardLimitsConfig
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
 from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec, with_dtype
 from rlsdk.config.schedule import ScheduleConfig
@@ -52,6 +52,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvalConfig",
     "EvalSetConfig",
+    "JudgeConfig",
     "LengthConfig",
     "Measure",
     "MixtureConfig",

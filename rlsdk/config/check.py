@@ -233,11 +233,11 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     reward_kl = algorithm.kl_reward_estimator
     yield from _function(registry, ComponentKind.KL_ESTIMATOR, "algorithm.kl_reward_estimator", reward_kl, {})
     for index, reward in enumerate(config.rewards):
-        if ":" not in reward.name:
+        if ":" not in reward.name and reward.judge is None:
             yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)
     for name, part in config.eval.sets.items():
         for index, reward in enumerate(part.rewards):
-            if ":" not in reward.name:
+            if ":" not in reward.name and reward.judge is None:
                 path = f"eval.sets.{name}.rewards.{index}.name"
                 yield from _function(registry, ComponentKind.REWARD, path, reward.name, reward.options)
     named = {

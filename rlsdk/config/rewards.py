@@ -50,12 +50,56 @@ class RemoteRewardConfig(Section):
                 yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
 
 
+class JudgeConfig(Section):
+    """A model that is asked about every response. It is served by anything that speaks the OpenAI chat protocol, with
+    weights of its own; how it is asked (time, retries, secrets) stands in `remote`."""
+
+    url: str
+    """Of the service, up to `/v1`: `http://127.0.0.1:8000/v1`."""
+    model: str
+    """As the service names it."""
+    template: str
+    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
+    system_prompt: str | None = None
+    """Text of the system message."""
+    pattern: str | None = None
+    """Regular expression with one group, whose last match in the reply is the verdict; null: what follows `Score:`,
+    `Rating:` or `Verdict:`."""
+    choices: dict[str, float] = empty_mapping()
+    """Verdict -> score, `{yes: 1, no: 0}`, capitals aside; empty: the verdict is a number."""
+    lowest: float = 0.0
+    """Smallest verdict that is a number, which gives 0."""
+    highest: float = 1.0
+    """Largest one, which gives 1; others outside of the two are failures."""
+    temperature: NonNegativeFloat = 0.0
+    """Of the judge's reply."""
+    max_tokens: PositiveInt = 1024
+    """Tokens of the judge's reply."""
+    seed: NonNegativeInt = 0
+    """Sent along, for services that sample with a seed."""
+
+    def problems(self) -> Iterator[Problem]:
+        if "{response}" not in self.template:
+            yield Problem("template", "expected the place {response}: what the judge is to look at")
+        if not self.url.startswith(("http://", "https://")):
+            yield Problem("url", f"{self.url!r}: expected a URL such as http://127.0.0.1:8000/v1")
+        if not self.choices and self.highest <= self.lowest:
+            yield Problem("highest", f"{self.highest!r}: expected more than lowest, which is {self.lowest!r}")
+        try:
+            groups = 1 if self.pattern is None else re.compile(self.pattern).groups
+        except re.error as error:
+            yield Problem("pattern", f"{self.pattern!r}: expected a regular expression: {error}")
+            return
+        if groups != 1:
+            yield Problem("pattern", f"{self.pattern!r}: expected one group, the verdict, and it has {groups}")
+
+
 class RewardConfig(Section):
     """One term of the reward; a sample's score is the weighted sum of all that apply to it. A text alone is its
     name."""
 
     name: str
-    """A registered reward, `pkg.mod:fn`, `file.py:fn`, or the URL of a service: `http://127.0.0.1:8700/score`."""
+    """A registered reward, `pkg.mod:fn`, `file.py:fn`, the URL of a service (`http://host:8700/score`), or `judge`."""
     label: str | None = None
     """Its name in metrics: letters, digits, `-`, `_` and `.`; needed where two entries have the same `name`."""
     weight: float = 1.0
@@ -67,12 +111,14 @@ class RewardConfig(Section):
     null stands for a row without the field, `metadata.task` looks into nested objects. Empty: every row."""
 
     remote: RemoteRewardConfig | None = None
-    """How the service is asked, where `name` is a URL; null: as the defaults say."""
+    """How the service is asked, where `name` is a URL or `judge`; null: as the defaults say."""
+    judge: JudgeConfig | None = None
+    """The model that is asked, where `name` is `judge`."""
 
     @property
     def is_remote(self) -> bool:
         """Whether a service computes it."""
-        return self.name.startswith(("http://", "https://"))
+        return self.judge is not None or self.name.startswith(("http://", "https://"))
 
     @property
     def title(self) -> str:
@@ -88,7 +134,9 @@ class RewardConfig(Section):
                 "metrics of every run",
             )
         if self.remote is not None and not self.is_remote:
-            yield Problem("remote", f"belongs to a reward that is named by a URL; name is {self.name!r}")
+            yield Problem("remote", f"belongs to a reward that is named by a URL, or a judge; name is {self.name!r}")
+        if (self.name == "judge") != (self.judge is not None):
+            yield Problem("judge", f"belongs to the reward named 'judge', which needs it; name is {self.name!r}")
         if self.is_remote and self.options:
             yield Problem("options", f"{list(self.options)}: a service has options of its own, set where it starts")
         for field, values in self.rows.items():

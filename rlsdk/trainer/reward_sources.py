@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config import Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
+from rlsdk.config import JudgeConfig, Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner, Scorer, check_routes
-from rlsdk.rewards.remote import RemoteOptions, RemoteScorer
+from rlsdk.rewards.http import RemoteOptions
+from rlsdk.rewards.judge import PATTERN, JudgeClient, JudgeOptions
+from rlsdk.rewards.remote import RemoteScorer
 from rlsdk.trainer.grading import RewardGrader
 
 
@@ -87,7 +91,7 @@ def start_rewards(
 
 
 def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScorer:
-    """A reward of a service, which has answered once.
+    """A reward of a service, or of a judge, which has answered once.
 
     Raises:
         ConfigError: it does not answer, its URL is none, or an environment variable is not set.
@@ -104,7 +108,12 @@ def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScor
         send_tokens=asked.send_tokens,
         headers=secret_headers(asked.token_env, asked.headers_from_env),
     )
-    scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+    if reward.judge is None:
+        scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+    else:
+        make = functools.partial(JudgeClient, judge=judge_options(reward.judge))
+        alone = replace(options, batch_size=1, batch_wait_s=0.0)  # A question is a request.
+        scorer = RemoteScorer(reward_def(reward, reward.judge.url), alone, grading_limits(limits), make)
     if asked.check_at_start:
         try:
             scorer.check()
@@ -112,6 +121,22 @@ def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScor
             scorer.close()
             raise
     return scorer
+
+
+def judge_options(asked: JudgeConfig) -> JudgeOptions:
+    """What the judge is asked, and what counts as its verdict."""
+    return JudgeOptions(
+        model=asked.model,
+        template=asked.template,
+        system_prompt=asked.system_prompt,
+        pattern=asked.pattern or PATTERN,
+        choices=asked.choices,
+        lowest=asked.lowest,
+        highest=asked.highest,
+        temperature=asked.temperature,
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+    )
 
 
 def secret_headers(token_env: str | None, headers_from_env: Mapping[str, str]) -> dict[str, str]:
