@@ -82,7 +82,8 @@ def _role_problems(
     """What keeps one role from running on so many devices."""
     if role.is_rollout and count is not None and count % role.devices_per_rank:
         yield Problem(
-            "rollout.tp_size", f"{role.devices_per_rank}: expected a divisor of the {count} devices of the rollout"
+            role.fields["tp_size"],
+            f"{role.devices_per_rank}: expected a divisor of the {count} devices of {role.name!r}",
         )
     kind = model.get("model_type")
     needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)

@@ -107,7 +107,6 @@ class RemoteScorer:
         Raises:
             ConfigError: the URL is not one that is asked.
         """
-        check_url(reward.target)
         self._reward, self._options, self._limits = reward, options, limits
         self._waiting: deque[tuple[_Asked, int]] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -212,6 +211,10 @@ class RemoteScorer:
         except RemoteError as error:
             for asked, at in batch:
                 asked.booking.fail((0, at), error.kind, str(error))
+        except Exception as error:  # nobody may wait for ever
+            message = f"{self._client.name}: {type(error).__name__}: {error}"
+            for asked, at in batch:
+                asked.booking.fail((0, at), FailureKind.SERVICE, message)
         else:
             for (asked, at), given in zip(batch, results, strict=True):
                 if given.error is not None:

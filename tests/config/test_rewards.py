@@ -109,3 +109,14 @@ def test_a_judge_that_could_give_no_verdict_is_refused(text: str, message: str, 
 def test_the_judge_of_a_foreign_run_is_asked_nothing(tmp_path: Path) -> None:
     config = load(f"rewards: [{{name: judge, judge: {{{JUDGE}}}}}]", tmp_path)
     assert [place for place, _ in code_in(config.model_dump())] == [("rewards", 0, "judge", "url")]
+
+
+def test_a_judge_beside_models_that_train_meanwhile_is_refused(tmp_path: Path) -> None:
+    judge = "rewards: [{name: judge, judge: {engine: {path: m}, template: '{response}'}}]"
+    pools = "pools: {a: {devices_per_node: [1]}, b: {devices_per_node: [1]}, c: {devices_per_node: [1]}}, preset: null"
+    shared = f"placement: {{{pools}, roles: {{actor: a, rollout: b}}}}"
+    with pytest.raises(ConfigError, match=r"placement.roles.judge: 'a': expected a pool of its own.*while actor may"):
+        load(f"{judge}\nschedule: {{max_staleness: 1}}\n{shared}", tmp_path)
+    own = f"placement: {{{pools}, roles: {{actor: a, rollout: b, judge: c}}}}"
+    assert load(f"{judge}\nschedule: {{max_staleness: 1}}\n{own}", tmp_path).rewards[0].judge.engine.path == "m"
+    assert load(f"{judge}\n{shared.replace(', c: {devices_per_node: [1]}', '')}", tmp_path).schedule.max_staleness == 0
