@@ -83,7 +83,7 @@ def _role_problems(
     if role.is_rollout and count is not None and count % role.devices_per_rank:
         yield Problem(
             role.fields["tp_size"],
-            f"{role.devices_per_rank}: expected a divisor of the {count} devices of {role.name!r}",
+            f"{role.devices_per_rank}: expected a divisor of the {count} devices of the {role.name}",
         )
     kind = model.get("model_type")
     needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlsdk.config.engines import PlacementConfig, PoolConfig
-from rlsdk.config.role_names import ACTOR, JUDGE, base_role
+from rlsdk.config.role_names import ACTOR, base_role
 from rlsdk.config.roles import HEAD_CAPABILITY, Role
 from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Capability
@@ -30,7 +30,7 @@ def role_requirements(
         dtype=role.model.dtype,
         model_type=model_type,
         num_ranks=role.devices_per_rank if role.is_rollout else num_devices,
-        takes_weights=role.is_rollout and base_role(role.name) != JUDGE,
+        takes_weights=role.is_rollout and not role.has_own_weights,
         capabilities=frozenset(capabilities),
         because=because | {capability.value: field for capability, field in capabilities.items()},
     )
@@ -39,7 +39,7 @@ def role_requirements(
 def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
     """What a role asks of its backend beyond the required methods, and the field that asks."""
     rollout = config.rollout
-    if base_role(role.name) == JUDGE:
+    if role.has_own_weights:
         if role.devices_per_rank > 1:
             yield Capability.TENSOR_PARALLEL, role.fields["tp_size"]
     elif role.is_rollout:

@@ -68,8 +68,8 @@ class Role:
 
     @property
     def has_own_weights(self) -> bool:
-        """A rollout engine whose weights come from its model's folder, and not from the actor."""
-        return isinstance(self.spec, RolloutSpec) and self.spec.load_weights
+        """A rollout engine whose weights are its model's, and never the actor's: a judge."""
+        return base_role(self.name) == JUDGE
 
     def with_model(self, path: str) -> Role:
         """The same with the weights of another folder."""
