@@ -27,9 +27,19 @@ from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, pre
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
-from rlsdk.config.rewards import RemoteRewardConfig, RewardConfig, RewardLimitsConfig
+from rlsdk.config.rewards import JudgeConfig, JudgeEngineConfig, RemoteRewardConfig, RewardConfig, RewardLimitsConfig
 from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
-from rlsdk.config.roles import Role, needed_roles, optim_spec, reward_roles, role_of, roles, sft_optim_spec, with_dtype
+from rlsdk.config.roles import (
+    Role,
+    judge_roles,
+    needed_roles,
+    optim_spec,
+    reward_roles,
+    role_of,
+    roles,
+    sft_optim_spec,
+    with_dtype,
+)
 from rlsdk.config.schedule import ScheduleConfig
 from rlsdk.config.schema import (
     DataConfig,
@@ -52,6 +62,8 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvalConfig",
     "EvalSetConfig",
+    "JudgeConfig",
+    "JudgeEngineConfig",
     "LengthConfig",
     "Measure",
     "MixtureConfig",
@@ -84,6 +96,7 @@ __all__ = [
     "comparable_log_probs",
     "config_error",
     "dump_config",
+    "judge_roles",
     "load_config",
     "needed_roles",
     "optim_spec",

@@ -82,7 +82,8 @@ def _role_problems(
     """What keeps one role from running on so many devices."""
     if role.is_rollout and count is not None and count % role.devices_per_rank:
         yield Problem(
-            "rollout.tp_size", f"{role.devices_per_rank}: expected a divisor of the {count} devices of the rollout"
+            role.fields["tp_size"],
+            f"{role.devices_per_rank}: expected a divisor of the {count} devices of the {role.name}",
         )
     kind = model.get("model_type")
     needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)
@@ -233,11 +234,11 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     reward_kl = algorithm.kl_reward_estimator
     yield from _function(registry, ComponentKind.KL_ESTIMATOR, "algorithm.kl_reward_estimator", reward_kl, {})
     for index, reward in enumerate(config.rewards):
-        if ":" not in reward.name:
+        if ":" not in reward.name and reward.judge is None:
             yield from _function(registry, ComponentKind.REWARD, f"rewards.{index}.name", reward.name, reward.options)
     for name, part in config.eval.sets.items():
         for index, reward in enumerate(part.rewards):
-            if ":" not in reward.name:
+            if ":" not in reward.name and reward.judge is None:
                 path = f"eval.sets.{name}.rewards.{index}.name"
                 yield from _function(registry, ComponentKind.REWARD, path, reward.name, reward.options)
     named = {

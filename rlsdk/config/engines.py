@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
-from rlsdk.config.role_names import REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.config.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.interfaces import nearest
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -195,7 +195,7 @@ class PlacementConfig(Section):
         for field in ("devices", "roles"):
             for role in getattr(self, field):
                 if not is_role(role):
-                    known = [*ROLES, f"{REWARD}.NAME"]
+                    known = [*ROLES, f"{REWARD}.NAME", f"{JUDGE}.LABEL"]
                     yield Problem(
                         f"{field}.{role}", f"{role!r} is no role{nearest(role, known)}; expected one of {known}"
                     )

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.problem import Problem
-from rlsdk.config.rewards import RewardConfig, reward_problems
+from rlsdk.config.rewards import RewardConfig, own_engine_problems, reward_problems
 
 SET_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 """Of an evaluation set: it stands in names of metrics and of files."""
@@ -73,6 +73,7 @@ class EvalSetConfig(Section):
         if self.options and self.data is None:
             yield Problem("options", f"{self.options!r} has no effect without a source of the set's own in data")
         yield from reward_problems(self.rewards)
+        yield from own_engine_problems(self.rewards)
         names = [reward.title for reward in self.rewards]
         if self.correct_reward is not None and names and self.correct_reward not in names:
             yield Problem("correct_reward", f"{self.correct_reward!r}: expected one of {names}")

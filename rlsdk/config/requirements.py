@@ -22,7 +22,7 @@ def role_requirements(
         "device": "placement.device",
         "dtype": role.fields["dtype"],
         "model_type": role.fields["path"],
-        "num_ranks": "rollout.tp_size" if role.is_rollout else devices,
+        "num_ranks": role.fields["tp_size"] if role.is_rollout else devices,
     }
     return Requirements(
         kind=role.kind,
@@ -30,7 +30,7 @@ def role_requirements(
         dtype=role.model.dtype,
         model_type=model_type,
         num_ranks=role.devices_per_rank if role.is_rollout else num_devices,
-        takes_weights=role.is_rollout,
+        takes_weights=role.is_rollout and not role.has_own_weights,
         capabilities=frozenset(capabilities),
         because=because | {capability.value: field for capability, field in capabilities.items()},
     )
@@ -39,7 +39,10 @@ def role_requirements(
 def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
     """What a role asks of its backend beyond the required methods, and the field that asks."""
     rollout = config.rollout
-    if role.is_rollout:
+    if role.has_own_weights:
+        if role.devices_per_rank > 1:
+            yield Capability.TENSOR_PARALLEL, role.fields["tp_size"]
+    elif role.is_rollout:
         if rollout.min_p > 0:
             yield Capability.MIN_P, "rollout.min_p"
         for measure in config.eval.measures():

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.engines import DtypeName, PlacementConfig
 from rlsdk.config.problem import Problem
+from rlsdk.config.role_names import ACTOR, JUDGE, base_role, judge_role
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -50,12 +52,86 @@ class RemoteRewardConfig(Section):
                 yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
 
 
+class JudgeEngineConfig(Section):
+    """A rollout engine of the run that judges: its role is `judge`, or `judge.LABEL`. Its weights are those of its
+    model, and never change."""
+
+    path: str
+    """Folder in Hugging Face form, or a name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    dtype: DtypeName | None = None
+    """Of its parameters; null: as `model.dtype`."""
+    backend: str | None = None
+    """Registered rollout backend; null: as `rollout.backend`."""
+    options: Options | None = None
+    """The backend's own options; null: those of `rollout`, where the backend is the same."""
+    engine_kwargs: Options | None = None
+    """Passed to the engine's own constructor untouched; null: those of `rollout`, where the backend is the same."""
+    tp_size: PositiveInt = 1
+    """Devices that one replica spans."""
+    max_running_samples: PositiveInt = 64
+    """Samples that one replica decodes at once."""
+    max_model_tokens: PositiveInt = 4096
+    """Longest question plus reply, in tokens; a longer question fails its sample."""
+
+
+class JudgeConfig(Section):
+    """A model that is asked about every response: a rollout engine of the run (`engine`), or one that is served by
+    anything that speaks the OpenAI chat protocol (`url` and `model`; time, retries and secrets stand in `remote`)."""
+
+    engine: JudgeEngineConfig | None = None
+    """The engine of the run that judges."""
+    url: str | None = None
+    """In its place a service, up to `/v1`: `http://127.0.0.1:8000/v1`."""
+    model: str | None = None
+    """As the service names it."""
+    template: str
+    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
+    system_prompt: str | None = None
+    """Text of the system message."""
+    pattern: str | None = None
+    """Regular expression with one group, whose last match in the reply is the verdict; null: what follows `Score:`,
+    `Rating:` or `Verdict:`."""
+    choices: dict[str, float] = empty_mapping()
+    """Verdict -> score, `{yes: 1, no: 0}`, capitals aside; empty: the verdict is a number."""
+    lowest: float = 0.0
+    """Smallest verdict that is a number, which gives 0."""
+    highest: float = 1.0
+    """Largest one, which gives 1; others outside of the two are failures."""
+    temperature: NonNegativeFloat = 0.0
+    """Of the judge's reply."""
+    max_tokens: PositiveInt = 1024
+    """Tokens of the judge's reply."""
+    seed: NonNegativeInt = 0
+    """Sent along, for services that sample with a seed."""
+
+    def problems(self) -> Iterator[Problem]:
+        if "{response}" not in self.template:
+            yield Problem("template", "expected the place {response}: what the judge is to look at")
+        if (self.engine is None) == (self.url is None):
+            yield Problem("engine", "expected one of `engine` (a model of the run) and `url` (of a service)")
+        if (self.url is None) != (self.model is None):
+            yield Problem("model", f"{self.model!r}: expected together with `url`, as the service names it")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            yield Problem("url", f"{self.url!r}: expected a URL such as http://127.0.0.1:8000/v1")
+        if not self.choices and self.highest <= self.lowest:
+            yield Problem("highest", f"{self.highest!r}: expected more than lowest, which is {self.lowest!r}")
+        try:
+            groups = 1 if self.pattern is None else re.compile(self.pattern).groups
+        except re.error as error:
+            yield Problem("pattern", f"{self.pattern!r}: expected a regular expression: {error}")
+            return
+        if groups != 1:
+            yield Problem("pattern", f"{self.pattern!r}: expected one group, the verdict, and it has {groups}")
+
+
 class RewardConfig(Section):
     """One term of the reward; a sample's score is the weighted sum of all that apply to it. A text alone is its
     name."""
 
     name: str
-    """A registered reward, `pkg.mod:fn`, `file.py:fn`, or the URL of a service: `http://127.0.0.1:8700/score`."""
+    """A registered reward, `pkg.mod:fn`, `file.py:fn`, the URL of a service (`http://host:8700/score`), or `judge`."""
     label: str | None = None
     """Its name in metrics: letters, digits, `-`, `_` and `.`; needed where two entries have the same `name`."""
     weight: float = 1.0
@@ -67,12 +143,14 @@ class RewardConfig(Section):
     null stands for a row without the field, `metadata.task` looks into nested objects. Empty: every row."""
 
     remote: RemoteRewardConfig | None = None
-    """How the service is asked, where `name` is a URL; null: as the defaults say."""
+    """How the service is asked, where `name` is a URL or `judge`; null: as the defaults say."""
+    judge: JudgeConfig | None = None
+    """The model that is asked, where `name` is `judge`."""
 
     @property
     def is_remote(self) -> bool:
         """Whether a service computes it."""
-        return self.name.startswith(("http://", "https://"))
+        return self.judge is not None or self.name.startswith(("http://", "https://"))
 
     @property
     def title(self) -> str:
@@ -88,7 +166,11 @@ class RewardConfig(Section):
                 "metrics of every run",
             )
         if self.remote is not None and not self.is_remote:
-            yield Problem("remote", f"belongs to a reward that is named by a URL; name is {self.name!r}")
+            yield Problem("remote", f"belongs to a reward that is named by a URL, or a judge; name is {self.name!r}")
+        if (self.name == "judge") != (self.judge is not None):
+            yield Problem("judge", f"belongs to the reward named 'judge', which needs it; name is {self.name!r}")
+        if self.remote is not None and self.judge is not None and self.judge.engine is not None:
+            yield Problem("remote", "belongs to a judge that is a service; this one is an engine of the run")
         if self.is_remote and self.options:
             yield Problem("options", f"{list(self.options)}: a service has options of its own, set where it starts")
         for field, values in self.rows.items():
@@ -144,6 +226,36 @@ class RewardLimitsConfig(Section):
     all rewards, which costs milliseconds a sample and forgets what a reward keeps from call to call."""
     environment: tuple[str, ...] = empty_tuple()
     """Environment variables that rewards get besides the ordinary ones (an API key, for instance)."""
+
+
+def own_engine_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
+    """Judges that only the rewards of training may have."""
+    for at, reward in enumerate(rewards):
+        if reward.judge is not None and reward.judge.engine is not None:
+            yield Problem(
+                f"rewards.{at}.judge.engine",
+                "belongs to the rewards of the run, which evaluation sets without rewards of their own share; here "
+                "name a service in judge.url",
+            )
+
+
+def judge_pool_problems(
+    rewards: tuple[RewardConfig, ...], placement: PlacementConfig, max_staleness: int
+) -> Iterator[Problem]:
+    """Judges that take turns with models that train while samples wait for them."""
+    given = placement.roles
+    if not max_staleness or placement.preset is not None:
+        return
+    for reward in rewards:
+        role = judge_role(reward.label)
+        pool = given.get(role) or given.get(JUDGE) or given.get(ACTOR)
+        beside = sorted(other for other, own in given.items() if own == pool and base_role(other) != JUDGE)
+        if reward.judge is not None and reward.judge.engine is not None and beside:
+            yield Problem(
+                f"placement.roles.{role}",
+                f"{pool!r}: expected a pool of its own, because at schedule.max_staleness {max_staleness} samples are "
+                f"judged while {', '.join(beside)} may have the devices of this one",
+            )
 
 
 def reward_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:

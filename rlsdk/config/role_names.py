@@ -12,15 +12,18 @@ CRITIC = "critic"
 """What estimates values."""
 REWARD = "reward"
 """A reward model; with a name, `reward.NAME`."""
-ROLES = (ACTOR, ROLLOUT, REF, CRITIC, REWARD)
+JUDGE = "judge"
+"""A rollout engine with weights of its own, that is asked about responses; with a label, `judge.LABEL`."""
+ROLES = (ACTOR, ROLLOUT, REF, CRITIC, REWARD, JUDGE)
 """In the order in which devices are dealt out."""
 REQUIRED_ROLES = (ACTOR, ROLLOUT)
 """What a placement by pools must give a place."""
 
 
 def is_role(name: str) -> bool:
-    """True for a role's name, that of one reward model included."""
-    return name in ROLES or (name.startswith(f"{REWARD}.") and len(name) > len(REWARD) + 1)
+    """True for a role's name, that of one reward model or judge included."""
+    base, _, own = name.partition(".")
+    return name in ROLES or (base in (REWARD, JUDGE) and own != "")
 
 
 def reward_role(name: str | None) -> str:
@@ -28,6 +31,11 @@ def reward_role(name: str | None) -> str:
     return REWARD if name is None else f"{REWARD}.{name}"
 
 
+def judge_role(label: str | None) -> str:
+    """Role of the judge of this label."""
+    return JUDGE if label is None else f"{JUDGE}.{label}"
+
+
 def base_role(name: str) -> str:
-    """`reward` of `reward.NAME`; every other role is its own."""
+    """`reward` of `reward.NAME`, `judge` of `judge.LABEL`; every other role is its own."""
     return name.partition(".")[0]

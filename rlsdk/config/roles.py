@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from rlsdk.config.base import Options
 from rlsdk.config.engines import OptimConfig
-from rlsdk.config.role_names import ACTOR, CRITIC, REF, REWARD, ROLES, ROLLOUT, base_role, reward_role
+from rlsdk.config.rewards import RewardConfig
+from rlsdk.config.role_names import (
+    ACTOR,
+    CRITIC,
+    JUDGE,
+    REF,
+    REWARD,
+    ROLES,
+    ROLLOUT,
+    base_role,
+    judge_role,
+    reward_role,
+)
 from rlsdk.config.role_sections import ModelRoleConfig
 from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
@@ -51,7 +63,13 @@ class Role:
 
     @property
     def is_rollout(self) -> bool:
+        """It samples: the policy's rollout engine, or a judge."""
         return self.kind is BackendKind.ROLLOUT
+
+    @property
+    def has_own_weights(self) -> bool:
+        """A rollout engine whose weights are its model's, and never the actor's: a judge."""
+        return base_role(self.name) == JUDGE
 
     def with_model(self, path: str) -> Role:
         """The same with the weights of another folder."""
@@ -87,13 +105,14 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     return (
         *(name for name in ROLES if wanted.get(name)),
         *(reward_role(model.name) for model in config.reward_models),
+        *(judge_role(reward.label) for _, reward in _judging(config)),
     )
 
 
 def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
     """The table, in the order of `needed` (None: as `needed_roles`)."""
     every = {ACTOR: actor_role(config), ROLLOUT: rollout_role(config), REF: _ref(config), CRITIC: _critic(config)}
-    every |= {role.name: role for role in _rewards(config)}
+    every |= {role.name: role for role in (*_rewards(config), *_judges(config))}
     return tuple(every[name] for name in (needed_roles(config) if needed is None else needed))
 
 
@@ -105,6 +124,11 @@ def role_of(table: Sequence[Role], name: str) -> Role:
 def reward_roles(table: Sequence[Role]) -> tuple[Role, ...]:
     """The reward models, in the order of `reward_models`."""
     return tuple(role for role in table if base_role(role.name) == REWARD)
+
+
+def judge_roles(table: Sequence[Role]) -> tuple[Role, ...]:
+    """The judges that are engines of the run, in the order of `rewards`."""
+    return tuple(role for role in table if base_role(role.name) == JUDGE)
 
 
 def actor_role(config: RunConfig) -> Role:
@@ -136,6 +160,7 @@ def rollout_role(config: RunConfig) -> Role:
             "options": f"rollout.{rollout.backend}",
             "path": "model.path",
             "dtype": "model.dtype",
+            "tp_size": "rollout.tp_size",
         },
     )
 
@@ -158,6 +183,49 @@ def _rewards(config: RunConfig) -> list[Role]:
         _beside(config, model, reward_role(model.name), f"reward_models.{at}", Head.SCORE, None)
         for at, model in enumerate(config.reward_models)
     ]
+
+
+def _judging(config: RunConfig) -> list[tuple[int, RewardConfig]]:
+    """Rewards, with their places, whose judge is an engine of the run."""
+    return [(at, reward) for at, reward in enumerate(config.rewards) if reward.judge and reward.judge.engine]
+
+
+def _judges(config: RunConfig) -> list[Role]:
+    """Rollout engines that load weights of their own, and take none from the actor."""
+    found = []
+    for at, reward in _judging(config):
+        own = reward.judge.engine if reward.judge is not None else None
+        assert own is not None
+        backend = own.backend or config.rollout.backend
+        same = backend == config.rollout.backend
+        kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.rollout.engine_kwargs if same else {}
+        model = replace(model_spec(config), path=own.path, revision=own.revision)
+        field = f"rewards.{at}.judge.engine"
+        found.append(
+            Role(
+                name=judge_role(reward.label),
+                kind=BackendKind.ROLLOUT,
+                backend=backend,
+                spec=RolloutSpec(
+                    model=replace(model, dtype=own.dtype or model.dtype),
+                    max_model_tokens=own.max_model_tokens,
+                    max_running=own.max_running_samples,
+                    tp_size=own.tp_size,
+                    load_weights=True,
+                    engine_kwargs=dict(kwargs),
+                ),
+                options=own.options if own.options is not None else config.rollout.options if same else {},
+                devices_per_rank=own.tp_size,
+                fields={
+                    "backend": "rollout.backend" if own.backend is None else f"{field}.backend",
+                    "options": f"rollout.{backend}" if own.options is None else f"{field}.options",
+                    "path": f"{field}.path",
+                    "dtype": "model.dtype" if own.dtype is None else f"{field}.dtype",
+                    "tp_size": f"{field}.tp_size",
+                },
+            )
+        )
+    return found
 
 
 def _beside(

@@ -17,7 +17,7 @@ from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, Sh
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
-from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig, reward_problems
+from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig, judge_pool_problems, reward_problems
 from rlsdk.config.role_names import CRITIC
 from rlsdk.config.role_sections import (
     CriticConfig,
@@ -291,6 +291,7 @@ class RunConfig(Section):
         yield from self._schedule_problems()
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_problems(self.rewards)
+        yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from reward_model_problems(self.reward_models)
         yield from self._evaluation_problems()
         if self.needs_values:

@@ -92,7 +92,8 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             # An engine takes class names, hooks and files there; a Ray cluster sends code to whoever joins it.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
-            # They send what the environment holds, secrets, to a server.
+            # They send samples, and what the environment holds, to a server.
+            or place[-2:] == ("judge", "url")
             or (place[-1] == "token_env" and value)
             or "headers_from_env" in place[:-1]
             or place[:2] == ("tracking", "options")

@@ -78,6 +78,7 @@ class CountedRole:
             seat=Seat(
                 role=role.name,
                 serves=role.is_rollout,
+                keeps=role.has_own_weights,
                 trained=role.is_trained,
                 moves=shared and able in capabilities,
             ),
@@ -180,7 +181,8 @@ def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
     for name, rank in device.ranks.items():
         role = roles[name]
         memory = role.memory
-        if memory is not None and not role.seat.serves and (role.takes_turns or memory[rank].on_host):
+        stays = role.seat.keeps if role.seat.serves else True
+        if memory is not None and stays and (role.takes_turns or memory[rank].on_host):
             held = memory[rank]
             total += (held.weights_bytes or 0) + (held.optimizer_bytes or 0)
     return total

@@ -4,163 +4,109 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Protocol
 
-import httpx
 from pydantic import ValidationError
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards.booking import Booking
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url, shown
 from rlsdk.rewards.results import RewardResult
 from rlsdk.rewards.routing import applies_to
-from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, describe
+from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, SentScore, describe
 
 _SHOWN = 200
-"""Characters of an answer that an error shows."""
+"""Characters of a service's reason that a failure shows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
-    """How a service is asked."""
+class Client(Protocol):
+    """Asks one service. Lives on one event loop."""
 
-    batch_size: int = 64
-    """Most samples in one request."""
-    batch_wait_s: float = 0.02
-    """Seconds that a sample waits for others to go with."""
-    max_concurrent: int = 4
-    """Requests under way at once."""
-    timeout_s: float = 60.0
-    """Seconds for one attempt, from the connection to the last byte."""
-    retries: int = 3
-    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
-    retry_wait_s: float = 0.5
-    """Seconds before the first of them; each next one waits twice as long."""
-    max_response_bytes: int = 8 << 20
-    send_tokens: bool = False
-    """Sends `response_ids`."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request: secrets belong here, and are shown nowhere."""
+    @property
+    def name(self) -> str:
+        """Of the service, for messages: its URL."""
+        ...
 
+    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
+        """One result for each sample.
 
-class RemoteError(Exception):
-    """A request that came to nothing; the message says why, and names the URL."""
+        Raises:
+            RemoteError: what the service answered is no such thing, or it did not answer.
+        """
+        ...
 
-    def __init__(self, message: str, *, kind: FailureKind = FailureKind.SERVICE, again: bool = False) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.again = again
-        """Another attempt may help."""
+    async def check(self) -> None:
+        """Whether the service is there, and answers as it should.
+
+        Raises:
+            RemoteError: it is not, or does not.
+        """
+        ...
+
+    async def close(self) -> None: ...
 
 
 class ScoreClient:
-    """Asks one URL. Not for several event loops."""
+    """A service that speaks the protocol of `rlsdk.rewards.service`."""
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         """
         Raises:
             ConfigError: the URL is not one that is asked.
         """
-        self.url = check_url(url)
+        self.name = check_url(url)
         self._options = options
-        self._http = httpx.AsyncClient(
-            headers={**options.headers, "Accept": "application/json", "Accept-Encoding": "identity"},
-            timeout=None,
-            follow_redirects=False,
-            trust_env=False,  # no proxies, and no passwords from a .netrc
-            limits=httpx.Limits(max_connections=options.max_concurrent),
-        )
+        self._http = HttpClient(options)
 
-    async def score(self, samples: Sequence[SentSample]) -> ScoreReply:
-        """One result for each sample.
-
-        Raises:
-            RemoteError: what the service answered is no such thing, or it did not answer.
-        """
-        body = ScoreRequest.model_construct(samples=list(samples)).model_dump_json().encode()
-        data = await self._with_retries(body)
+    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
+        """As `Client.score`."""
+        sent = [SentSample.of(sample, with_tokens=self._options.send_tokens) for sample in samples]
+        body = ScoreRequest.model_construct(samples=sent).model_dump_json().encode()
+        data = await self._http.post(self.name, body)
         try:
             reply = ScoreReply.model_validate_json(data)
         except ValidationError as error:
-            raise RemoteError(f"{self.url} answered no scores: {describe(error)}: {_shown(data)}") from error
+            raise RemoteError(f"{self.name} answered no scores: {describe(error)}: {shown(data)}") from error
         if len(reply.results) != len(samples):
-            raise RemoteError(f"{self.url} answered {len(reply.results)} results; expected {len(samples)}")
-        return reply
+            raise RemoteError(f"{self.name} answered {len(reply.results)} results; expected {len(samples)}")
+        return reply.results
+
+    async def check(self) -> None:
+        """Asks for the scores of no samples."""
+        await self.score([])
 
     async def close(self) -> None:
-        await self._http.aclose()
-
-    async def _with_retries(self, body: bytes) -> bytes:
-        for attempt in range(self._options.retries + 1):
-            try:
-                async with asyncio.timeout(self._options.timeout_s):
-                    return await self._post(body)
-            except TimeoutError:
-                limit = f"{self._options.timeout_s:g} s"
-                raise RemoteError(f"{self.url} did not answer within {limit}", kind=FailureKind.TIMEOUT) from None
-            except RemoteError as error:
-                if not error.again or attempt == self._options.retries:
-                    tries = f" ({attempt + 1} attempts)" if attempt else ""
-                    raise RemoteError(f"{error}{tries}", kind=error.kind) from error
-            await asyncio.sleep(self._options.retry_wait_s * 2**attempt * random.uniform(0.8, 1.2))
-        raise AssertionError("unreachable")
-
-    async def _post(self, body: bytes) -> bytes:
-        try:
-            async with self._http.stream(
-                "POST", self.url, content=body, headers={"Content-Type": "application/json"}
-            ) as response:
-                return await self._read(response)
-        except httpx.TransportError as error:
-            why = str(error) or type(error).__name__
-            raise RemoteError(f"{self.url} cannot be reached: {why}", again=True) from error
-        except httpx.HTTPError as error:
-            raise RemoteError(f"{self.url}: {type(error).__name__}: {error}") from error
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        """The body, within its limit: of an error only the beginning."""
-        status = response.status_code
-        if response.is_redirect:
-            target = response.headers.get("Location", "nowhere")
-            raise RemoteError(f"{self.url} redirects to {target!r}, which is not followed; name the right URL")
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise RemoteError(f"{self.url} answered compressed, although that was not asked for")
-        data = bytearray()
-        limit = self._options.max_response_bytes if status == httpx.codes.OK else _SHOWN
-        async for part in response.aiter_raw():
-            data += part
-            if len(data) > limit:
-                break
-        if status != httpx.codes.OK:
-            raise RemoteError(f"{self.url} answered {status}: {_shown(bytes(data))}", again=status >= 500)
-        if len(data) > limit:
-            raise RemoteError(f"{self.url} answered more than max_response_bytes {limit}")
-        return bytes(data)
+        await self._http.close()
 
 
 class RemoteScorer:
     """One reward of a service. Its requests run on an event loop in a thread of its own."""
 
-    def __init__(self, reward: RewardDef, options: RemoteOptions, limits: RewardLimits) -> None:
+    def __init__(
+        self,
+        reward: RewardDef,
+        options: RemoteOptions,
+        limits: RewardLimits,
+        make_client: Callable[[str, RemoteOptions], Client] = ScoreClient,
+    ) -> None:
         """Starts the thread.
 
         Args:
             reward: its `target` is the URL.
             options: how the service is asked.
             limits: on what it may give, as for every reward.
+            make_client: called on the thread, with URL and options.
 
         Raises:
             ConfigError: the URL is not one that is asked.
         """
-        check_url(reward.target)
         self._reward, self._options, self._limits = reward, options, limits
         self._waiting: deque[tuple[_Asked, int]] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -169,20 +115,20 @@ class RemoteScorer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlsdk-remote-reward", daemon=True)
         self._thread.start()
-        self._client = self._call(self._open())
+        self._client = self._call(self._open(make_client))
 
     def check(self) -> None:
-        """Asks for the scores of no samples: the service is there, and speaks the protocol.
+        """Whether the service is there, and answers as it should.
 
         Raises:
             ConfigError: it is not, or does not.
         """
         try:
-            self._call(self._client.score([]))
+            self._call(self._client.check())
         except RemoteError as error:
             raise ConfigError(
-                f"reward {self._reward.name!r}: {error}. Start the service, for instance by `rlsdk reward serve`, or "
-                "set remote.check_at_start: false"
+                f"reward {self._reward.name!r}: {error}. Start the service (`rlsdk reward serve` starts one), "
+                "or set remote.check_at_start: false"
             ) from error
 
     def wait_ready(self) -> None:
@@ -221,8 +167,8 @@ class RemoteScorer:
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _open(self) -> ScoreClient:
-        return ScoreClient(self._reward.target, self._options)
+    async def _open(self, make_client: Callable[[str, RemoteOptions], Client]) -> Client:
+        return make_client(self._reward.target, self._options)
 
     async def _shut(self) -> None:
         for task in self._running:
@@ -260,16 +206,19 @@ class RemoteScorer:
         self._send()
 
     async def _ask(self, batch: Sequence[tuple[_Asked, int]]) -> None:
-        sent = [SentSample.of(asked.booking.samples[at], with_tokens=self._options.send_tokens) for asked, at in batch]
         try:
-            reply = await self._client.score(sent)
+            results = await self._client.score([asked.booking.samples[at] for asked, at in batch])
         except RemoteError as error:
             for asked, at in batch:
                 asked.booking.fail((0, at), error.kind, str(error))
+        except Exception as error:  # nobody may wait for ever
+            message = f"{self._client.name}: {type(error).__name__}: {error}"
+            for asked, at in batch:
+                asked.booking.fail((0, at), FailureKind.SERVICE, message)
         else:
-            for (asked, at), given in zip(batch, reply.results, strict=True):
+            for (asked, at), given in zip(batch, results, strict=True):
                 if given.error is not None:
-                    message = f"{self._client.url}: {given.error[:_SHOWN]}"
+                    message = f"{self._client.name}: {given.error[:_SHOWN]}"
                     asked.booking.fail((0, at), FailureKind.SERVICE, message)
                 else:
                     asked.booking.take((0, at), given.score, given.token_scores, given.metrics)
@@ -293,39 +242,8 @@ class _Asked:
     future: Future[RewardResult] = field(default_factory=Future)
 
 
-def is_url(name: str) -> bool:
-    """Whether a reward is named by a URL."""
-    return name.startswith(("http://", "https://"))
-
-
-def check_url(url: str) -> str:
-    """The URL.
-
-    Raises:
-        ConfigError: it is none of HTTP, has no host, or holds a password.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"reward {url!r}: {error}; expected a URL such as http://127.0.0.1:8700/score") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"reward {url!r}: expected a URL such as http://127.0.0.1:8700/score")
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(
-            f"reward http(s)://...@{parts.hostname}: a URL with a password would be written into the run's folder; "
-            "name an environment variable in remote.token_env"
-        )
-    return url
-
-
 def _check_json(sample: RewardSample) -> None:
     try:
         json.dumps([sample.row, sample.extra])
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a sample cannot be sent to a reward service: {error}; expected JSON types") from error
-
-
-def _shown(data: bytes) -> str:
-    text = data[:_SHOWN].decode("utf-8", "replace")
-    return repr(text) + ("..." if len(data) > _SHOWN else "")

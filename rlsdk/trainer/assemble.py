@@ -21,6 +21,7 @@ from rlsdk.interfaces import (
     ConfigError,
     Example,
     LogProbKind,
+    RolloutSpec,
     SamplingParams,
     SyncReport,
     Trajectory,
@@ -35,6 +36,7 @@ from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_di
 from rlsdk.trainer.evaluation import EvalSet, Evaluation
 from rlsdk.trainer.evaluations import EvalOptions
 from rlsdk.trainer.grading import RewardGrader
+from rlsdk.trainer.judges import EngineJudge
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -178,6 +180,17 @@ def open_stream(
     )
 
 
+def connect_judges(judges: Mapping[str, EngineJudge], session: Session, progress_s: float) -> None:
+    """Lets the judges that are engines of the run ask their replicas."""
+    for role, judge in judges.items():
+        group = session.judges[role]
+        spec = group.role.spec
+        assert isinstance(spec, RolloutSpec)
+        judge.connect(
+            replicas_of(group.group, backend=group.role.backend, max_running=spec.max_running), progress_s=progress_s
+        )
+
+
 def evaluation_of(
     config: RunConfig,
     prompts: Mapping[str, PromptDataset],
@@ -229,6 +242,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
     stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice)
+    connect_judges(materials.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
     exact = session.actor.role.model.dtype == "float32"
 

@@ -11,7 +11,8 @@ from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
 from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.registry import Registry
 from rlsdk.rewards import Scorer
-from rlsdk.trainer.reward_sources import start_rewards
+from rlsdk.trainer.judges import EngineJudge
+from rlsdk.trainer.reward_sources import load_judges, start_rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class RunRewards:
     """Of training, and of evaluation sets without rewards of their own; None: nothing is graded."""
     sets: Mapping[str, Scorer] = field(default_factory=dict)
     """By name of the evaluation set; sets with equal rewards share one."""
+    judges: Mapping[str, EngineJudge] = field(default_factory=dict)
+    """Engines of the run that are asked, by role; they answer once they are connected."""
 
     def wait_ready(self) -> None:
         """Blocks until all reward functions are loaded.
@@ -71,17 +74,22 @@ def start_run_rewards(
                 started.callback(runner.close)
                 own.append((rewards, runner))
             sets[measure.name] = runner
-        found = _of_training(config, registry, log_dir) if train else None
+        judges = load_judges(config) if train else {}
+        found = _of_training(config, registry, log_dir, judges) if train else None
         started.pop_all()
-    return RunRewards(train=found, sets=sets)
+    return RunRewards(train=found, sets=sets, judges=judges)
 
 
-def _of_training(config: RunConfig, registry: Registry, log_dir: Path) -> Scorer | None:
+def _of_training(
+    config: RunConfig, registry: Registry, log_dir: Path, judges: Mapping[str, EngineJudge]
+) -> Scorer | None:
     """None: reward models alone score the samples."""
     if config.reward_models and not config.rewards:
         return None
     elsewhere = bool(config.reward_models)
-    return start_rewards(config.rewards, config.reward_limits, registry, log_dir, scored_elsewhere=elsewhere)
+    return start_rewards(
+        config.rewards, config.reward_limits, registry, log_dir, scored_elsewhere=elsewhere, judges=judges
+    )
 
 
 def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:

@@ -126,6 +126,11 @@ def evaluate_model(
         tokenizer = load_run_tokenizer(config.model)
         rewards = start_run_rewards(config, registry, logs, measures, train=False)
         stack.callback(rewards.close)
+        if rewards.judges:
+            raise ConfigError(
+                f"rewards: judges {list(rewards.judges)} are engines of a training run, which this command does not "
+                "start; name a service in judge.url, or give the evaluation sets rewards of their own (eval.sets)"
+            )
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
         rewards.wait_ready()
         group = stack.enter_context(

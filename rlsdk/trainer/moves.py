@@ -9,8 +9,8 @@ WEIGHTS, CACHE = "weights", "kv_cache"
 STEPPING = ("optimizer", "gradients")
 """What only an update needs."""
 NOTHING: frozenset[str] = frozenset()
-DROP = 2
-"""Level of sleep: the next sync brings all weights, so none are kept on the host."""
+KEEP, DROP = 1, 2
+"""Levels of sleep: weights stay on the host; or the next sync brings all of them, so that none are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,8 @@ class Seat:
     role: str
     serves: bool = False
     """A rollout engine: it sleeps and wakes. The others are offloaded and come back."""
+    keeps: bool = False
+    """A rollout engine with weights of its own, which no sync brings back."""
     trained: bool = False
     moves: bool = True
     """It can give its memory up. What cannot is always on the device."""
@@ -74,7 +76,7 @@ def _serving(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[
     """An engine falls asleep as a whole, and wakes in parts."""
     away: list[Move] = []
     if here - target:
-        away.append(Move(role=seat.role, method="sleep", argument=DROP, after=NOTHING))
+        away.append(Move(role=seat.role, method="sleep", argument=KEEP if seat.keeps else DROP, after=NOTHING))
         here = NOTHING
     back = []
     for part in seat.parts:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from rlsdk.config import Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
+from rlsdk.config import JudgeConfig, Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
+from rlsdk.config.role_names import judge_role
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner, Scorer, check_routes
-from rlsdk.rewards.remote import RemoteOptions, RemoteScorer
+from rlsdk.rewards.http import RemoteOptions
+from rlsdk.rewards.judge import PATTERN, JudgeClient, JudgeOptions
+from rlsdk.rewards.remote import RemoteScorer
 from rlsdk.trainer.grading import RewardGrader
+from rlsdk.trainer.judges import EngineJudge
 
 
 def resolve_rewards(rewards: Sequence[RewardConfig], registry: Registry) -> list[RewardDef]:
@@ -52,6 +59,7 @@ def start_rewards(
     log_dir: Path,
     *,
     scored_elsewhere: bool = False,
+    judges: Mapping[str, EngineJudge] = MappingProxyType({}),
 ) -> Scorer:
     """What scores samples; imports of reward functions go on in the background.
 
@@ -61,6 +69,7 @@ def start_rewards(
         registry: of what is installed.
         log_dir: where what rewards print goes.
         scored_elsewhere: reward models score the samples, too, so that one to which no reward applies has not failed.
+        judges: that are engines of the run, by role.
 
     Raises:
         ConfigError: no reward at all, or one that cannot be found or asked.
@@ -78,7 +87,7 @@ def start_rewards(
     try:
         parts += [start_runner(local, limits, registry, log_dir, is_whole=False)] if local else []
         for reward in remote:
-            parts.append(start_remote(reward, limits))
+            parts.append(start_remote(reward, limits, judges))
     except BaseException:
         for part in parts:
             part.close()
@@ -86,12 +95,18 @@ def start_rewards(
     return CombinedScorer(parts, [reward.title for reward in rewards], scored_elsewhere=scored_elsewhere)
 
 
-def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScorer:
-    """A reward of a service, which has answered once.
+def start_remote(
+    reward: RewardConfig, limits: RewardLimitsConfig, judges: Mapping[str, EngineJudge] = MappingProxyType({})
+) -> RemoteScorer:
+    """A reward of a service, or of a judge, which has answered once.
 
     Raises:
         ConfigError: it does not answer, its URL is none, or an environment variable is not set.
     """
+    if reward.judge is not None and reward.judge.engine is not None:
+        judge = judges[judge_role(reward.label)]
+        options = RemoteOptions(batch_size=32, max_concurrent=1024)  # The client in front of the replicas queues.
+        return RemoteScorer(reward_def(reward, judge.name), options, grading_limits(limits), lambda url, given: judge)
     asked = reward.remote or RemoteRewardConfig()
     options = RemoteOptions(
         batch_size=asked.batch_size,
@@ -104,7 +119,12 @@ def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScor
         send_tokens=asked.send_tokens,
         headers=secret_headers(asked.token_env, asked.headers_from_env),
     )
-    scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+    if reward.judge is None or reward.judge.url is None:
+        scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+    else:
+        make = functools.partial(JudgeClient, judge=judge_options(reward.judge))
+        alone = replace(options, batch_size=1, batch_wait_s=0.0)  # A question is a request.
+        scorer = RemoteScorer(reward_def(reward, reward.judge.url), alone, grading_limits(limits), make)
     if asked.check_at_start:
         try:
             scorer.check()
@@ -112,6 +132,37 @@ def start_remote(reward: RewardConfig, limits: RewardLimitsConfig) -> RemoteScor
             scorer.close()
             raise
     return scorer
+
+
+def load_judges(config: RunConfig) -> dict[str, EngineJudge]:
+    """The judges of a run that are engines of it, by role; not connected yet.
+
+    Raises:
+        ConfigError: one has no tokenizer, or no room for a question.
+    """
+    return {
+        judge_role(reward.label): EngineJudge(
+            judge_role(reward.label), judge_options(reward.judge), reward.judge.engine, config.model
+        )
+        for reward in config.rewards
+        if reward.judge is not None and reward.judge.engine is not None
+    }
+
+
+def judge_options(asked: JudgeConfig) -> JudgeOptions:
+    """What the judge is asked, and what counts as its verdict."""
+    return JudgeOptions(
+        model=asked.model or "",
+        template=asked.template,
+        system_prompt=asked.system_prompt,
+        pattern=asked.pattern or PATTERN,
+        choices=asked.choices,
+        lowest=asked.lowest,
+        highest=asked.highest,
+        temperature=asked.temperature,
+        max_tokens=asked.max_tokens,
+        seed=asked.seed,
+    )
 
 
 def secret_headers(token_env: str | None, headers_from_env: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlsdk.cluster import Cluster
-from rlsdk.config import DeadlinesConfig, PlacementConfig, Role, ShardingConfig, reward_roles
+from rlsdk.config import DeadlinesConfig, PlacementConfig, Role, ShardingConfig, judge_roles, reward_roles
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.interfaces import BackendKind, BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
@@ -67,6 +67,12 @@ class Session:
         """By role."""
         table = [group.role for group in self.roles.values()]
         return {role.name: self.roles[role.name] for role in reward_roles(table)}
+
+    @property
+    def judges(self) -> Mapping[str, RoleGroup]:
+        """Rollout engines that are asked about responses, by role."""
+        table = [group.role for group in self.roles.values()]
+        return {role.name: self.roles[role.name] for role in judge_roles(table)}
 
     @property
     def trained(self) -> Mapping[str, RoleGroup]:

@@ -49,7 +49,11 @@ class DeviceTurns:
         role = group.role
         ability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
         self._seats[role.name] = seat = Seat(
-            role=role.name, serves=role.is_rollout, trained=role.is_trained, moves=group.can(ability)
+            role=role.name,
+            serves=role.is_rollout,
+            keeps=role.has_own_weights,
+            trained=role.is_trained,
+            moves=group.can(ability),
         )
         self._groups[role.name] = group
         self._here[role.name] = frozenset(seat.parts)

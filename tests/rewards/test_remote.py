@@ -13,7 +13,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult
-from rlsdk.rewards.remote import RemoteOptions, RemoteScorer, check_url
+from rlsdk.rewards.http import RemoteOptions, check_url
+from rlsdk.rewards.remote import RemoteScorer
 
 from .services import Service, serving
 
@@ -168,7 +169,7 @@ def test_a_service_is_looked_at_before_the_run(service: Service) -> None:
     bad = RemoteScorer(RewardDef(name="far", target=f"{service.base}/html"), RemoteOptions(), RewardLimits())
     try:
         good.check()
-        with pytest.raises(ConfigError, match=r"reward 'far': http.*/html answered no scores.* `rlsdk reward serve`"):
+        with pytest.raises(ConfigError, match=r"reward 'far': http.*/html answered no scores.*`rlsdk reward serve`"):
             bad.check()
     finally:
         good.close()

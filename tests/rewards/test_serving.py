@@ -20,7 +20,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample, RlsdkError
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
-from rlsdk.rewards.remote import RemoteOptions, RemoteScorer
+from rlsdk.rewards.http import RemoteOptions
+from rlsdk.rewards.remote import RemoteScorer
 from rlsdk.rewards.serving import RewardServer, ServeOptions, is_loopback
 
 HERE = Path(__file__).parent

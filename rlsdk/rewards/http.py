@@ -1,0 +1,157 @@
+"""Asking a service over HTTP: one POST with retries, within limits of time and size, and every fault in words."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httpx
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.rewards.definitions import FailureKind
+
+_SHOWN = 200
+"""Characters of an answer that an error shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteOptions:
+    """How a service is asked."""
+
+    batch_size: int = 64
+    """Most samples in one request."""
+    batch_wait_s: float = 0.02
+    """Seconds that a sample waits for others to go with."""
+    max_concurrent: int = 4
+    """Requests under way at once."""
+    timeout_s: float = 60.0
+    """Seconds for one attempt, from the connection to the last byte."""
+    retries: int = 3
+    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
+    retry_wait_s: float = 0.5
+    """Seconds before the first of them; each next one waits twice as long."""
+    max_response_bytes: int = 8 << 20
+    send_tokens: bool = False
+    """Sends `response_ids`."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request: secrets belong here, and are shown nowhere."""
+
+
+class RemoteError(Exception):
+    """A request that came to nothing; the message says why, and names the URL."""
+
+    def __init__(self, message: str, *, kind: FailureKind = FailureKind.SERVICE, again: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.again = again
+        """Another attempt may help."""
+
+
+class HttpClient:
+    """JSON out, bytes in. Not for several event loops."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self._options = options
+        self._http = httpx.AsyncClient(
+            headers={**options.headers, "Accept": "application/json", "Accept-Encoding": "identity"},
+            timeout=None,
+            follow_redirects=False,
+            trust_env=False,  # no proxies, and no passwords from a .netrc
+            limits=httpx.Limits(max_connections=options.max_concurrent),
+        )
+
+    async def post(self, url: str, body: bytes) -> bytes:
+        """What the service answers to this JSON.
+
+        Raises:
+            RemoteError: no answer of status 200, or none within the limits.
+        """
+        return await self._with_retries("POST", url, body)
+
+    async def get(self, url: str) -> bytes:
+        """As `post`, without a body."""
+        return await self._with_retries("GET", url, None)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _with_retries(self, method: str, url: str, body: bytes | None) -> bytes:
+        for attempt in range(self._options.retries + 1):
+            try:
+                async with asyncio.timeout(self._options.timeout_s):
+                    return await self._once(method, url, body)
+            except TimeoutError:
+                limit = f"{self._options.timeout_s:g} s"
+                raise RemoteError(f"{url} did not answer within {limit}", kind=FailureKind.TIMEOUT) from None
+            except RemoteError as error:
+                if not error.again or attempt == self._options.retries:
+                    tries = f" ({attempt + 1} attempts)" if attempt else ""
+                    raise RemoteError(f"{error}{tries}", kind=error.kind) from error
+            await asyncio.sleep(self._options.retry_wait_s * 2**attempt * random.uniform(0.8, 1.2))
+        raise AssertionError("unreachable")
+
+    async def _once(self, method: str, url: str, body: bytes | None) -> bytes:
+        try:
+            sent = {} if body is None else {"Content-Type": "application/json"}
+            async with self._http.stream(method, url, content=body, headers=sent) as response:
+                return await self._read(url, response)
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise RemoteError(f"{url} cannot be reached: {why}", again=True) from error
+        except httpx.HTTPError as error:
+            raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
+
+    async def _read(self, url: str, response: httpx.Response) -> bytes:
+        """The body, within its limit: of an error only the beginning."""
+        status = response.status_code
+        if response.is_redirect:
+            target = response.headers.get("Location", "nowhere")
+            raise RemoteError(f"{url} redirects to {target!r}, which is not followed; name the right URL")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise RemoteError(f"{url} answered compressed, although that was not asked for")
+        data = bytearray()
+        limit = self._options.max_response_bytes if status == httpx.codes.OK else _SHOWN
+        async for part in response.aiter_raw():
+            data += part
+            if len(data) > limit:
+                break
+        if status != httpx.codes.OK:
+            raise RemoteError(f"{url} answered {status}: {shown(bytes(data))}", again=status >= 500)
+        if len(data) > limit:
+            raise RemoteError(f"{url} answered more than max_response_bytes {limit}")
+        return bytes(data)
+
+
+def is_url(name: str) -> bool:
+    """Whether a reward is named by a URL."""
+    return name.startswith(("http://", "https://"))
+
+
+def check_url(url: str) -> str:
+    """The URL.
+
+    Raises:
+        ConfigError: it is none of HTTP, has no host, or holds a password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"reward {url!r}: {error}; expected a URL such as http://127.0.0.1:8700/score") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ConfigError(f"reward {url!r}: expected a URL such as http://127.0.0.1:8700/score")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            f"reward http(s)://...@{parts.hostname}: a URL with a password would be written into the run's folder; "
+            "name an environment variable in remote.token_env"
+        )
+    return url
+
+
+def shown(data: bytes) -> str:
+    """The beginning of what was answered."""
+    text = data[:_SHOWN].decode("utf-8", "replace")
+    return repr(text) + ("..." if len(data) > _SHOWN else "")

@@ -1,0 +1,184 @@
+"""A model as judge: it is asked about every response, and its verdict is the reward.
+
+The model is served by anything that speaks the OpenAI chat protocol (`vllm serve`, `sglang`, a hosted API): weights of
+its own that no training touches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlsdk.interfaces import RewardSample, nearest
+from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url, shown
+from rlsdk.rewards.routing import value_at
+from rlsdk.rewards.service import SentScore, describe
+
+PATTERN = r"(?i)\b(?:score|rating|verdict)\b[*\s]*[:=][*\s]*([\w.+-]+)"
+"""`Score: 7`, `**Verdict:** yes`: the group is the verdict."""
+MAX_REPLY_CHARS = 20_000
+"""The end of a reply, in which the verdict is looked for."""
+_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """What a judge is asked, and what counts as its verdict."""
+
+    model: str
+    """As the service names it."""
+    template: str
+    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
+    system_prompt: str | None = None
+    pattern: str = PATTERN
+    """Regular expression with one group: the last match in the reply is the verdict."""
+    choices: Mapping[str, float] = field(default_factory=dict)
+    """Verdict -> score, capitals aside. Empty: the verdict is a number."""
+    lowest: float = 0.0
+    highest: float = 1.0
+    """Of a verdict that is a number; the score is its place between the two, from 0 to 1. Others are failures."""
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    seed: int = 0
+
+
+class VerdictError(ValueError):
+    """There is no verdict, or no question; the message says why."""
+
+
+def question(sample: RewardSample, options: JudgeOptions) -> str:
+    """The template with its places filled in. What is filled in is text: places in it are not filled in again.
+
+    Raises:
+        VerdictError: the sample has no such field.
+    """
+    own = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
+
+    def fill(found: re.Match[str]) -> str:
+        name = found[1]
+        value = own[name] if name in own else value_at(sample.row, name)
+        if value is None:
+            raise VerdictError(
+                f"the judge's template asks for {{{name}}}, which this row does not have{nearest(name, sample.row)}"
+            )
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return _PLACE.sub(fill, options.template)
+
+
+def verdict(reply: str, options: JudgeOptions) -> float:
+    """The score that a reply stands for.
+
+    Raises:
+        VerdictError: the pattern is nowhere in it, or what it finds is none of the choices, or no number in the range.
+    """
+    found = None
+    for match in re.finditer(options.pattern, reply[-MAX_REPLY_CHARS:]):
+        found = match[1]
+    if found is None:
+        raise VerdictError(f"the judge's reply has no verdict: it ends in {reply[-80:]!r}")
+    if options.choices:
+        scores = {name.casefold(): score for name, score in options.choices.items()}
+        if found.casefold() not in scores:
+            raise VerdictError(f"the judge's verdict is {found!r}; expected one of {list(options.choices)}")
+        return scores[found.casefold()]
+    try:
+        number = float(found.rstrip("."))
+    except ValueError:
+        raise VerdictError(f"the judge's verdict is {found!r}; expected a number") from None
+    if not options.lowest <= number <= options.highest:
+        raise VerdictError(f"the judge's verdict is {found}; expected {options.lowest:g} to {options.highest:g}")
+    return (number - options.lowest) / (options.highest - options.lowest)
+
+
+class _Reply(BaseModel):
+    """What is read of an answer; services send more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    class Choice(BaseModel):
+        class Message(BaseModel):
+            content: str | None = None
+
+        message: Message
+        finish_reason: str | None = None
+
+    choices: list[Choice]
+
+
+class _Models(BaseModel):
+    class Model(BaseModel):
+        id: str
+
+    data: list[Model]
+
+
+class JudgeClient:
+    """Asks a service of the OpenAI chat protocol; satisfies `rlsdk.rewards.remote.Client`."""
+
+    def __init__(self, url: str, options: RemoteOptions, judge: JudgeOptions) -> None:
+        """
+        Args:
+            url: up to `/v1`.
+            options: how the service is asked.
+            judge: what it is asked.
+
+        Raises:
+            ConfigError: the URL is not one that is asked.
+        """
+        self.name = check_url(url).rstrip("/")
+        self._judge = judge
+        self._http = HttpClient(options)
+
+    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
+        """One question after the other; several go out at once as several calls."""
+        return [await self._one(sample) for sample in samples]
+
+    async def check(self) -> None:
+        """Whether the service has the model.
+
+        Raises:
+            RemoteError: it has not, or does not answer.
+        """
+        url = f"{self.name}/models"
+        data = await self._http.get(url)
+        try:
+            models = [model.id for model in _Models.model_validate_json(data).data]
+        except ValidationError as error:
+            raise RemoteError(f"{url} answered no list of models: {describe(error)}: {shown(data)}") from error
+        if self._judge.model not in models:
+            wanted = self._judge.model
+            raise RemoteError(f"{self.name} has no model {wanted!r}{nearest(wanted, models)}; it has {models[:8]}")
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _one(self, sample: RewardSample) -> SentScore:
+        try:
+            text = question(sample, self._judge)
+            return SentScore(score=verdict(await self._ask(text, sample), self._judge))
+        except VerdictError as error:
+            return SentScore(error=str(error))
+
+    async def _ask(self, text: str, sample: RewardSample) -> str:
+        url, judge = f"{self.name}/chat/completions", self._judge
+        system = [] if judge.system_prompt is None else [{"role": "system", "content": judge.system_prompt}]
+        body = {
+            "model": judge.model,
+            "messages": [*system, {"role": "user", "content": text}],
+            "temperature": judge.temperature,
+            "max_tokens": judge.max_tokens,
+            "seed": judge.seed,
+        }
+        data = await self._http.post(url, json.dumps(body).encode())
+        try:
+            reply = _Reply.model_validate_json(data)
+        except ValidationError as error:
+            raise RemoteError(f"{url} answered no completion: {describe(error)}: {shown(data)}") from error
+        if not reply.choices or reply.choices[0].message.content is None:
+            raise RemoteError(f"{url} answered a completion without a text")
+        return reply.choices[0].message.content

@@ -1,0 +1,133 @@
+"""A judge that is an engine of the run: a small model on the transformers backend, against its own greedy replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlsdk.cli.model import make
+from rlsdk.config import RunConfig, check_run, load_config, needed_roles, roles
+from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.registry import Registry
+from rlsdk.rewards import RewardResult
+from rlsdk.trainer.in_process import start_in_process
+from rlsdk.trainer.judges import EngineJudge
+from rlsdk.trainer.moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.replicas import replicas_of
+from rlsdk.trainer.reward_sources import load_judges, start_remote
+
+TEMPLATE = "Rate {response} for {question}:"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge") / "m"
+    make(folder, architecture="qwen2", hidden=64, layers=1, context=512)
+    return folder
+
+
+def configured(model: Path, registry: Registry, **judge: Any) -> RunConfig:
+    asked = {"engine": {"path": str(model), "max_model_tokens": 64}, "template": TEMPLATE, "max_tokens": 6, **judge}
+    flags = ["--model", str(model), "--data", "reasoning_gym:spell_backward"]
+    rewards = [{"name": "judge", "label": "kind", "judge": asked}, {"name": "exact", "weight": 0.0}]
+    return load_config([], [*flags, "--rewards", json.dumps(rewards), "--model.dtype", "float32"], registry)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.discover()
+
+
+def made(response: str, **row: Any) -> RewardSample:
+    return RewardSample(prompt="p", response=response, answer=None, row={"question": "q", **row}, truncated=False)
+
+
+def greedy(model: Path, text: str) -> str:
+    """What the judge says, by the library alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    said = net.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+    text = tokenizer.decode(said, skip_special_tokens=False)
+    return str(text.removesuffix("<eos>"))
+
+
+@pytest.fixture
+def judging(model: Path, registry: Registry) -> Iterator[Any]:
+    """Scores samples with the judge of a configuration, its engine in this process."""
+    opened: list[Any] = []
+
+    def score(samples: list[RewardSample], **judge: Any) -> RewardResult:
+        config = configured(model, registry, **judge)
+        (role,) = roles(config, needed=["judge.kind"])
+        judges = load_judges(config)
+        scorer = start_remote(config.rewards[0], config.reward_limits, judges)
+        opened.append(scorer)
+        waiting = scorer.submit(samples)  # The engine is there later than the rewards.
+        group = start_in_process(role, registry, ranks=2)
+        replicas = replicas_of(group.group, backend=role.backend, max_running=4)
+        judges["judge.kind"].connect(replicas, progress_s=60.0)
+        return waiting.result(90)
+
+    yield score
+    for scorer in opened:
+        scorer.close()
+
+
+def test_the_verdict_is_that_of_the_models_own_greedy_reply(judging: Any, model: Path) -> None:
+    responses = ["abc", "x", "something else", "<eos>", "zz"]
+    replies = [greedy(model, TEMPLATE.format(response=text, question="q")) for text in ("abc", "x", "something else")]
+    choices = {reply: (at + 1) / 10 for at, reply in enumerate(dict.fromkeys(reply.casefold() for reply in replies))}
+    result = judging(
+        [*map(made, responses), made("y" * 100)], pattern=r"(?s)\A(.+)\Z", choices=choices
+    )  # fmt: skip
+    assert result.by_reward["kind"][:3].tolist() == pytest.approx([choices[reply.casefold()] for reply in replies])
+    assert result.failed["kind"][5]
+    messages = {one.sample: one.message for one in result.examples}
+    assert "judge.kind: the question has more than 58 tokens, for which there is room" in messages.values()
+
+
+def test_what_the_template_lacks_costs_its_sample(judging: Any) -> None:
+    result = judging([made("a")], template="{response} {missing}", choices={"x": 1.0})
+    assert "judge.kind: the judge's template asks for {missing}" in result.examples[0].message
+
+
+def test_the_table_has_the_judge_as_an_engine_with_weights_of_its_own(model: Path, registry: Registry) -> None:
+    config = configured(model, registry)
+    assert needed_roles(config) == ("actor", "rollout", "judge.kind")
+    role = {role.name: role for role in roles(config)}["judge.kind"]
+    assert (role.is_rollout, role.has_own_weights, role.is_trained) == (True, True, False)
+    assert (role.backend, role.spec.model.path) == ("transformers", str(model))
+    assert check_run(config, registry, device="cpu") == []
+
+
+def test_a_judge_that_takes_turns_keeps_its_weights_on_the_host() -> None:
+    seats = [Seat(role="rollout", serves=True), Seat(role="judge", serves=True, keeps=True)]
+    whole = frozenset((WEIGHTS, CACHE))
+    found = moves(seats, {"rollout": whole, "judge": whole}, {})
+    assert [(move.role, move.method, move.argument) for move in found] == [
+        ("rollout", "sleep", 2),
+        ("judge", "sleep", 1),
+    ]
+
+
+def test_a_judge_without_room_for_a_question_is_refused(model: Path, registry: Registry) -> None:
+    config = configured(model, registry, max_tokens=64)
+    with pytest.raises(ConfigError, match=r"judge.max_tokens 64: expected less than .* 64, because the question"):
+        load_judges(config)
+
+
+def test_a_closed_judge_leaves_nobody_waiting(model: Path, registry: Registry) -> None:
+    config = configured(model, registry)
+    judges: dict[str, EngineJudge] = load_judges(config)
+    scorer = start_remote(config.rewards[0], config.reward_limits, judges)
+    waiting = scorer.submit([made("a")])
+    scorer.close()
+    assert waiting.cancelled()
