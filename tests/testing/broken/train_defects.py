@@ -86,7 +86,7 @@ SECOND = {
     "tied-parted": Defect("train_outputs:TiedParted", {"model.tied": "tied"}),
     "softmax-in-half": Defect("train_outputs:SoftmaxInHalf", {"model.bfloat16": "bfloat16 numbers"}),
     "trains-in-half": Defect("train_updates:TrainsInHalf", {"model.small_steps": "movement"}),
-    "adds-in-half": Defect("train_updates:AddsInHalf", {"model.accumulated": "equal rows"}),
+    "adds-in-half": Defect("train_updates:AddsInHalf", {"model.accumulated": "equal micro-batches"}),
     "recomputed-without-input": Defect(
         "train_updates:RecomputedWithoutInput", {"model.recomputed": "largest difference of loss"}
     ),
