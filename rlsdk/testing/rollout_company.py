@@ -94,6 +94,55 @@ class CompanyRequirements:
         measured.none("wrong samples", audit(lab, requests, lab.run(requests))[0])
         measured.none("samples of a call without requests", lab.run([]))
 
+    @requirement("company.any_token", since=(2, 0))
+    def test_company_any_token(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Every id of the vocabulary is a token like others, in prompts and in what is continued: padding, ends, one
+        again and again; and has its log-prob, however unlikely it is."""
+        every = [*range(lab.vocabulary)]
+        texts = {
+            "padding and ends": [0, 9, 0, lab.eos, 10, lab.eos, 0, 0, 11, *every[:12]],
+            "ends last": [9, 10, 11, lab.eos],
+            "padding last": [9, 10, 11, 0, 0],
+            "padding first": [0, 0, 0, 9, 10, 11],
+            "one token": [12] * 40,
+            "all": every[:200],
+        }
+        pad = lab.plain.model.config.get_text_config().pad_token_id
+        if pad is not None:
+            texts |= {f"id {pad}, {at}": [*[pad] * at, 9, pad, 10, *[pad] * at] for at in range(3)}
+        requests = [lab.ask(name, ids, 2, max_tokens=12) for name, ids in texts.items()]
+        requests += [
+            replace(lab.ask(f"behind {name}", lab.prompt(5, 159), 2, max_tokens=len(ids) + 6), response_ids=tuple(ids))
+            for name, ids in texts.items()
+        ]
+        # As hot as it may be, the unlikely ones come too.
+        requests += [
+            lab.ask(f"hot {at}", lab.prompt(5 + at, 159), 12, max_tokens=20, temperature=2.0) for at in range(3)
+        ]
+        faults, samples = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        measured.told("least log-prob", min(float(sample.output.log_probs.min()) for sample in samples))
+
+    @requirement("company.slow_caller", since=(2, 0))
+    def test_slow_caller(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A caller may take its time between two samples: none is lost, and other calls go on meanwhile."""
+        requests = [lab.ask(f"r{at}", lab.prompt(5, 161), 3, max_tokens=2 + 6 * at, seed=at) for at in range(3)]
+        other = [lab.ask("other", lab.prompt(8, 162), 2, max_tokens=30)]
+        shared = Capability.ABORT in lab.spec.capabilities
+
+        async def slowly() -> tuple[list[GenerationOutput], list[GenerationOutput]]:
+            outputs, others = [], []
+            async for output in engine.generate(requests):
+                outputs.append(output)
+                if shared and not others:
+                    others = await collect(engine, other)
+                await asyncio.sleep(0.06)
+            return outputs, others
+
+        outputs, others = lab.wait(slowly())
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        measured.none("wrong samples of another call", audit(lab, other, others)[0] if shared else [])
+
     @requirement("company.stops", since=(2, 0))
     def test_company_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Each request stops by its own tokens, wherever they come: as the first, as the last that it may have, many of

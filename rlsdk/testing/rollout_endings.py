@@ -92,6 +92,9 @@ class EndingRequirements:
         measured.none("wrong samples behind an abort by a thread", audit(lab, long, outputs, may_abort=["r"])[0])
         cut = sum(output.finish_reason is FinishReason.ABORT for output in outputs)
         measured.equal("samples that a thread aborted", cut, 3)
+        two = lab.wait(_aborted_both(engine, long))
+        ended = [output.finish_reason is FinishReason.ABORT for outputs in two for output in outputs]
+        measured.equal("samples of two calls with one id that were aborted", sum(ended), 6)
 
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -251,6 +254,16 @@ async def _aborted_by_thread(engine: RolloutEngine, requests: Sequence[Generatio
     outputs = await task
     thread.join()
     return outputs
+
+
+async def _aborted_both(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest]
+) -> tuple[list[GenerationOutput], list[GenerationOutput]]:
+    one, two = (asyncio.create_task(collect(engine, requests)) for _ in range(2))
+    for _ in range(6):
+        await asyncio.sleep(0)
+    engine.abort([request.request_id for request in requests])
+    return await one, await two
 
 
 async def _aborted_in_a_pause(
