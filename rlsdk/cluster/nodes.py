@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ _Result = TypeVar("_Result")
 _KNOCK_TIMEOUT_S = 5.0
 _RELEASE_S = 3.0
 """Ray tells what is free with some delay."""
+_SLOW_RELEASE_S = 60.0
+"""For what a placement group that was removed still holds: a busy machine takes its time to end the workers in it."""
 _LOOK_S = 0.2
 
 
@@ -89,17 +92,40 @@ def choose_nodes(placement: PlacementSpec) -> dict[str, tuple[str, ...]]:
     Raises:
         PlacementError: see `assign_nodes`.
     """
-    deadline = time.monotonic() + _RELEASE_S
+    start = time.monotonic()
     while True:
         nodes = node_capacities()
         try:
             return assign_nodes(placement, nodes)
         except PlacementError:
-            if time.monotonic() > deadline:
-                raise
             # Raises at once where even an idle cluster would be too small.
             assign_nodes(placement, [replace(node, cpus=node.total_cpus, gpus=node.total_gpus) for node in nodes])
+            patience_s = _SLOW_RELEASE_S if _comes_free(placement, nodes) else _RELEASE_S
+            if time.monotonic() - start > patience_s:
+                raise
             time.sleep(_LOOK_S)
+
+
+def _comes_free(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> bool:
+    """Whether nobody keeps what the placement asks for: what is not free is held by groups that were removed."""
+    import ray
+
+    kept: Counter[tuple[str, str]] = Counter()
+    for group in ray.util.placement_group_table().values():
+        for index, bundle in group["bundles"].items() if group["state"] != "REMOVED" else ():
+            for resource, amount in bundle.items():
+                kept[group["bundles_to_node_id"].get(index, ""), resource] += amount
+    left = [
+        replace(
+            node, cpus=node.total_cpus - kept[node.node_id, "CPU"], gpus=node.total_gpus - kept[node.node_id, "GPU"]
+        )
+        for node in nodes
+    ]
+    try:
+        assign_nodes(placement, left)
+    except PlacementError:
+        return False
+    return True
 
 
 def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:
