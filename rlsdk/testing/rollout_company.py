@@ -131,7 +131,8 @@ class CompanyRequirements:
         shared = Capability.ABORT in lab.spec.capabilities
 
         async def slowly() -> tuple[list[GenerationOutput], list[GenerationOutput]]:
-            outputs, others = [], []
+            outputs: list[GenerationOutput] = []
+            others: list[GenerationOutput] = []
             async for output in engine.generate(requests):
                 outputs.append(output)
                 if shared and not others:
