@@ -93,8 +93,8 @@ class EndingRequirements:
         cut = sum(output.finish_reason is FinishReason.ABORT for output in outputs)
         measured.equal("samples that a thread aborted", cut, 3)
         two = lab.wait(_aborted_both(engine, long))
-        ended = sum(output.finish_reason is FinishReason.ABORT for outputs in two for output in outputs)
-        measured.equal("samples of two calls with one id that were aborted", ended, 6)
+        num_aborted = sum(output.finish_reason is FinishReason.ABORT for outputs in two for output in outputs)
+        measured.equal("samples of two calls with one id that were aborted", num_aborted, 6)
 
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
