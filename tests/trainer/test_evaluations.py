@@ -68,8 +68,8 @@ def test_sets_have_their_own_rows_sampling_and_rewards(model: str, registry: Reg
     assert all(row["prompt"].startswith("double ") for row in doubles)
     assert [row["reference"] for row in doubles[::6]] == ["0", "2", "4", "6", "8"]
     assert max(row["tokens"] for row in doubles) == 3
-    assert {name for row in doubles for name in row["rewards"]} == {f"{REWARD}:digit_at_end"}
-    assert {name for row in held for name in row["rewards"]} == {f"{REWARD}:share_of_digits"}
+    assert {name for row in doubles for name in row["rewards"]} == {"digit_at_end"}
+    assert {name for row in held for name in row["rewards"]} == {"share_of_digits"}
     assert len({(row["seed"], row["sample"]) for row in doubles}) == 30
 
     assert found["eval/held/reward"] == pytest.approx(sum(row["score"] for row in held) / 3)
