@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,21 @@ import pytest
 import torch
 
 from rlsdk.cli.model import make
-from rlsdk.config import RunConfig, check_run, load_config, needed_roles, roles
+from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_roles, roles
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry
 from rlsdk.rewards import RewardResult
-from rlsdk.trainer.in_process import start_in_process
+from rlsdk.trainer.assemble import build_materials, rl_stage
+from rlsdk.trainer.events import RunView
+from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.judges import EngineJudge
+from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.moves import CACHE, WEIGHTS, Seat, moves
 from rlsdk.trainer.replicas import replicas_of
 from rlsdk.trainer.reward_sources import load_judges, start_remote
+from rlsdk.trainer.roles import roles as placed_roles
+from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.turns import DeviceTurns
 
 TEMPLATE = "Rate {response} for {question}:"
 
@@ -131,3 +139,55 @@ def test_a_closed_judge_leaves_nobody_waiting(model: Path, registry: Registry) -
     waiting = scorer.submit([made("a")])
     scorer.close()
     assert waiting.cancelled()
+
+
+class Steps(RunView):
+    """Keeps the metrics of steps, and what was noticed."""
+
+    def __init__(self) -> None:
+        self.steps: list[Mapping[str, float]] = []
+        self.notices: list[str] = []
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(metrics)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+def test_a_run_is_rewarded_by_a_judge(model: Path, registry: Registry, tmp_path: Path) -> None:
+    """Two steps of GRPO on real engines, the judge among them; its verdicts differ, so the policy gets a gradient."""
+    choices = {chr(at): at / 128 for at in range(33, 127)}
+    engine = {"path": str(model), "max_model_tokens": 400}
+    config = configured(
+        model, registry, engine=engine, pattern=r"(?s)([\x21-\x7e])", choices=choices, max_tokens=16
+    )  # fmt: skip
+    flags = {"steps": 2, "prompts_per_step": 4, "samples_per_prompt": 4, "save_every_steps": None}
+    config = config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(update=flags),
+            "rollout": config.rollout.model_copy(update={"max_response_tokens": 8}),
+            "data": config.data.model_copy(update={"num_eval_rows": 4, "num_train_rows": 32}),
+            "eval": config.eval.model_copy(update={"every_steps": None}),
+            "tracking": config.tracking.model_copy(update={"trackers": ()}),
+            "reward_limits": config.reward_limits.model_copy(update={"on_failure": 0.0, "max_failure_share": 1.0}),
+        }
+    )
+    view, turns = Steps(), DeviceTurns()
+    make_group = functools.partial(start_in_process, registry=registry, seed=0)
+    groups = start_roles(placed_roles(config, "cpu"), make_group, turns)
+    manager = sharding_manager(config.sharding, registry, groups["actor"], groups["rollout"], timeout_s=60.0)
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore(), manager=manager)
+    with (
+        closing(build_materials(config, registry, tmp_path, view)) as materials,
+        closing(rl_stage(config, registry, materials, session)) as stage,
+    ):
+        Trainer(
+            stage, session, tokenizer=materials.tokenizer, config_text=dump_config(config), keep_checkpoints=1,
+            stop=lambda: False,
+        ).fit()  # fmt: skip
+    assert [metrics["reward/kind/applied_share"] for metrics in view.steps] == [1.0, 1.0]
+    assert all(metrics["reward/kind/failed_share"] < 1 and metrics["reward/std"] > 0 for metrics in view.steps), (
+        view.notices
+    )
+    assert all(metrics["policy/grad_norm"] > 0 for metrics in view.steps)
