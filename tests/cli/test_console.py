@@ -87,8 +87,8 @@ def test_a_step_is_one_line_of_at_most_80_columns() -> None:
     text = io.StringIO()
     view = ConsoleView(Console(file=text, width=200))
     metrics = {"reward/mean": -10.125, "reward/accuracy": 1.0, "response/tokens_mean": 1024.5,
-               "policy/approx_kl": 0.1234, "parity/log_prob_diff_mean": 1.5e-07, "policy/grad_norm": 123.45, "time/step_s": 123.45,
-               "throughput/tokens_per_s": 123456.0}  # fmt: skip
+               "policy/approx_kl": 0.1234, "parity/log_prob_diff_mean": 1.5e-07, "policy/grad_norm": 123.45,
+               "time/step_s": 123.45, "throughput/tokens_per_s": 123456.0}  # fmt: skip
     view.step(9999, 9999, metrics)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
