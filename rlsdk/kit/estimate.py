@@ -166,7 +166,7 @@ class _Count:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of the name, which transformers 6 will change
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        elif self.model.is_gradient_checkpointing:
+        elif any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             self.model.gradient_checkpointing_disable()
         self.model.train(on)
 

@@ -81,3 +81,16 @@ def test_an_error_s_text_is_shown_and_not_obeyed(
         said = capsys.readouterr().err
         assert r"a grader said \x1b[2J" in said
         assert "\x1b" not in said
+
+
+def test_a_step_is_one_line_of_at_most_80_columns() -> None:
+    text = io.StringIO()
+    view = ConsoleView(Console(file=text, width=200))
+    metrics = {"reward/mean": -10.125, "reward/accuracy": 1.0, "response/tokens_mean": 1024.5,
+               "policy/approx_kl": 0.1234, "parity/log_prob_diff_mean": 1.5e-07, "policy/grad_norm": 123.45,
+               "time/step_s": 123.45, "throughput/tokens_per_s": 123456.0}  # fmt: skip
+    view.step(9999, 9999, metrics)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["reward", "acc", "tokens", "KL", "|dlogp|", "grad", "step", "tok/s"]
+    assert lines[1].split()[0] == "9999/9999"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -468,3 +469,12 @@ def test_the_command_takes_no_device_starts_no_ray_and_leaves_nothing_behind(tmp
     assert plan["schema"] == 2
     assert {name: sorted(first(value)) for name, value in plan.items() if isinstance(first(value), dict)} == SCHEMA
     assert list(tmp_path.iterdir()) == []
+
+
+def test_counting_a_pass_warns_of_nothing(tmp_path: Path) -> None:
+    """`rlsdk plan` printed a deprecation of transformers."""
+    spec = ModelSpec(path=str(write_tiny_model(tmp_path / "tiny")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        for recompute in (False, True):
+            assert pass_bytes(spec, num_rows=1, row_tokens=8, gradient=True, activation_checkpointing=recompute)
