@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
@@ -25,9 +26,11 @@ from benchmarks.recipes.rows import Outcome, Row, rows
 from benchmarks.recipes.task import Task, make_task, warm_up
 
 RESULTS = Path("benchmarks/results")
-LEAST_GAIN = 0.1
-"""Of a cell that learned, in right answers to held-out words. Two shares of 256 words that are each drawn anew differ
-by 0.13 at three standard errors; these are four samples each of the same words."""
+ERROR = "eval/accuracy_se_sampled"
+"""Standard error of the first figure of every row."""
+LEAST_ERRORS = 3.0
+"""Of a cell that learned: its gain in standard errors, as of two evaluations on words of their own. Both are on the
+same words, so the true error is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +63,8 @@ def main() -> None:
         run_cells(missing, cells, args.json, make_task(args.folder, in_process=args.in_process), end)
     chosen = [cell for cell in cells if cell.row in {row.name for row in wanted}]
     print(markdown([table[name] for name in table if any(cell.row == name for cell in chosen)], chosen))
-    if lost := [f"{cell.row} by seed {cell.seed}" for cell in chosen if gain(table[cell.row], cell) < LEAST_GAIN]:
-        sys.exit(f"did not learn (less than {LEAST_GAIN:.0%} gained): {', '.join(lost)}")
+    if lost := [f"{cell.row} by seed {cell.seed}" for cell in chosen if not learned(table[cell.row], cell)]:
+        sys.exit(f"did not learn (less than {LEAST_ERRORS:g} standard errors gained): {', '.join(lost)}")
 
 
 def arguments() -> argparse.Namespace:
@@ -114,8 +117,8 @@ def cell_of(row: Row, seed: int, seconds: float, outcome: Outcome) -> Cell:
         row=row.name,
         seed=seed,
         seconds=round(seconds, 1),
-        before={name: outcome.before[name] for name in row.measured},
-        after={name: outcome.after[name] for name in row.measured},
+        before={name: outcome.before[name] for name in (*row.measured, ERROR)},
+        after={name: outcome.after[name] for name in (*row.measured, ERROR)},
         notes={name: round(value, 4) for name, value in outcome.notes.items()},
     )
 
@@ -125,10 +128,11 @@ def read_cells(path: Path) -> list[Cell]:
     return [Cell(**cell) for cell in found]
 
 
-def gain(row: Row, cell: Cell) -> float:
-    """Of the first figure that the row measures."""
+def learned(row: Row, cell: Cell) -> bool:
+    """Whether the first figure that the row measures rose by more than chance."""
     name = row.measured[0]
-    return cell.after[name] - cell.before[name]
+    before, after = cell.before[name], cell.after[name]
+    return after - before > LEAST_ERRORS * math.hypot(cell.before[ERROR], cell.after[ERROR])
 
 
 def figures(row: Row, cell: Cell) -> str:

@@ -105,7 +105,7 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a policy; right answers are counted on the held-out words."""
     model = task.base(seed)
-    flags = [*task.flags(seed), *placed(folder, "dpo"), "--preferences.lr", "3e-4", "--preferences.steps", "100"]
+    flags = [*task.flags(seed), *placed(folder, "dpo"), "--preferences.lr", "1e-4", "--preferences.steps", "100"]
     rlsdk("dpo", "--model", str(model), *flags, log=folder, in_process=task.in_process)
     measured = partial(evaluate, flags=task.flags(seed), folder=folder, in_process=task.in_process)
     pairs = run_evaluations(folder / "dpo")[-1]
