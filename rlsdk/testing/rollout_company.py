@@ -16,7 +16,7 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
-from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, tokens_of, whole_shards
 
 LETTERS = 12
 """Stop strings of one letter: some response ends with one."""
@@ -169,6 +169,14 @@ class CompanyRequirements:
                 seeded = [request for request in requests if request.sampling.seed is not None]
                 alone, found = tokens_of(lab.run(seeded)), tokens_of(outputs)
                 measured.none("samples that other calls changed", [key for key in alone if found[key] != alone[key]])
+
+        long = [[lab.ask("long", lab.prompt(6, 163), max_tokens=lab.suite.max_model_tokens - 8)] for _ in range(5)]
+        early = 0
+        for _ in range(ATTEMPTS):
+            early += lab.wait(_first_done(engine, [*long, [lab.ask("short", lab.prompt(6, 164), max_tokens=2)]])) == 5
+            if early:
+                break
+        measured.at_least("short calls that ended before long ones that had begun", early, 1)
 
     @requirement("company.as_they_finish", since=(2, 0))
     def test_as_they_finish(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -358,6 +366,18 @@ async def staggered(
         for _ in range(5):
             await asyncio.sleep(0)
     return [await task for task in tasks]
+
+
+async def _first_done(engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]]) -> int:
+    """Which of several calls, begun in this order, is the first to end."""
+    tasks = []
+    for requests in calls:
+        tasks.append(asyncio.create_task(collect(engine, requests)))
+        await asyncio.sleep(0)
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    first = [task.done() for task in tasks].index(True)
+    await asyncio.gather(*tasks)
+    return first
 
 
 async def _with_copies(

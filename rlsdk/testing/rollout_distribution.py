@@ -24,6 +24,7 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "top-k 1": {"temperature": 1.3, "top_k": 1},
     "top-k 2": {"top_k": 2},
     "top-k 7": {"temperature": 0.7, "top_k": 7},
+    "top-k 60": {"temperature": 1.6, "top_k": 60},
     "top-k of more than all": {"top_k": 10_000},
     "top-p 0.35": {"top_p": 0.35},
     "top-p 0.97": {"temperature": 0.6, "top_p": 0.97},
@@ -75,6 +76,15 @@ class DistributionRequirements:
         measured.told("tokens", len(together.found))
         measured.at_most("deviations of log-probability, all", abs(together.z()), Z)
         measured.none("draws that follow something else, all", every.faults())
+
+    @requirement("distribution.greedy", since=(2, 0))
+    def test_distribution_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Of hundreds of greedy tokens each is the likeliest, also where another is nearly as likely."""
+        requests = [lab.ask(f"r{at}", lab.prompt(3 + at, 138), max_tokens=24, temperature=0.0) for at in range(32)]
+        faults, samples = audit(lab, requests, lab.run(requests))
+        measured.none("wrong samples", faults)
+        best = torch.cat([sample.logits.topk(2).values for sample in samples])
+        measured.told("least distance of the second best", float((best[:, 0] - best[:, 1]).min()))
 
     @requirement("distribution.sequences", since=(2, 0))
     def test_distribution_sequences(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

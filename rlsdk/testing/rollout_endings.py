@@ -72,6 +72,7 @@ class EndingRequirements:
     def test_abort_exact(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`abort` ends what it names and nothing else: an empty list names nothing, what waits for a slot is ended
         without a token, a call that has not begun is not meant; it may come from any thread."""
+        counted = engine.num_decoded()
         running = [lab.ask(f"r{at}", lab.prompt(5 + at, 182), 2, max_tokens=40, seed=at) for at in range(3)]
         # More than run at once, and one behind them that is not the first to come in.
         waiting = _long(lab, "filling", lab.suite.max_running + 3)
@@ -93,8 +94,16 @@ class EndingRequirements:
         cut = sum(output.finish_reason is FinishReason.ABORT for output in outputs)
         measured.equal("samples that a thread aborted", cut, 3)
         two = lab.wait(_aborted_both(engine, long))
-        num_aborted = sum(output.finish_reason is FinishReason.ABORT for outputs in two for output in outputs)
-        measured.equal("samples of two calls with one id that were aborted", num_aborted, 6)
+        both = [output for found in two for output in found]
+        measured.equal(
+            "samples of two calls with one id that were aborted",
+            sum(o.finish_reason is FinishReason.ABORT for o in both),
+            6,
+        )
+        if counted is not None:
+            made = sum(len(output.token_ids) for output in both)
+            grown = (engine.num_decoded() or 0) - counted
+            measured.at_least("tokens by which the count grew, less those of two calls", grown - made, 0)
 
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

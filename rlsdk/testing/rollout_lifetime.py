@@ -105,6 +105,17 @@ class LifetimeRequirements:
         for name, count in handles().items():
             measured.at_most(f"{name} that {ROUNDS} rounds added", count - before[name], ROUNDS // 2)
 
+    @requirement("memory.updates", since=(2, 0))
+    def test_memory_updates(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Memory does not grow from update to update."""
+        counted = 2 * lab.suite.leak_calls
+        for turn in range(counted + counted // 3):
+            if turn == counted // 3:
+                before = resident_bytes()
+            changing.update_weights(whole_shards(lab.base), turn)
+        grown = (resident_bytes() - before) / MIB
+        measured.at_most(f"MiB that {counted} updates added", grown, lab.suite.leak_mib)
+
     @requirement("memory")
     def test_memory(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Memory does not grow from call to call, updates included."""
