@@ -123,6 +123,8 @@ def strike_faults(
             break
         told(f"{fault.name}, number {number // len(chosen) + 1}", time.monotonic() - start)
         outcome = strike(fault, folder / f"{number}", model, whole, seed + number)
+        if outcome.too_late:
+            continue
         entry = results["faults"].setdefault(fault.name, {"struck": 0, "survived": 0, "seconds": 0.0, "lost": []})
         entry["struck"] += 1
         entry["survived"] += outcome.survived

@@ -39,6 +39,8 @@ class Outcome:
     seconds: float
     ended_with: int
     """Exit code of the run that the fault struck."""
+    too_late: bool
+    """The run had come to its end: it says nothing about the fault."""
     lost: Sequence[str]
     """What differs from the undisturbed run, and what was left behind."""
 
@@ -47,7 +49,7 @@ def strike(fault: Fault, folder: Path, model: str, whole: Run, seed: int) -> Out
     """A fault on a new run: it must end as the undisturbed one did, number for number, at once or resumed."""
     run, start = Run(folder=folder, model=model, steps=whole.steps), time.monotonic()
     found: list[str] = []
-    code = 0
+    code, too_late = 0, False
     try:
         run.start()
         fault.strike(run, random.Random(seed))
@@ -57,7 +59,7 @@ def strike(fault: Fault, folder: Path, model: str, whole: Run, seed: int) -> Out
         if fault.goes_on:
             found += [f"ended with {code}"] if code else []
         elif code == 0 and run.steps_logged() >= whole.steps:
-            found.append("the fault came too late")
+            too_late = True
         elif code != 0 or run.steps_logged() < whole.steps:
             run.start()
             if again := run.finish():
@@ -68,7 +70,12 @@ def strike(fault: Fault, folder: Path, model: str, whole: Run, seed: int) -> Out
     finally:
         run.close()
     return Outcome(
-        fault=fault.name, survived=not found, seconds=time.monotonic() - start, ended_with=code, lost=found[:5]
+        fault=fault.name,
+        survived=not found,
+        seconds=time.monotonic() - start,
+        ended_with=code,
+        too_late=too_late,
+        lost=found[:5],
     )
 
 

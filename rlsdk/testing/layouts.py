@@ -182,6 +182,7 @@ def pairs() -> dict[str, Pair]:
         "a tied head, served by itself": Pair(source=tied(sharded(2)), replicas=[with_head(complete(0))]),
         "tied on both sides": Pair(source=tied(sharded(2)), replicas=[tied(complete(0))]),
         "float32 to bfloat16": Pair(source=sharded(2), replicas=[complete(0, "bfloat16")]),
+        "float32 to bfloat16 and float32": Pair(source=sharded(2), replicas=[complete(0, ROLLOUT_DTYPES)]),
         "bfloat16 to float32": Pair(source=sharded(2, dtype="bfloat16"), replicas=[complete(0)]),
         "bfloat16 to bfloat16 and float32": Pair(
             source=sharded(3, dtype="bfloat16"), replicas=[split(2, "rollout", dtype=ROLLOUT_DTYPES)]
@@ -190,6 +191,9 @@ def pairs() -> dict[str, Pair]:
         "partly in one process": Pair(
             source=[replace(layout, process=f"both:{layout.rank}") for layout in sharded(2)],
             replicas=[[replace(layout, process=f"both:{layout.rank}") for layout in split(2, "rollout")]],
+        ),
+        "ranks in another order": Pair(
+            source=[*both[::-1], *expert_parallel(2)][:4], replicas=[split(2, "rollout")[::-1]]
         ),
         "two nodes": Pair(
             source=[*placed(both[:2], node="a"), *placed(both[2:], node="b")],

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, Transfer, WeightLayout
+from rlsdk.sharding.transports import named_transports
 from rlsdk.testing.layouts import Pair
 from rlsdk.testing.sharding_lab import held_name, wanted_boxes, wire_dtypes
 
@@ -108,8 +109,9 @@ def wrong_transfers(bucket: Bucket, pair: Pair, wire: Mapping[str, str]) -> Iter
             yield f"{transfer.num_bytes} bytes of {transfer.name}, it has {transfer_bytes(transfer)}"
     if bucket.num_bytes != sum(map(transfer_bytes, bucket.transfers)):
         yield f"a bucket of {bucket.num_bytes} bytes, its transfers have {sum(map(transfer_bytes, bucket.transfers))}"
-    if bucket.transport == "in_process" and distance(pair, bucket.source, bucket.target) != HERE:
-        yield f"in_process from {bucket.source} to {bucket.target}, which is another process"
+    [transport] = named_transports([bucket.transport])
+    if not transport.reaches(pair.source[bucket.source], pair.target[bucket.target]):
+        yield f"{bucket.transport} from {bucket.source} to {bucket.target}, which it does not reach"
 
 
 def out_of_order(parts: Sequence[Sequence[Bucket]]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     SyncReport,
     Transfer,
     WeightLayout,
+    WeightShard,
 )
 from rlsdk.registry import ComponentKind
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
@@ -44,6 +45,23 @@ class WatchedGroup(LocalGroup):
         return super().run_each(method, arguments, timeout_s)
 
 
+class WatchedEngine(TensorRolloutEngine):
+    """Remembers the names of what came, in order."""
+
+    arrived: Sequence[str] = ()
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        names: list[str] = []
+
+        def watched() -> Iterator[WeightShard]:
+            for shard in shards:
+                names.append(shard.name)
+                yield shard
+
+        self.arrived = names
+        return super().update_weights(watched(), version)
+
+
 class WatchedTrainHost(TrainHost):
     """Fails when it is told to."""
 
@@ -66,7 +84,7 @@ class WatchedTrainHost(TrainHost):
 class WatchedRolloutHost(RolloutHost):
     """Remembers what it was asked to pull; `before` and `after` may fail, or make another receipt."""
 
-    def __init__(self, engine: TensorRolloutEngine) -> None:
+    def __init__(self, engine: WatchedEngine) -> None:
         super().__init__(engine)
         self.serving = engine
         self.pulls: list[tuple[Sequence[Bucket], frozenset[int], int, float]] = []
@@ -97,7 +115,7 @@ class Trial:
         """Name, as the sources hold it -> the whole tensor in their dtype."""
         self.tied = {name: held for layout in pair.source for name, held in layout.tied.items()}
         self.sources = [WatchedTrainHost(TensorTrainEngine(self.truth, layout)) for layout in pair.source]
-        self.replicas = [WatchedRolloutHost(TensorRolloutEngine(layouts)) for layouts in pair.replicas]
+        self.replicas = [WatchedRolloutHost(WatchedEngine(layouts)) for layouts in pair.replicas]
         self.train = WatchedGroup(self.sources, backend="train")
         self.rollout = WatchedGroup(self.replicas, backend="rollout")
         made: ShardingManager = lab.manager_class(self.train, self.rollout, **{**lab.suite.arguments, **arguments})

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -171,6 +172,12 @@ class SyncRequirements:
             targets = sorted({bucket.target for buckets in pulled for bucket in buckets})
             parts = [[b for buckets in pulled for b in buckets if b.target == target] for target in targets]
             measured.none(f"out of order: {name}", list(out_of_order(parts)))
+            for host in trial.replicas:
+                names = host.serving.arrived
+                runs = Counter(b for a, b in zip(["", *names], names, strict=False) if a != b)
+                places = max(len(host.target.layouts()), 1)
+                again = [tensor for tensor, number in runs.items() if number > places]
+                measured.none(f"tensors that came in pieces, others between them: {name}", again)
 
     @requirement("sync.again", since=(2, 0))
     def test_again(self, lab: ShardingLab, measured: Measured) -> None:

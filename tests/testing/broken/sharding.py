@@ -884,3 +884,63 @@ class FirstElements(GenericShardingManager):
             return None if large else transfer
 
         return with_transfers(super().plan(source, target), keep)
+
+
+class RankIsIndex(GenericShardingManager):
+    """Sources are named by their rank, not by their place in the list."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        parts = [[replace(bucket, source=source[bucket.source].rank) for bucket in part] for part in plan.parts]
+        return replace(plan, parts=[_once_a_round(part) for part in parts])
+
+
+class OrderOfItsOwn(GenericShardingManager):
+    """Within a bucket tensors stand by name, from the last to the first, in whatever order the target takes them."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        def turned(bucket: Bucket) -> Bucket:
+            return replace(bucket, transfers=tuple(sorted(bucket.transfers, key=lambda t: t.name, reverse=True)))
+
+        return with_buckets(super().plan(source, target), turned)
+
+
+class OneTransport(GenericShardingManager):
+    """What reaches between the first two ranks is taken for all."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        chosen = plan.buckets[0].transport
+        return with_buckets(plan, lambda bucket: replace(bucket, transport=chosen))
+
+
+class BytesOfTheFirst(GenericShardingManager):
+    """All tensors have elements as long as the first one's."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        width = DTYPE_BYTES[plan.buckets[0].transfers[0].dtype]
+        return with_transfers(plan, lambda transfer: replace(transfer, num_bytes=transfer.box.numel * width))
+
+
+class VersionsRise(GenericShardingManager):
+    """A version below the last one is refused."""
+
+    _highest = -1
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        if version < self._highest:
+            raise WeightSyncError(f"version {version} is older than {self._highest}")
+        report = super().sync_weights(plan, version, expect_change=expect_change)
+        self._highest = version
+        return report
+
+
+class OtherErrors(GenericShardingManager):
+    """What is wrong is a RuntimeError, which nobody waits for."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            return super().sync_weights(plan, version, expect_change=expect_change)
+        except WeightSyncError as error:
+            raise RuntimeError(str(error)) from error

@@ -162,4 +162,10 @@ SHARDING = {
         "RankZeroProves", {"sync.proven.first": "replica 0 of unlike ones", "sync.sources": "mixtures accepted"}
     ),
     "first-elements": Defect("FirstElements", {"sync.large": "elements came"}),
+    "rank-is-index": Defect("RankIsIndex", {"plan.fields": "holds no box with", "sync.bitwise": "did not arrive"}),
+    "order-of-its-own": Defect("OrderOfItsOwn", {"sync.together": "came in pieces, others between them"}),
+    "one-transport": Defect("OneTransport", {"plan.fields": "which it does not reach"}),
+    "bytes-of-the-first": Defect("BytesOfTheFirst", {"plan.fields": "bytes of norm.weight"}),
+    "versions-rise": Defect("VersionsRise", {"sync.again": "is older than", "sync.changed": "a lower version"}),
+    "other-errors": Defect("OtherErrors", {"sync.proven": "does not serve version", "sync.failures": "no memory left"}),
 }
