@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     args = parser.parse_args()
     results = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else new_results()
+    results["commands"].append(f"python -m benchmarks.campaign {' '.join(sys.argv[1:])}")
     chosen = [fault for fault in FAULTS if not args.only or any(word in fault.name for word in args.only)]
     wants_inputs = not args.only or "inputs" in args.only
     deadline = time.monotonic() + 60 * args.minutes
@@ -185,6 +186,8 @@ def write_page(results: Mapping[str, Any]) -> None:
     lines = [
         BEGIN,
         f"{results['date']}, {results['machine']}, {results['seconds'] / 60:.0f} minutes.",
+        "",
+        *(f"    {command}" for command in results["commands"]),
         "",
         "| what | tried | held | lost |",
         "|---|---:|---:|---|",
