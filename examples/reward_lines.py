@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import RewardRecord, RewardSample
@@ -22,7 +23,7 @@ def right_lines(sample: RewardSample, *, tokenizer: str, bonus: float = 0.1) -> 
     ends, line, scores = load_tokenizer(tokenizer), "", [0.0] * len(sample.response_ids)
     counts = {True: 0, False: 0}
     for at, token in enumerate(sample.response_ids):
-        line += ends.decode([token])
+        line += ends.decode([token], skip_special_tokens=False)
         if "\n" in line or at == len(scores) - 1:
             found = _SUM.findall(line)
             if found:
@@ -46,7 +47,8 @@ def is_right(left: str, sign: str, right: str, result: str) -> bool:
 
 @lru_cache(maxsize=1)
 def load_tokenizer(folder: str) -> Any:
-    """Once for each grading process."""
-    from transformers import AutoTokenizer
+    """Once for each grading process. By the light library: transformers takes seconds to import, which would count as
+    time of the first sample (or belongs into `right_lines.prepare`)."""
+    from tokenizers import Tokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner, check_routes, merge, name_inapplicable
 
 FUNCTIONS = Path(__file__).with_name("recording.py")
@@ -175,3 +176,15 @@ def test_routes_that_fit_the_data_pass() -> None:
     check_routes([term("some", rows={"source": ["gsm8k"]}), term("wrong", rows={"n": [None]})], DATA, whole=True)
     check_routes([term("some", rows={"source": ["gsm8k"]})], DATA, whole=False)
     check_routes([term("some")], [], whole=True)
+
+
+def test_the_example_scores_lines_where_they_end(tmp_path: Path) -> None:
+    tokenizer = write_byte_tokenizer(tmp_path)
+    example = Path(__file__).parents[2] / "examples" / "reward_lines.py"
+    reward = RewardDef(name="lines", target=f"{example}:right_lines", options={"tokenizer": str(tmp_path)})
+    texts = ["2+2=4\n3*3=8\nso 7", "nothing", "1 + 1 = 2"]
+    with RewardRunner([reward], is_whole=False) as runner:
+        result = runner.score([made(text, tuple(tokenizer(text)["input_ids"])) for text in texts])
+    assert result.graded["lines"].tolist() == [True, False, True]
+    found = {at: {i: round(float(x), 3) for i, x in enumerate(s) if x} for at, s in result.token_scores.items()}
+    assert found == {0: {5: 0.1, 11: -0.1}, 2: {8: 0.1}}
