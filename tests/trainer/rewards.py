@@ -31,8 +31,9 @@ def stop_at_three(step: int, metrics: Mapping[str, float]) -> None:
         raise ValueError("three")
 
 
-def digit_at_end(sample: RewardSample) -> float:
-    return float(sample.response[-1:].isdigit())
+def even_letters(sample: RewardSample) -> float:
+    """1 for about half of all responses."""
+    return float(sum(map(ord, sample.response)) % 2 == 0)
 
 
 _graded = 0

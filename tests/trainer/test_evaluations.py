@@ -55,7 +55,7 @@ def test_sets_have_their_own_rows_sampling_and_rewards(model: str, registry: Reg
         doubles={
             "data": str(tmp_path / "doubles.jsonl"), "prompt_field": "q", "answer_field": "a",
             "prompt_template": "double {prompt}", "samples_per_prompt": 6, "temperature": 0.7, "top_k": 40,
-            "max_response_tokens": 3, "rewards": [{"name": f"{REWARD}:digit_at_end"}],
+            "max_response_tokens": 3, "rewards": [{"name": f"{REWARD}:even_letters"}],
         },
         again={"num_rows": 3, "samples_per_prompt": 2, "correct_from": 0.3},
     )  # fmt: skip
@@ -68,14 +68,14 @@ def test_sets_have_their_own_rows_sampling_and_rewards(model: str, registry: Reg
     assert all(row["prompt"].startswith("double ") for row in doubles)
     assert [row["reference"] for row in doubles[::6]] == ["0", "2", "4", "6", "8"]
     assert max(row["tokens"] for row in doubles) == 3
-    assert {name for row in doubles for name in row["rewards"]} == {"digit_at_end"}
+    assert {name for row in doubles for name in row["rewards"]} == {"even_letters"}
     assert {name for row in held for name in row["rewards"]} == {"share_of_digits"}
     assert len({(row["seed"], row["sample"]) for row in doubles}) == 30
 
     assert found["eval/held/reward"] == pytest.approx(sum(row["score"] for row in held) / 3)
     assert found["eval/doubles/accuracy"] == pytest.approx(sum(row["correct"] for row in doubles) / 30)
     right = [sum(row["correct"] for row in doubles[at : at + 6]) for at in range(0, 30, 6)]
-    assert sum(right)
+    assert 0 < sum(right) < 30
     for k in (1, 2, 4, 6):
         expected = sum(pass_at_k(6, c, k) for c in right) / 5
         assert found[f"eval/doubles/pass@{k}"] == pytest.approx(expected)
