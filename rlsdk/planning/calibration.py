@@ -11,6 +11,7 @@ from rlsdk.config import RunConfig, load_config, roles
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
+from rlsdk.trainer.metrics import phase_names
 from rlsdk.trainer.trackers import read_metrics
 
 FAR = 4.0
@@ -92,7 +93,7 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
             f"steps or more (found {len(steps)}); make one with `rlsdk train --trainer.steps 5 ...`"
         )
     steady = steps[1:]
-    names = sorted({key for line in steady for key in line if key.startswith("time/") and key != "time/step_s"})
+    names = sorted({key for line in steady for key in phase_names(line)})
     seconds = {
         name.removeprefix("time/").removesuffix("_s"): median(line.get(name, 0.0) for line in steady) for name in names
     }

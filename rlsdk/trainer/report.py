@@ -13,6 +13,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.printable import printable
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.trainer.metrics import phase_names
 from rlsdk.trainer.report_facts import changed_from_defaults, headline, settings_of, table, terms_of, title_of
 from rlsdk.trainer.report_samples import sample_groups
 from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines, read_metrics
@@ -28,6 +29,8 @@ CHARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("Gradient norm", "", {"before clipping": "policy/grad_norm"}),
     ("Shares", "%", {"clipped": "policy/clip_fraction", "truncated": "response/truncated_share",
                      "with signal": "reward/groups_with_signal", "reward failed": "reward/invalid_share"}),
+    ("Idle share of each pool", "%", {"training": "time/train_idle_share", "rollout": "time/rollout_idle_share"}),
+    ("Staleness, trainer steps", "", {"mean": "schedule/staleness_mean", "largest": "schedule/staleness_max"}),
     ("Tokens per second", "", {"all tokens": "throughput/tokens_per_s"}),
 )  # fmt: skip
 """Title, unit, and metric by the curve's name."""
@@ -89,9 +92,7 @@ def _chart(title: str, unit: str, curves: Mapping[str, str], metrics: Sequence[M
 
 def _phases(metrics: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        {key[5:-2]: m[key] for key in m if key.startswith("time/") and key not in ("time/step_s", "time/eval_s")}
-        for m in metrics
-        if "time/step_s" in m
+        {key[5:-2]: m[key] for key in phase_names(m) if key != "time/eval_s"} for m in metrics if "time/step_s" in m
     ]
     stride = max(len(rows) // MAX_BARS, 1)
     return stacked_bars("Seconds by phase", rows[::stride], unit="s")

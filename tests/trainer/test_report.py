@@ -177,3 +177,11 @@ def test_the_page_allows_no_script_whatever_is_in_it(tmp_path: Path) -> None:
     assert "Content-Security-Policy" in head
     assert "default-src 'none'" in head
     assert "script-src" not in head
+
+
+def test_waiting_beside_the_phases_of_a_step_is_no_phase() -> None:
+    from rlsdk.trainer.metrics import phase_names
+
+    others = ["time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/train_idle_share", "reward/mean"]
+    line = ["time/step_s", "time/rollout_s", "time/update_s", *others]
+    assert phase_names(line) == ["time/rollout_s", "time/update_s"]
