@@ -104,7 +104,12 @@ def start_remote(
         ConfigError: it does not answer, its URL is none, or an environment variable is not set.
     """
     if reward.judge is not None and reward.judge.engine is not None:
-        judge = judges[judge_role(reward.label)]
+        judge = judges.get(judge_role(reward.label))
+        if judge is None:
+            raise ConfigError(
+                f"rewards: the judge {reward.title!r} is an engine of training, which evaluation sets and this command "
+                "do not have; name a service in judge.url"
+            )
         options = RemoteOptions(batch_size=32, max_concurrent=1024)  # The client in front of the replicas queues.
         return RemoteScorer(reward_def(reward, judge.name), options, grading_limits(limits), lambda url, given: judge)
     asked = reward.remote or RemoteRewardConfig()
