@@ -18,14 +18,16 @@ from rlsdk.api.settings import Settings
 from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
-from rlsdk.trainer.assemble import Materials, build_materials, pair_stage, read_pairs, rl_stage, sft_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.run import export_model
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.stage import Stage
+from rlsdk.trainer.supervised import pair_stage, read_pairs, sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 

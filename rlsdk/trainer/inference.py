@@ -13,7 +13,6 @@ from rlsdk.config import Measure, RunConfig
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.interfaces import CheckpointError, ConfigError, nearest
-from rlsdk.trainer.assemble import evaluation_of, open_stream
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
@@ -24,6 +23,7 @@ from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_form
 from rlsdk.trainer.run_folder import CHECKPOINTS, Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import start_cluster, start_role
+from rlsdk.trainer.streams import evaluation_of, open_stream
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry

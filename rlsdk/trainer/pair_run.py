@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles, with_dtype
-from rlsdk.trainer.assemble import pair_stage, read_pairs
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run import RunResult, Start, StopFlag, export_model, prepared, trainer_of
 from rlsdk.trainer.run_folder import find_checkpoint, run_lock
 from rlsdk.trainer.session import Session, start_role, start_roles
+from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry

@@ -16,7 +16,8 @@ from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal import FOLDER
-from rlsdk.trainer.assemble import Materials, algorithm_of, draw_of, learner_options, prompts_of, text_of
+from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of
+from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec, with_dtype
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import BestRecord, read_state
 from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.run_folder import accept_config, find_checkpoint, run_lock
 from rlsdk.trainer.session import Session, sharding_manager, start_cluster, start_role, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from rlsdk.interfaces import Batch, FinishReason, GenerationRequest
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
-from rlsdk.trainer.assemble import build_materials, rl_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.rl import RlStage, rollout_info
 from rlsdk.trainer.roles import placement_of, roles

@@ -17,11 +17,12 @@ from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry
 from rlsdk.rewards import RewardResult
-from rlsdk.trainer.assemble import build_materials, rl_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.judges import EngineJudge
 from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.moves import CACHE, WEIGHTS, Seat, moves
 from rlsdk.trainer.replicas import replicas_of
 from rlsdk.trainer.reward_sources import load_judges, start_remote

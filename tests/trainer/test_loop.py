@@ -16,13 +16,15 @@ from rlsdk.config.recipes import recipe_names
 from rlsdk.interfaces import BatchError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.assemble import Materials, build_materials, rl_stage, sft_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.rl import RlStage
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent

@@ -28,13 +28,15 @@ from rlsdk.config import (
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.assemble import build_materials, pair_stage, read_pairs, rl_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.preferences import PairStage
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.supervised import pair_stage, read_pairs
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent

@@ -14,13 +14,15 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR
-from rlsdk.trainer.assemble import build_materials, rl_stage, sft_stage
+from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.quickstart import make_model
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns
 
 RECORDED = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())

@@ -18,7 +18,7 @@ from rlsdk.config import RunConfig, check_run
 from rlsdk.interfaces import CheckpointError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.rollouts.journal import account, segments
-from rlsdk.trainer.assemble import build_materials
+from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.replay import replay
 from rlsdk.trainer.replay_run import replay_parts
 from rlsdk.trainer.rl import RlStage

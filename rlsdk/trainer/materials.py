@@ -1,0 +1,127 @@
+"""What a run is made of before a worker exists: data, tokenizer, rewards, trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import Measure, RunConfig
+from rlsdk.config.evaluation import HELD_OUT
+from rlsdk.data import PromptDataset
+from rlsdk.interfaces import (
+    Example,
+    SamplingParams,
+)
+from rlsdk.registry import Registry
+from rlsdk.trainer.checkpoint import step_of
+from rlsdk.trainer.eval_parts import RunRewards, start_run_rewards
+from rlsdk.trainer.parts import (
+    build_callbacks,
+    build_trackers,
+    load_run_tokenizer,
+    sampling_params,
+)
+from rlsdk.trainer.reward_sources import check_rows
+from rlsdk.trainer.run_data import load_examples, load_prompts, with_sft_steps, with_steps
+from rlsdk.trainer.sft import AnswerSettings, Learned, learned_answers
+from rlsdk.trainer.stage import RunOutput
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.events import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materials:
+    """What can be made, and can fail, before a worker exists. Nothing in it owns a device."""
+
+    config: RunConfig
+    """With the number of steps that its epochs come to."""
+    tokenizer: Any
+    train_prompts: PromptDataset
+    eval_prompts: Mapping[str, PromptDataset]
+    """By name of the measure; none where nothing is measured."""
+    examples: Sequence[Example]
+    """Of the supervised term, where there is one."""
+    learned: Learned | None
+    """Prompts of supervised training, and the tokens that are learned behind each; None: there is none."""
+    rewards: RunRewards
+    sampling: SamplingParams
+    """Of training."""
+    output: RunOutput
+
+    def close(self) -> None:
+        self.rewards.close()
+        self.output.close()
+
+
+def build_materials(
+    config: RunConfig,
+    registry: Registry,
+    run_dir: Path,
+    view: RunView,
+    *,
+    rewarded: bool = True,
+    supervised: bool = True,
+    resume: Path | None = None,
+) -> Materials:
+    """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
+
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        run_dir: the run's folder.
+        view: is told what was left out of the data.
+        rewarded: samples are graded.
+        supervised: supervised training comes first, where `sft` asks for it; False: it is behind the run already, or
+            not what the run is about.
+        resume: the checkpoint that the run goes on from.
+
+    Raises:
+        ConfigError, DataError: data, a reward or a tracker cannot be used; nothing that was started is left.
+    """
+    measures: Sequence[Measure] = [] if config.eval.every_steps is None else config.eval.measures()
+    with ExitStack() as made:  # what was started ends where the rest cannot be made
+        rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
+        made.callback(rewards.close)
+        tokenizer = load_run_tokenizer(config.model)
+        asked = measures if rewarded else [HELD_OUT] * bool(measures)
+        prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
+        if rewarded:
+            check_rows(config, prompts.train, prompts.sets, measures)
+        config = with_steps(config, len(prompts.train))
+        # A run that is resumed behind its warm start still knows how many steps that had.
+        supervised = supervised or (rewarded and config.sft.epochs is not None)
+        learned = learned_of(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
+        config = config if learned is None else with_sft_steps(config, len(learned[0]))
+        rewards.wait_ready()
+        materials = Materials(
+            config=config,
+            tokenizer=tokenizer,
+            train_prompts=prompts.train,
+            eval_prompts=prompts.sets,
+            examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
+            learned=learned,
+            rewards=rewards,
+            sampling=sampling_params(config.rollout, config.model, tokenizer),
+            output=RunOutput(
+                run_dir=run_dir,
+                view=view,
+                trackers=build_trackers(config, registry, run_dir, None if resume is None else step_of(resume)),
+                callbacks=build_callbacks(config.trainer.callbacks, registry),
+            ),
+        )
+        made.pop_all()
+    return materials
+
+
+def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView) -> Learned:
+    settings = AnswerSettings(
+        template=config.sft.answer_template,
+        max_tokens=config.rollout.max_response_tokens,
+        long_answers=config.sft.long_answers,
+        allow_special_tokens=config.data.allow_special_tokens,
+    )
+    return learned_answers(prompts, tokenizer, settings, view.notice)

@@ -1,0 +1,120 @@
+"""The stream of a run, and the evaluations that go through it, out of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import RunConfig
+from rlsdk.data import PromptDataset
+from rlsdk.interfaces import (
+    BackendKind,
+    Capability,
+    LogProbKind,
+    RolloutSpec,
+    SamplingParams,
+)
+from rlsdk.registry import Registry
+from rlsdk.rollouts import RolloutStream, StreamOptions
+from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution
+from rlsdk.trainer.evaluation import EvalSet, Evaluation
+from rlsdk.trainer.evaluations import EvalOptions
+from rlsdk.trainer.grading import RewardGrader
+from rlsdk.trainer.judges import EngineJudge
+from rlsdk.trainer.parts import (
+    build_rollouter,
+)
+from rlsdk.trainer.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.reward_sources import reward_grader
+from rlsdk.trainer.text import TokenCodec
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.session import Session
+
+
+def open_stream(
+    config: RunConfig,
+    registry: Registry,
+    group: CallsRanks,
+    tokenizer: Any,
+    rewards: RunRewards | None = None,
+    notice: Callable[[str], None] = print,
+) -> RolloutStream:
+    """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
+    rollout, rewards = config.rollout, rewards or RunRewards()
+    spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
+    return RolloutStream(
+        replicas_of(
+            group,
+            backend=rollout.backend,
+            max_running=rollout.max_running_samples,
+            keeps_unfinished=Capability.PARTIAL_ROLLOUT in spec.capabilities,
+        ),
+        TokenCodec(tokenizer),
+        StreamOptions(
+            rollout=build_rollouter(rollout.rollouter, registry),
+            rollout_options=rollout.rollouter_options,
+            max_model_tokens=config.max_model_tokens,
+            progress_s=config.deadlines.rollout_s,
+        ),
+        grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
+        graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
+    )
+
+
+def connect_judges(judges: Mapping[str, EngineJudge], session: Session, progress_s: float) -> None:
+    """Lets the judges that are engines of the run ask their replicas."""
+    for role, judge in judges.items():
+        group = session.judges[role]
+        spec = group.role.spec
+        assert isinstance(spec, RolloutSpec)
+        judge.connect(
+            replicas_of(group.group, backend=group.role.backend, max_running=spec.max_running), progress_s=progress_s
+        )
+
+
+def evaluation_of(
+    config: RunConfig,
+    prompts: Mapping[str, PromptDataset],
+    sampling: SamplingParams,
+    stream: RolloutStream,
+    kind: LogProbKind,
+) -> Evaluation | None:
+    """None where there are no evaluation prompts.
+
+    Args:
+        config: of the run.
+        prompts: by name of the measure.
+        sampling: of training; an evaluation has stop tokens and limits from it, and filters of its own.
+        stream: that samples and grades.
+        kind: what the rollout engine's log-probs are those of.
+    """
+    if not prompts:
+        return None
+    return Evaluation(
+        stream=stream,
+        sets=[
+            EvalSet(
+                measure=measure,
+                prompts=prompts[measure.name],
+                sampling=eval_sampling(measure.config, sampling),
+                reward_names=[reward.title for reward in measure.config.rewards or config.rewards],
+                has_entropy=samples_whole_distribution(measure.config, kind),
+            )
+            for measure in config.eval.measures()
+            if measure.name in prompts
+        ],
+        seed=config.trainer.seed,
+        max_failure_share=config.reward_limits.max_failure_share,
+    )
+
+
+def eval_options(config: RunConfig) -> EvalOptions:
+    """When a run is measured, and what follows from it."""
+    return EvalOptions(
+        every=config.eval.every_steps,
+        at_start=config.eval.at_start,
+        best=config.checkpoint.best,
+        stopping=config.eval.early_stopping,
+        save_samples=config.eval.save_samples,
+    )

@@ -1,0 +1,133 @@
+"""Stages that learn from given answers, out of the configuration: supervised training, reward models, DPO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlsdk.algorithms import DpoObjective, RewardModelObjective
+from rlsdk.config import PairTraining, RunConfig
+from rlsdk.config.evaluation import HELD_OUT
+from rlsdk.data import Prompt, PromptStream
+from rlsdk.interfaces import (
+    ConfigError,
+)
+from rlsdk.rollouts import request_seed
+from rlsdk.trainer.materials import Materials, learned_of
+from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
+from rlsdk.trainer.preferences import PairOptions, PairStage
+from rlsdk.trainer.run_data import with_pair_steps
+from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, Learned, SftStage
+from rlsdk.trainer.stage import RunOutput, StageSettings
+from rlsdk.trainer.streams import eval_options
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.session import Session
+
+
+def sft_stage(config: RunConfig, materials: Materials, session: Session, *, measured: bool = False) -> SftStage:
+    """Supervised training on a running session, whose actor has the optimizer of it. `measured`: the loss on held-out
+    answers is looked at, too, where there are any."""
+    if materials.learned is None:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
+    prompts, answers = materials.learned
+    return SftStage(
+        session,
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
+        answers,
+        RunOutput(run_dir=materials.output.run_dir, view=materials.output.view, trackers=materials.output.trackers),
+        StageSettings(
+            steps=config.sft.steps,
+            save_every=config.sft.save_every_steps,
+            saves_last=False,
+            folder=CHECKPOINTS,
+            exports=False,
+        ),
+        rows_per_step=config.sft.rows_per_step,
+        update_timeout_s=config.deadlines.update_s,
+        held_out=_held_out_answers(config, materials) if measured else None,
+        when=eval_options(config),
+    )
+
+
+def _held_out_answers(config: RunConfig, materials: Materials) -> Learned | None:
+    prompts = materials.eval_prompts.get(HELD_OUT.name)
+    answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
+    if prompts is None or not answered:
+        return None
+    return learned_of(config, prompts.subset(answered), materials.tokenizer, materials.output.view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPairs:
+    """The pairs of a run."""
+
+    config: RunConfig
+    """With the number of steps that its epochs come to."""
+    train: PairSet
+    held_out: PairSet | None
+
+
+def read_pairs(materials: Materials) -> RunPairs:
+    """The pairs that are trained on, and those that are held out, as tokens.
+
+    Raises:
+        ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
+    """
+    config = materials.config
+    train = _pairs(config, materials, materials.train_prompts, "train")
+    rows = materials.eval_prompts.get(HELD_OUT.name)
+    held_out = None if rows is None else _pairs(config, materials, rows, "held-out")
+    return RunPairs(config=with_pair_steps(config, len(train)), train=train, held_out=held_out)
+
+
+def pair_stage(kind: PairTraining, materials: Materials, pairs: RunPairs, session: Session) -> PairStage:
+    """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
+    config, train = pairs.config, pairs.train
+    own, output = config.preferences, materials.output
+    prompts = materials.train_prompts.subset(train.positions)
+    objective = (
+        RewardModelObjective(center_coef=own.center_coef)
+        if kind is PairTraining.REWARD_MODEL
+        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing)
+    )
+    return PairStage(
+        session,
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "pairs"), shuffle=config.data.shuffle),
+        train,
+        pairs.held_out,
+        output,
+        StageSettings(
+            steps=own.steps,
+            save_every=own.save_every_steps,
+            saves_last=False,
+            folder=kind.checkpoints,
+            exports=False,
+        ),
+        PairOptions(
+            label=kind.label,
+            objective=objective,
+            pairs_per_step=own.pairs_per_step,
+            update_timeout_s=config.deadlines.update_s,
+        ),
+        eval_options(config),
+    )
+
+
+def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], name: str) -> PairSet:
+    own = config.preferences
+    settings = PairSettings(
+        chosen_field=own.chosen_field,
+        rejected_field=own.rejected_field,
+        margin_field=own.margin_field,
+        answers=AnswerSettings(
+            template=own.answer_template,
+            max_tokens=config.rollout.max_response_tokens,
+            long_answers=own.long_answers,
+            allow_special_tokens=config.data.allow_special_tokens,
+        ),
+    )
+    pairs = encode_pairs(prompts, materials.tokenizer, settings)
+    materials.output.view.notice(f"{name} pairs: {pairs.report.line()}")
+    return pairs
