@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, with_dtype
+from rlsdk.config import RunConfig, needed_roles, with_dtype
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
@@ -22,7 +22,7 @@ from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
 from rlsdk.trainer.rl import learn_from, update_figures
-from rlsdk.trainer.roles import roles
+from rlsdk.trainer.roles import roles, without_roles
 from rlsdk.trainer.run import Start, StopFlag, prepared
 from rlsdk.trainer.run_folder import run_lock
 from rlsdk.trainer.session import Session, start_role, start_roles
@@ -50,13 +50,14 @@ def run_replay(
             "reinforcement learning can be replayed"
         )
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
+    config = without_roles(config, [ROLLOUT], device)
     with run_lock(run_dir):
         start = Start(
             config=config,
             registry=registry,
             run_dir=run_dir,
             device=device,
-            table=[role for role in roles(config, device) if role.name != ROLLOUT],
+            table=roles(config, device, needed=[name for name in needed_roles(config) if name != ROLLOUT]),
             checkpoint=None,
             half_way=None,
             view=view,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
-from rlsdk.config import PlacementConfig, Role, RunConfig, needed_roles, with_dtype
+from rlsdk.config import PlacementConfig, PoolConfig, Role, RunConfig, needed_roles, with_dtype
 from rlsdk.config import roles as declared_roles
 from rlsdk.config.role_names import ACTOR, base_role
 
@@ -53,6 +53,19 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
         for name, pool in chosen.pools.items()
     )
     return PlacementSpec(pools=pools, roles={name: _pool_of(name, chosen.roles) for name in names})
+
+
+def without_roles(config: RunConfig, names: Collection[str], device: str) -> RunConfig:
+    """The same with a placement for the run's other roles alone: each has the devices that it has in the whole run."""
+    whole = placement_of(config.placement, needed_roles(config), device)
+    places = {role: pool for role, pool in whole.roles.items() if role not in names}
+    pools = {
+        pool.name: PoolConfig.model_validate({"devices_per_node": pool.devices_per_node, "device": pool.device})
+        for pool in whole.pools
+        if pool.name in places.values()
+    }
+    placement = config.placement.model_copy(update={"preset": None, "pools": pools, "roles": places})
+    return config.model_copy(update={"placement": placement})
 
 
 def _pool_of(name: str, given: Mapping[str, str]) -> str:

@@ -19,6 +19,8 @@ class Server(ThreadingHTTPServer):
     """Holds the model; `plain` leaves token ids out, as servers without the extension do."""
 
     daemon_threads = True
+    request_queue_size = 256
+    """Connections that may wait: a step asks for all of its samples at once."""
 
     def __init__(self, folder: str, *, port: int = 0, plain: bool = False) -> None:
         super().__init__(("127.0.0.1", port), Handler)
