@@ -231,7 +231,7 @@ def test_a_sound_environment_ends_well_and_without_a_code(
     def some(run_dir: Path, ray_address: str | None) -> list[Finding]:
         return [Finding(check="ray", state=Health.OK, found="[version] 2")]
 
-    monkeypatch.setattr("rlsdk.cli.doctor.examine", some)
+    monkeypatch.setattr("rlsdk.diagnosis.examine", some)
     monkeypatch.setattr("rlsdk.rewards.confine.probe", lambda: Confinement(["no network"], ["not root (it is root)"]))
     run(tmp_path, None, as_json=False)
     assert capsys.readouterr().out == (
@@ -257,7 +257,7 @@ def test_the_verdict_lists_what_mends_the_worst_first(
         Finding(check="open files", state=Health.WARNING, found="few", mend="ulimit -n 65536"),
         Finding(check="ray", state=Health.FAULT, found="gone", mend="pip install 'ray[a]'"),
     ]
-    monkeypatch.setattr("rlsdk.cli.doctor.examine", lambda *_: bad)
+    monkeypatch.setattr("rlsdk.diagnosis.examine", lambda *_: bad)
     with pytest.raises(SystemExit) as caught:
         run(tmp_path, None, as_json=False)
     assert caught.value.code == 1

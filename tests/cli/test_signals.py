@@ -34,10 +34,16 @@ sys.exit(stopped.exit_code)
 """
 
 
+def heard() -> None:
+    """Signals that whoever runs the tests ignores, as `nohup` and background jobs do, are heard again."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
 def test_each_way_to_stop_saves_first_and_says_which_it_was(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path / "saved")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -64,6 +70,7 @@ def test_a_terminal_that_closes_ends_it_after_saving(tmp_path: Path) -> None:
     """Whatever it prints then goes nowhere."""
     pid, terminal = pty.fork()
     if pid == 0:
+        heard()
         os.execv(sys.executable, [sys.executable, "-c", RUN, str(tmp_path / "saved")])
     said = b""
     while b"a step is done" not in said:

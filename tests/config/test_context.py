@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlsdk.cli import plan, train
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings
+from rlsdk.cli import plan
 from rlsdk.config.context import context_tokens
 from rlsdk.interfaces import ConfigError
 from rlsdk.testing.models import write_tiny_model
@@ -74,13 +76,13 @@ def arguments(model: str, *extra: str) -> list[str]:
 def test_rows_beyond_the_positions_are_refused_by_train_and_plan(model: str, extra: list[str], told: str) -> None:
     """`train` took them, and `plan` said that they fit."""
     with pytest.raises(ConfigError, match=told):
-        train.resolve(arguments(model, *extra))
+        resolve(Settings(flags=arguments(model, *extra)))
     with pytest.raises(ConfigError, match=told):
         plan.run(arguments(model, *extra), hardware=None, calibration=None, as_json=True)
 
 
 def test_rows_that_just_fit_are_taken(model: str) -> None:
-    train.resolve(arguments(model, "--data.max_prompt_tokens", "112", "--rollout.max_response_tokens", "400"))
+    resolve(Settings(flags=arguments(model, "--data.max_prompt_tokens", "112", "--rollout.max_response_tokens", "400")))
 
 
 def test_a_reward_model_of_fewer_positions_is_named(model: str, tmp_path: Path) -> None:
@@ -92,4 +94,4 @@ def test_a_reward_model_of_fewer_positions_is_named(model: str, tmp_path: Path) 
     (folder / "config.json").write_text(json.dumps(fields))
     sizes = ["--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "8"]
     with pytest.raises(ConfigError, match=rf"'reward\.judge' \(.*{folder}.*has positions for"):
-        train.resolve(arguments(model, *sizes, "--reward_models", f"[{{path: {folder}, name: judge}}]"))
+        resolve(Settings(flags=arguments(model, *sizes, "--reward_models", f"[{{path: {folder}, name: judge}}]")))

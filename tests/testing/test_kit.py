@@ -137,7 +137,9 @@ def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None
     (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy")
     assert (suite.title, suite.kind, suite.passed) == ("transformers (max_running=8)", "rollout", True)
     assert [found.name for found in suite.findings if found.name == "greedy"] == ["greedy"]
-    assert suite.count(Outcome.PASSED) == 5
+    named = [found.name for found in suite.findings if found.outcome is Outcome.PASSED]
+    assert all(name.startswith("registration.") or "greedy" in name for name in named)
+    assert len(named) > 4
     with pytest.raises(ConfigError, match="RolloutConformance has no setting 'tp_sise'; did you mean 'tp_size'"):
         check_backend("transformers", settings={"tp_sise": 2})
     with pytest.raises(PluginNotFoundError, match="no backend is named 'transfomers'; did you mean 'transformers'"):

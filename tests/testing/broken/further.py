@@ -177,7 +177,7 @@ class KeepsWeights(TransformersRolloutEngine):
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
         self.kept = getattr(self, "kept", [])
-        self.kept.append([p.clone() for p in self.parameters.values()] * 1 + [torch.ones(2**18)])
+        self.kept.append([p.clone() for p in self.parameters.values()] * 1 + [torch.ones(2**21)])
         return receipt
 
 

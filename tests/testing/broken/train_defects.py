@@ -182,7 +182,7 @@ RANKS = {
     "loads-rank-zero": Defect("train_ranks:LoadsRankZero", {"ranks.checkpoint": "weights"}),
     "raised-on-rank-zero": Defect("train_ranks:RaisedOnRankZero", {"ranks.raises": "weights"}),
     "own-temperature": Defect("train_ranks:OwnTemperature", {"ranks.settings": "temperature"}),
-    "steps-of-rank-zero": Defect("train_trial:StepsOfRankZero", {"ranks.checkpoint": "lrs"}),
+    "steps-of-rank-zero": Defect("train_trial:StepsOfRankZero", {"ranks.checkpoint": "weights"}),
     "reduces-in-half": Defect("train_trial:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 TRIAL = {
