@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandbox
 from rlsdk.rewards.programs import code, program_of, read_tests
 
-from .conftest import sample
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from rewards.conftest import sample
 
 ADD = "def add(a, b):\n    return a + b\n"
 TESTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'", "assert add([1], [2]) == [1, 2]"]

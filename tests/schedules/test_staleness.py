@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from test_loop import Recorder, config_of, model, registry, run, trainer_of
 
 from rlsdk.config import RunConfig, check_run
