@@ -100,7 +100,9 @@ def die_with_parent(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # it was closed before the kernel was told
+        poller = select.poll()  # `select` takes no descriptor of 1024 and above, which a large controller has
+        poller.register(lifeline, select.POLLIN)
+        if poller.poll(0):  # it was closed before the kernel was told
             os._exit(1)
         return
 
