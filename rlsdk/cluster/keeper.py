@@ -105,8 +105,10 @@ def listen(line: int, is_over: Callable[[], bool], copy: int | None = None) -> t
     """
     daemons: list[psutil.Process] = []
     text = b""
+    poller = select.poll()
+    poller.register(line, select.POLLIN)
     while not is_over():
-        if not select.select([line], [], [], _LOOK_S)[0]:
+        if not poller.poll(_LOOK_S * 1000):
             continue
         chunk = os.read(line, 4096)
         if not chunk:

@@ -175,7 +175,9 @@ class GradingProcess:
                 view = view[os.write(self._requests, view) :]
             except BlockingIOError:
                 wait_s = max(0.0, self.deadline - time.monotonic())
-                if not select.select([], [self._requests], [], wait_s)[1]:
+                poller = select.poll()
+                poller.register(self._requests, select.POLLOUT)
+                if not poller.poll(wait_s * 1000):
                     raise TimeoutError("the grading process takes no input") from None
 
 
