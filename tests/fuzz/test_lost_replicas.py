@@ -1,4 +1,5 @@
-"""Whichever replicas die, and when: every sample is made once and is its own, or the error is the last replica's."""
+"""Whichever replicas die, and when: every sample is made once and is its own; an error comes only when all replicas are
+gone, or when one request was lost as often as it may be."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ from rlsdk.rollouts import GenerationClient
 
 REPLICA = st.tuples(st.integers(1, 6), st.integers(1, 5), st.none() | st.integers(0, 25))
 """(slots, turns per sample, samples after which it dies)."""
+MAX_ATTEMPTS = 3
 
 
 async def make(
     replicas: list[FakeReplica], requests: list[GenerationRequest]
 ) -> dict[tuple[str, int], GenerationOutput]:
-    client = GenerationClient(replicas, progress_s=30.0)
+    client = GenerationClient(replicas, progress_s=30.0, max_attempts=MAX_ATTEMPTS)
     running = asyncio.create_task(client.run())
     try:
         futures = {r.request_id: client.generate(r, priority=int(r.request_id)) for r in requests}
@@ -47,11 +49,11 @@ def test_replicas_that_die_in_any_order(
         GenerationRequest(request_id=str(at), prompt_ids=(at + 1,), sampling=SamplingParams(max_tokens=8, seed=at), n=n)
         for at, n in enumerate(counts)
     ]
-    can_live = any(dies is None for _, _, dies in kinds)
+    num_mortal = sum(dies is not None for _, _, dies in kinds)
     try:
         found = asyncio.run(asyncio.wait_for(make(replicas, requests), 60))
     except WorkerError:
-        assert not can_live
+        assert num_mortal >= min(MAX_ATTEMPTS, len(replicas))
         return
     assert {key: output.token_ids.tolist() for key, output in found.items()} == {
         (str(at), index): tokens_of(requests[at], index) for at, n in enumerate(counts) for index in range(n)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ class Server(ThreadingHTTPServer):
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.plain = plain
         self.asked: list[dict[str, Any]] = []
-        self.lock = Lock()
 
     @property
     def url(self) -> str:
@@ -35,23 +33,25 @@ class Server(ThreadingHTTPServer):
 
     @torch.inference_mode()
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Choices of one request, all at once. Log-probs are those before temperature, as most servers give them."""
-        with self.lock:
-            self.asked.append(body)
-            source = torch.Generator()
-            if "seed" in body:
-                source.manual_seed(body["seed"])
-            else:
-                source.seed()
-            ids = torch.tensor([body["prompt"]] * body["n"])
-            told = torch.zeros(body["n"], 0)
-            for _ in range(body["max_tokens"]):
-                logits = self.model(ids).logits[:, -1]
-                tokens = torch.multinomial(_probabilities(logits, body), 1, generator=source)
-                ids = torch.cat([ids, tokens], dim=1)
-                told = torch.cat([told, logits.log_softmax(-1).gather(1, tokens)], dim=1)
-            found = ids[:, len(body["prompt"]) :].tolist()
-            return {"choices": [self._choice(i, body, found[i], told[i].tolist()) for i in range(body["n"])]}
+        """Choices of one request; each request has a thread, so that a short one never waits for a long one.
+
+        Log-probs are those before temperature, as most servers give them.
+        """
+        self.asked.append(body)
+        source = torch.Generator()
+        if "seed" in body:
+            source.manual_seed(body["seed"])
+        else:
+            source.seed()
+        ids = torch.tensor([body["prompt"]] * body["n"])
+        told = torch.zeros(body["n"], 0)
+        for _ in range(body["max_tokens"]):
+            logits = self.model(ids).logits[:, -1]
+            tokens = torch.multinomial(_probabilities(logits, body), 1, generator=source)
+            ids = torch.cat([ids, tokens], dim=1)
+            told = torch.cat([told, logits.log_softmax(-1).gather(1, tokens)], dim=1)
+        found = ids[:, len(body["prompt"]) :].tolist()
+        return {"choices": [self._choice(i, body, found[i], told[i].tolist()) for i in range(body["n"])]}
 
     def _choice(self, index: int, body: dict[str, Any], ids: list[int], log_probs: list[float]) -> dict[str, Any]:
         """Sample `index`, cut behind its first stop token."""
