@@ -62,13 +62,13 @@ class Trajectory:
     """What the rollouter hands to the rewards, as `RewardSample.extra`: JSON types only; others end the run."""
 
     def __post_init__(self) -> None:
-        if not self.spans or self.spans[0].sampled or not len(self.spans[0]):
+        if not self.spans or self.spans[0].log_probs is not None or not len(self.spans[0].token_ids):
             raise BatchError("a trajectory begins with a span that was given, of at least one token: its prompt")
 
     @property
     def num_tokens(self) -> int:
         """Prompt, response and tool tokens."""
-        return sum(len(span) for span in self.spans)
+        return sum(len(span.token_ids) for span in self.spans)
 
     @property
     def num_sampled(self) -> int:
@@ -94,6 +94,8 @@ class Trajectory:
     @property
     def versions(self) -> tuple[VersionRun, ...]:
         """Of all sampled tokens, in order."""
+        if len(self.spans) == 2:
+            return (*self.spans[0].versions, *self.spans[1].versions)
         return tuple(run for span in self.spans for run in span.versions)
 
 

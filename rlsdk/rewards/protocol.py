@@ -57,6 +57,9 @@ RESULTS = (Tag.VALUE, Tag.FAILED, Tag.RECORD)
 """Records that say what came of an item."""
 
 
+_TAGS = {int(tag): tag for tag in Tag}
+
+
 class ForeignRecordError(ValueError):
     """Something but the grading process wrote to its channel, or it is out of step."""
 
@@ -129,11 +132,12 @@ def take_records(buffer: bytearray, max_bytes: int = MAX_RECORD_BYTES) -> Iterat
     while len(buffer) - at >= _HEADER.size:
         tag, nonce, item, length = _HEADER.unpack_from(buffer, at)
         end = at + _HEADER.size + length
-        if not Tag.READY <= tag <= Tag.RECORD or length > max_bytes:
+        known = _TAGS.get(tag)
+        if known is None or length > max_bytes:
             raise ForeignRecordError("bytes that are no record")
         if end > len(buffer):
             break
-        yield _decode(Tag(tag), nonce, item, bytes(buffer[at + _HEADER.size : end]))
+        yield _decode(known, nonce, item, bytes(buffer[at + _HEADER.size : end]))
         at = end
     del buffer[:at]
 

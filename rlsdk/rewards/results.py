@@ -173,9 +173,11 @@ def first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExamp
     return tuple(kept)
 
 
-def failures_of(result: RewardResult) -> list[list[tuple[str, str, str]]]:
+def failures_of(result: RewardResult) -> Sequence[Sequence[tuple[str, str, str]]]:
     """Of each sample, (kind, reward, message) of what failed; the reward is empty where none applies. The message is
     known of the first few of each kind and reward, and empty for the others."""
+    if not result.failures and bool(result.valid.all()):
+        return [_NONE] * len(result.scores)
     failures: list[list[tuple[str, str, str]]] = [[] for _ in result.scores]
     kinds = Counter(result.failures)
     shown = {(example.sample, example.reward): example for example in result.examples}
@@ -192,3 +194,7 @@ def failures_of(result: RewardResult) -> list[list[tuple[str, str, str]]]:
         if not failures[at] or known is not None:
             failures[at].append((FailureKind.INAPPLICABLE.value, "", known.message if known else ""))
     return failures
+
+
+_NONE: tuple[tuple[str, str, str], ...] = ()
+"""Shared: thousands of samples fail nothing."""

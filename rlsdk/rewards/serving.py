@@ -7,7 +7,7 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -100,7 +100,7 @@ def score_all(runner: RewardRunner, samples: list[RewardSample]) -> ScoreReply:
     return ScoreReply(results=[_result(result, at, reasons[at]) for at in range(len(samples))])
 
 
-def _result(result: RewardResult, at: int, reasons: list[tuple[str, str, str]]) -> SentScore:
+def _result(result: RewardResult, at: int, reasons: Sequence[tuple[str, str, str]]) -> SentScore:
     (name,) = result.weights
     metrics = {key.rpartition("/")[2]: value for key, value in result.metrics.get(at, {}).items()}
     if result.failed[name][at]:

@@ -39,24 +39,21 @@ class Task:
 
     def encode(self) -> bytes:
         """As a message, with prompt, answer and row of each prompt sent once however many samples it has."""
-        samples = self.submission.samples
-        contexts: dict[int, int] = {}
-        responses: dict[int, int] = {}
-        items = []
-        for reward, at in self.items:
-            contexts.setdefault(self.submission.context_of[at], len(contexts))
-            items.append((reward, responses.setdefault(at, len(responses))))
-        with_tokens = {at for reward, at in self.items if self.submission.reads_tokens[reward]}
+        submission = self.submission
+        samples, context_of, extras = submission.samples, submission.context_of, submission.extras
+        responses = {at: place for place, at in enumerate(dict.fromkeys([at for _, at in self.items]))}
+        contexts = {at: place for place, at in enumerate(dict.fromkeys([context_of[at] for at in responses]))}
+        with_tokens = {at for reward, at in self.items if submission.reads_tokens[reward]}
         header = {
             "nonce": self.nonce.hex(),
             "together": self.together,
-            "items": items,
+            "items": [(reward, responses[at]) for reward, at in self.items],
             "samples": [
                 (
-                    contexts[self.submission.context_of[at]],
+                    contexts[context_of[at]],
                     samples[at].response,
                     samples[at].truncated,
-                    self.submission.extras[at],
+                    extras[at],
                     [int(token) for token in samples[at].response_ids] if at in with_tokens else (),
                 )
                 for at in responses

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import Batch, FinishReason, Trajectory
+from rlsdk.interfaces import Batch, FinishReason, Trajectory, VersionRun
 from rlsdk.rollouts.group import Group, Sample
 
 NO_VERSION = -1
@@ -31,19 +31,19 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
         if sample.trajectory is not None
     ]
     spans = [span for _, _, trajectory in rows for span in trajectory.spans]
-    span_lengths = np.array([len(span) for span in spans], np.int64)
-    sampled = np.array([span.sampled for span in spans], np.bool_)
-    mask = np.repeat(sampled, span_lengths)
+    span_lengths = np.array([len(span.token_ids) for span in spans], np.int64)
+    mask = np.repeat(np.array([span.log_probs is not None for span in spans], np.bool_), span_lengths)
     log_probs = np.zeros(len(mask), np.float32)
     log_probs[mask] = _joined([span.log_probs for span in spans if span.log_probs is not None], np.float32)
-    runs = [run for _, _, trajectory in rows for run in trajectory.versions]
+    row_runs = [trajectory.versions for _, _, trajectory in rows]
+    runs = [run for found in row_runs for run in found]
     versions = np.full(len(mask), NO_VERSION, np.int64)
     versions[mask] = np.repeat(
         np.array([run.version for run in runs], np.int64), np.array([run.num_tokens for run in runs], np.int64)
     )
     reasons = [trajectory.finish_reason is FinishReason.LENGTH for _, _, trajectory in rows]
     return Batch(
-        lengths=torch.tensor([trajectory.num_tokens for _, _, trajectory in rows], dtype=torch.int64),
+        lengths=torch.from_numpy(_row_lengths(span_lengths, [len(trajectory.spans) for _, _, trajectory in rows])),
         tokens={
             "input_ids": torch.from_numpy(_joined([span.token_ids for span in spans], np.int64)),
             "response_mask": torch.from_numpy(mask),
@@ -54,8 +54,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
         rows={
             "row_id": torch.arange(len(rows)),
             "uid": torch.tensor([group.task.ordinal for group, _, _ in rows], dtype=torch.int64),
-            "policy_version": torch.tensor([_first(trajectory) for _, _, trajectory in rows], dtype=torch.int64),
-            "last_policy_version": torch.tensor([_last(trajectory) for _, _, trajectory in rows], dtype=torch.int64),
+            "policy_version": _versions([found[0] if found else None for found in row_runs]),
+            "last_policy_version": _versions([found[-1] if found else None for found in row_runs]),
             "truncated": torch.tensor(reasons, dtype=torch.bool),
             "scores": torch.tensor([sample.grade.score for _, sample, _ in rows], dtype=torch.float32),
             "valid": torch.tensor([sample.grade.valid for _, sample, _ in rows], dtype=torch.bool),
@@ -63,6 +63,12 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
         },
         meta={"temperature": temperature},
     )
+
+
+def _row_lengths(span_lengths: NDArray[np.int64], num_spans: Sequence[int]) -> NDArray[np.int64]:
+    """`[B]`: tokens of each row."""
+    ends = np.concatenate([[0], np.cumsum(span_lengths)])[np.concatenate([[0], np.cumsum(num_spans)]).astype(np.int64)]
+    return np.diff(ends).astype(np.int64)
 
 
 def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
@@ -87,14 +93,8 @@ def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
     return {"baseline_scores": torch.tensor(scores, dtype=torch.float32)}
 
 
-def _first(trajectory: Trajectory) -> int:
-    versions = trajectory.versions
-    return versions[0].version if versions else NO_VERSION
-
-
-def _last(trajectory: Trajectory) -> int:
-    versions = trajectory.versions
-    return versions[-1].version if versions else NO_VERSION
+def _versions(runs: Sequence[VersionRun | None]) -> torch.Tensor:
+    return torch.tensor([NO_VERSION if run is None else run.version for run in runs], dtype=torch.int64)
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:

@@ -70,7 +70,7 @@ def grades_of(result: RewardResult, failed_score: float | None = None) -> list[G
             token_scores=result.token_scores.get(at),
             metrics=result.metrics.get(at, {}),
             failures=tuple(
-                Failure(kind=kind, source=name or NO_REWARD, message=text) for kind, name, text in failures[at]
+                [Failure(kind=kind, source=name or NO_REWARD, message=text) for kind, name, text in failures[at]]
             ),
         )
         for at, (score, valid) in enumerate(zip(result.scores.tolist(), result.valid.tolist(), strict=True))
@@ -136,8 +136,11 @@ class GradeSummary:
     @classmethod
     def of_groups(cls, groups: Sequence[Group], names: Sequence[str]) -> GradeSummary:
         """Of every sample; a failure names its row."""
+        grades = grades_in(groups)
+        if not any(grade.failures for grade in grades):
+            return cls.of(grades, names)
         where = [f"{group.task.id} sample {at}" for group in groups for at in range(len(group.samples))]
-        return cls.of(grades_in(groups), names, where)
+        return cls.of(grades, names, where)
 
     def metrics(self) -> dict[str, float]:
         """Of each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""
@@ -162,6 +165,8 @@ class GradeSummary:
 
 def _first_term(grade: Grade, names: Sequence[str]) -> float:
     """What the first of the rewards gave that is for this sample; 0 where it failed."""
+    if names and names[0] in grade.terms:
+        return grade.terms[names[0]]
     failed = {failure.source for failure in grade.failures}
     return next((grade.terms.get(name, 0.0) for name in names if name in grade.terms or name in failed), 0.0)
 
@@ -169,8 +174,9 @@ def _first_term(grade: Grade, names: Sequence[str]) -> float:
 def _term(grades: Sequence[Grade], name: str) -> TermSummary:
     """A sample that its rollouter did not make counts for no reward."""
     values = [grade.terms[name] for grade in grades if name in grade.terms]
-    num_failed = sum(any(failure.source == name for failure in grade.failures) for grade in grades)
-    made = sum(all(failure.source != ROLLOUT for failure in grade.failures) for grade in grades) or 1
+    sources = [{failure.source for failure in grade.failures} for grade in grades if grade.failures]
+    num_failed = sum(name in found for found in sources)
+    made = len(grades) - sum(ROLLOUT in found for found in sources) or 1
     metrics: dict[str, list[float]] = {}
     for grade in grades:
         for key, value in grade.metrics.items():
