@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Semaphore
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+
+
+AT_ONCE = 4
+"""Requests that are decoded side by side: a short one does not wait for a long one."""
 
 
 class Server(ThreadingHTTPServer):
@@ -26,6 +31,7 @@ class Server(ThreadingHTTPServer):
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.plain = plain
         self.asked: list[dict[str, Any]] = []
+        self.slots = Semaphore(AT_ONCE)
 
     @property
     def url(self) -> str:
@@ -33,10 +39,7 @@ class Server(ThreadingHTTPServer):
 
     @torch.inference_mode()
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Choices of one request; each request has a thread, so that a short one never waits for a long one.
-
-        Log-probs are those before temperature, as most servers give them.
-        """
+        """Choices of one request. Log-probs are those before temperature, as most servers give them."""
         self.asked.append(body)
         source = torch.Generator()
         if "seed" in body:
@@ -81,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(self.server.complete(body))
+        with self.server.slots:
+            choices = self.server.complete(body)
+        self._answer(choices)
 
     def _answer(self, data: dict[str, Any]) -> None:
         text = json.dumps(data).encode()
