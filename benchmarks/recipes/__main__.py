@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import resource
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class Cell:
     row: str
     seed: int
     seconds: float
+    """By the clock."""
+    cpu_seconds: float
+    """Of all processes of the cell that had ended with it."""
     before: dict[str, float]
     after: dict[str, float]
     notes: dict[str, float] = field(default_factory=dict)
@@ -105,18 +109,26 @@ def run_cell(task: Task, row: Row, seed: int, cells: list[Cell]) -> None:
     where = task.folder / f"{row.name.replace(', ', '-')}-{seed}"
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
-    start = time.monotonic()
+    start, cpu = time.monotonic(), cpu_of_children()
     outcome = row.run(task, seed, where)
-    cell = cell_of(row, seed, time.monotonic() - start, outcome)
+    cell = cell_of(row, seed, time.monotonic() - start, cpu_of_children() - cpu, outcome)
     cells[:] = [*(other for other in cells if (other.row, other.seed) != (row.name, seed)), cell]
-    print(f"{row.name:30} seed {seed}  {figures(row, cell)}  {cell.seconds:.0f} s  {cell.notes}", flush=True)
+    took = f"{cell.seconds:.0f} s ({cell.cpu_seconds:.0f} of CPU)"
+    print(f"{row.name:30} seed {seed}  {figures(row, cell)}  {took}  {cell.notes}", flush=True)
 
 
-def cell_of(row: Row, seed: int, seconds: float, outcome: Outcome) -> Cell:
+def cpu_of_children() -> float:
+    """Seconds of processor time of this process's descendants that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cell_of(row: Row, seed: int, seconds: float, cpu_seconds: float, outcome: Outcome) -> Cell:
     return Cell(
         row=row.name,
         seed=seed,
         seconds=round(seconds, 1),
+        cpu_seconds=round(cpu_seconds, 1),
         before={name: outcome.before[name] for name in (*row.measured, ERROR)},
         after={name: outcome.after[name] for name in (*row.measured, ERROR)},
         notes={name: round(value, 4) for name, value in outcome.notes.items()},
@@ -125,7 +137,11 @@ def cell_of(row: Row, seed: int, seconds: float, outcome: Outcome) -> Cell:
 
 def read_cells(path: Path) -> list[Cell]:
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return [Cell(**cell) for cell in found]
+    names = {one.name for one in fields(Cell)}
+    kept = [Cell(**cell) for cell in found if cell.keys() == names and {ERROR} <= cell["before"].keys()]
+    if lost := len(found) - len(kept):
+        print(f"{path}: {lost} cells of an earlier version of this program are left out", file=sys.stderr)
+    return kept
 
 
 def learned(row: Row, cell: Cell) -> bool:
@@ -144,13 +160,13 @@ def markdown(table: Sequence[Row], cells: Sequence[Cell]) -> str:
     """A row of the table for each row, a column for each seed."""
     seeds = sorted({cell.seed for cell in cells})
     lines = [
-        f"| recipe | {' | '.join(f'seed {seed}' for seed in seeds)} | s |",
+        f"| recipe | {' | '.join(f'seed {seed}' for seed in seeds)} | s of CPU |",
         f"|---|{'---|' * len(seeds)}---|",
     ]
     for row in table:
         by_seed = {cell.seed: cell for cell in cells if cell.row == row.name}
         found = [figures(row, by_seed[seed]) if seed in by_seed else "" for seed in seeds]
-        seconds = [cell.seconds for cell in by_seed.values()]
+        seconds = [cell.cpu_seconds for cell in by_seed.values()]
         lines.append(f"| `{row.name}` | {' | '.join(found)} | {min(seconds):.0f} to {max(seconds):.0f} |")
     return "\n".join(lines)
 

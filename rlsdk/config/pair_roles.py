@@ -60,7 +60,7 @@ def pair_problems(config: RunConfig, kind: PairTraining) -> Iterator[Problem]:
     """Settings that this command does not read: silence would be taken for obedience."""
     own, defaults = config.preferences, type(config.preferences)()
     of_reward_model = ("margin_field", "center_coef")
-    of_dpo = ("loss", "beta", "label_smoothing")
+    of_dpo = ("loss", "beta", "label_smoothing", "sft_coef")
     for field in of_reward_model if kind is PairTraining.DPO else of_dpo:
         value = getattr(own, field)
         if value != getattr(defaults, field):

@@ -130,6 +130,8 @@ class PolicyLoss(Protocol):
         zero_without_advantage: True promises that tokens of advantage 0 have no gradient: rows of such tokens only are
             then left out of updates, and its metrics are means over the other rows.
         whole_groups: True asks that rows of equal `uid` stay together in mini- and micro-batches.
+        on_policy_only: True says that the gradient has no ratio to `old_log_probs`: it is right for the first update
+            of a step alone, and a run that makes several is warned.
     """
 
     def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]: ...

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, comparable_log_probs
+from rlsdk.config.schema import POLICY_GRADIENT
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import (
     Algorithm,
@@ -16,7 +17,7 @@ from rlsdk.interfaces import (
     SyncReport,
     Trajectory,
 )
-from rlsdk.registry import Registry
+from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
@@ -35,6 +36,7 @@ from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.streams import connect_judges, eval_options, evaluation_of, open_stream
 from rlsdk.trainer.text import TokenCodec
+from rlsdk.trainer.watch import off_policy_warning
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -61,6 +63,10 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     decay = config.train.ema_decay
     if config.schedule.uncorrected:
         view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
+    if config.algorithm.name == POLICY_GRADIENT:
+        loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
+        if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
+            view.notice(warning)
     publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
     algorithm = algorithm_of(config, registry, materials)
     source = GroupSource(

@@ -90,7 +90,7 @@ def pair_stage(kind: PairTraining, materials: Materials, pairs: RunPairs, sessio
     objective = (
         RewardModelObjective(center_coef=own.center_coef)
         if kind is PairTraining.REWARD_MODEL
-        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing)
+        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing, sft_coef=own.sft_coef)
     )
     return PairStage(
         session,

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlsdk.config import TrainerConfig
 
 PATIENCE = 3
 """Steps in a row before something is said."""
@@ -88,3 +92,22 @@ class LearningWatch:
             self._shown[symptom.name] = count
             if count == self._patience:
                 yield f"warning: for {count} steps in a row, up to step {step}, {symptom.says(metrics)}"
+
+
+def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str | None:
+    """What to say of a loss without a ratio (`on_policy_only`) that makes several updates of a step's samples.
+
+    The first update changes the weights, so to the second one the samples are another policy's; without a ratio nothing
+    in the loss corrects that, and without a clip nothing bounds it.
+    """
+    updates = trainer.updates_per_step * trainer.epochs_per_step
+    if updates == 1 or not getattr(loss, "on_policy_only", False):
+        return None
+    fields = {"updates_per_step": trainer.updates_per_step, "epochs_per_step": trainer.epochs_per_step}
+    asked = " and ".join(f"trainer.{field} {value}" for field, value in fields.items() if value > 1)
+    wanted = " ".join(f"--trainer.{field} 1" for field, value in fields.items() if value > 1)
+    return (
+        f"warning: algorithm.loss {name!r} has no ratio and no clip, but {asked} makes {updates} updates of a step's "
+        f"samples: from the second update on they are samples of an older policy, and nothing corrects that. "
+        f"Use {wanted}, or a loss with a ratio: --algorithm.loss ppo_clip"
+    )

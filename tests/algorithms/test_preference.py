@@ -22,6 +22,7 @@ OBJECTIVES: dict[str, Any] = {
     "conservative": DpoObjective(beta=0.3, label_smoothing=0.2),
     "ipo": DpoObjective(loss="ipo", beta=0.5),
     "hinge": DpoObjective(loss="hinge", beta=0.7),
+    "with_sft": DpoObjective(beta=0.3, sft_coef=0.5),
 }
 
 
@@ -114,6 +115,7 @@ def dpo_pair() -> Batch:
         ),
         (DpoObjective(loss="ipo", beta=0.5), (0.5 + 1 / 3 - 1) ** 2),
         (DpoObjective(loss="hinge", beta=0.25), 0.5),
+        (DpoObjective(beta=0.5, sft_coef=0.2), math.log(1 + math.exp(-1.0)) + 0.2 * 1.0),
     ],
 )
 def test_dpo_by_hand(objective: DpoObjective, loss: float) -> None:
@@ -126,6 +128,25 @@ def test_the_metrics_of_dpo_by_hand() -> None:
     assert found["accuracy"] == 1.0
     assert (found["chosen_reward"], found["rejected_reward"]) == pytest.approx((0.5, -0.5))
     assert found["reward_margin"] == pytest.approx(1.0)
+    assert found["chosen_nll"] == pytest.approx(1.0)
+    assert "sft_loss" not in found
+
+
+def test_the_supervised_term_stands_beside_the_preference_loss() -> None:
+    plain = means(run(DpoObjective(beta=0.5), dpo_pair())[0])
+    result, _ = run(DpoObjective(beta=0.5, sft_coef=0.2), dpo_pair())
+    found = means(result)
+    assert found["preference_loss"] == pytest.approx(plain["preference_loss"])
+    assert found["sft_loss"] == pytest.approx(0.2)
+    assert found["preference_loss"] + found["sft_loss"] == pytest.approx(float(result.loss.detach()))
+
+
+def test_the_chosen_answer_alone_is_held_up() -> None:
+    """Where the pair is decided the gradient of DPO is gone, and that of the supervised term is what is left."""
+    batch = dpo_pair()
+    decided = torch.where(batch["response_mask"] & ~batch["chosen"][batch.row_of_token], -400.0, batch["log_probs"])
+    _, gradient = run(DpoObjective(beta=0.5, sft_coef=0.2), batch.with_tokens(log_probs=decided))
+    assert gradient.tolist() == pytest.approx([0.0, -0.1, -0.1, 0.0, 0.0, 0.0, 0.0])
 
 
 # Against plain Python, and gradients
@@ -152,19 +173,23 @@ def in_plain_python(objective: Any, batch: Batch) -> float:
     numbers: dict[tuple[int, bool], tuple[float, bool, float]] = {}
     owner, mask = batch.row_of_token.tolist(), batch["response_mask"].tolist()
     difference = (batch["log_probs"].double() - batch["ref_log_probs"]).tolist()
+    log_probs, held_up = batch["log_probs"].tolist(), dict[int, float]()
     for row in range(batch.num_rows):
         if isinstance(objective, RewardModelObjective):
             number = float(batch["model_scores"][row])
         else:
             own = [difference[t] for t in range(batch.num_tokens) if owner[t] == row and mask[t]]
             number = sum(own) / max(len(own) if objective.loss == "ipo" else 1, 1)
+            if batch["chosen"][row]:
+                those = [log_probs[t] for t in range(batch.num_tokens) if owner[t] == row and mask[t]]
+                held_up[int(batch["uid"][row])] = getattr(objective, "sft_coef", 0.0) * -sum(those) / max(len(those), 1)
         key = (int(batch["uid"][row]), bool(batch["chosen"][row]))
         numbers[key] = (number, bool(batch["valid"][row]), float(batch["margin"][row]))
     losses = []
     for uid in {uid for uid, _ in numbers}:
         (chosen, ok, margin), (rejected, also, _) = numbers[uid, True], numbers[uid, False]
         if ok and also:
-            losses.append(of_pair(objective, chosen, rejected, margin))
+            losses.append(of_pair(objective, chosen, rejected, margin) + held_up.get(uid, 0.0))
     return sum(losses) / max(len(losses), 1)
 
 
@@ -274,6 +299,7 @@ def test_a_batch_of_no_rows_gives_zero() -> None:
         ({"beta": 0.0}, "DPO beta is 0.0"),
         ({"label_smoothing": 0.5}, "DPO label_smoothing is 0.5"),
         ({"loss": "ipo", "label_smoothing": 0.1}, "above 0 with 'sigmoid' only"),
+        ({"sft_coef": -0.1}, "DPO sft_coef is -0.1"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

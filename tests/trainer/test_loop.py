@@ -425,6 +425,17 @@ def test_every_recipe_trains(model: str, registry: Registry, tmp_path: Path, nam
     assert all(m["policy/grad_norm"] > 0 for m in view.steps)
 
 
+def test_several_updates_with_a_loss_without_a_ratio_are_warned_of(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Nothing was said, and ReMax fell to no right answer at all."""
+    view = Recorder()
+    config = config_of(model, registry, 1, "--algorithm", "remax", "--trainer.updates_per_step", "2")
+    with trainer_of(config, registry, tmp_path / "run", view):
+        pass
+    assert [text for text in view.notices if "algorithm.loss 'reinforce' has no ratio and no clip" in text]
+
+
 def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:

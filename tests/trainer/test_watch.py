@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlsdk.trainer.watch import LearningWatch
+from rlsdk.algorithms import losses
+from rlsdk.config import TrainerConfig
+from rlsdk.trainer.watch import LearningWatch, off_policy_warning
 
 WELL = {
     "reward/groups_with_signal": 0.5,
@@ -62,3 +64,15 @@ def test_a_run_that_learns_is_left_alone() -> None:
 def test_rewards_that_fail_are_no_rewards_that_are_alike() -> None:
     """They have a message of their own."""
     assert said(*[{**NOTHING, "reward/invalid_share": 1.0}] * 5) == []
+
+
+def test_updates_without_a_ratio_are_warned_of_from_the_second_one_on() -> None:
+    twice = TrainerConfig(updates_per_step=2, epochs_per_step=3)
+    said = off_policy_warning("gpg", losses.policy_gradient, twice)
+    assert said is not None
+    assert said.startswith("warning: algorithm.loss 'gpg' has no ratio and no clip")
+    assert "trainer.updates_per_step 2 and trainer.epochs_per_step 3 makes 6 updates" in said
+    assert "--trainer.updates_per_step 1 --trainer.epochs_per_step 1" in said
+    assert off_policy_warning("gpg", losses.policy_gradient, TrainerConfig(updates_per_step=1)) is None
+    for loss in (losses.ppo_clip, losses.gspo, losses.cispo, losses.sapo):
+        assert off_policy_warning("other", loss, twice) is None

@@ -28,3 +28,4 @@ def policy_gradient(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tens
 
 
 policy_gradient.zero_without_advantage = True  # type: ignore[attr-defined]
+policy_gradient.on_policy_only = True  # type: ignore[attr-defined]

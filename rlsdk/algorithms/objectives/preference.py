@@ -138,19 +138,27 @@ class DpoObjective:
       averaged over the response's tokens, as TRL has it after asking the authors.
     - `hinge`: `max(0, 1 - beta h)`: SLiC (Zhao et al. 2023, arXiv 2305.10425).
 
+    All of them see differences only, so the chosen answer may become less likely as long as the rejected one falls
+    faster, most of all where the two share most tokens (Pal et al. 2024, arXiv 2402.13228). `sft_coef` adds
+    `-sft_coef * mean log p` of the chosen answer's tokens, which holds it up: Pang et al. 2024 (arXiv 2404.19733,
+    equation 1), and 0.2 in Llama 3 (arXiv 2407.21783, section 4.1.4).
+
     The engine must keep the two rows of a `uid` in one micro-batch.
 
     Metrics, means over `metric_weight`: `accuracy` (h > 0), `reward_margin` (beta h), `chosen_reward`,
-    `rejected_reward` (beta log p/ref); and `preference_loss`.
+    `rejected_reward` (beta log p/ref), `chosen_nll` (of a token); `preference_loss`, and `sft_loss` where there is one.
 
     Raises:
-        ConfigError: an unknown loss, a beta not above 0, a label smoothing outside [0, 0.5), or one without `sigmoid`.
+        ConfigError: an unknown loss, a beta not above 0, a negative `sft_coef`, a label smoothing outside [0, 0.5), or
+            one without `sigmoid`.
     """
 
     loss: str = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
     """Share of the pairs whose labels are taken to be wrong, in [0, 0.5)."""
+    sft_coef: float = 0.0
+    """Weight of the chosen answer's negative log-likelihood per token."""
     whole_groups: bool = True
 
     def __post_init__(self) -> None:
@@ -163,6 +171,8 @@ class DpoObjective:
                 f"DPO label_smoothing is {self.label_smoothing!r} with loss {self.loss!r}: "
                 "expected a number in [0, 0.5), above 0 with 'sigmoid' only"
             )
+        if not self.sft_coef >= 0:
+            raise ConfigError(f"DPO sft_coef is {self.sft_coef!r}: expected a number of at least 0, such as 0.2")
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -174,20 +184,26 @@ class DpoObjective:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         pairs, mask = _Pairs.of(batch), batch["response_mask"] & (batch["row_weight"] > 0)[batch.row_of_token]
+        num_tokens = response_lengths(batch).clamp(min=1)
         ratio = batch.row_sum(torch.where(mask, outputs["log_probs"] - batch["ref_log_probs"], 0.0))
         if self.loss == "ipo":
-            ratio = ratio / response_lengths(batch).clamp(min=1)
+            ratio = ratio / num_tokens
         chosen, rejected = pairs.of_chosen(ratio), pairs.of_rejected(ratio)
-        loss = pairs.weighed(self._per_pair(chosen - rejected))
+        loss = preference_loss = pairs.weighed(self._per_pair(chosen - rejected))
+        nll = pairs.weighed(-pairs.of_chosen(batch.row_sum(torch.where(mask, outputs["log_probs"], 0.0)) / num_tokens))
+        if self.sft_coef:
+            loss = preference_loss + self.sft_coef * nll
         with torch.no_grad():
             sums = {
                 "loss_weight": pairs.weight.sum(),
                 "metric_weight": pairs.weight.sum(),
-                "preference_loss": loss.detach(),
+                "preference_loss": preference_loss.detach(),
                 "accuracy": pairs.weighed((chosen > rejected).float()),
                 "reward_margin": pairs.weighed(self.beta * (chosen - rejected)),
                 "chosen_reward": pairs.weighed(self.beta * chosen),
                 "rejected_reward": pairs.weighed(self.beta * rejected),
+                "chosen_nll": nll.detach(),
+                **({"sft_loss": self.sft_coef * nll.detach()} if self.sft_coef else {}),
             }
         return ObjectiveResult(loss=loss, sums=sums)
 
