@@ -24,6 +24,7 @@ class EngineThread:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, Future[Any], Callable[[], Any]]] = []
         self._lock = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         # Made here: `submit` may be called before the thread runs.
         self._came = asyncio.Event()
@@ -32,30 +33,68 @@ class EngineThread:
         self.thread.start()
 
     def submit(self, sequence: int, job: Callable[[], Any]) -> Future[Any]:
-        """Queues a job; it runs when every job of a lower number, from 0 on, has run."""
+        """Queues a job; it runs when every job of a lower number, from 0 on, has run.
+
+        Raises:
+            RuntimeError: the thread is closed.
+        """
         future: Future[Any] = Future()
         with self._lock:
+            if self._closed:
+                raise RuntimeError("this engine thread is closed")
             heapq.heappush(self._waiting, (sequence, future, job))
-        self._loop.call_soon_threadsafe(self._came.set)
+            self._loop.call_soon_threadsafe(self._came.set)
         return future
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the thread behind the job that runs now, and closes its event loop. Jobs that still wait are cancelled,
+        and so are tasks that hosts left on the loop. Safe to call twice.
+
+        Args:
+            timeout_s: how long to wait for the job that runs now; it keeps its thread if it takes longer.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._came.set)
+        self.thread.join(timeout_s)
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._work())
+        try:
+            self._loop.run_until_complete(self._work())
+            self._loop.run_until_complete(_cancel_others())
+        finally:
+            self._loop.close()
 
     async def _work(self) -> None:
         for sequence in itertools.count():
-            future, job = await self._take(sequence)
-            await _run_into(future, job)
+            taken = await self._take(sequence)
+            if taken is None:
+                break
+            await _run_into(*taken)
+        for _, future, _ in self._waiting:
+            future.cancel()
 
-    async def _take(self, sequence: int) -> tuple[Future[Any], Callable[[], Any]]:
+    async def _take(self, sequence: int) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """The job of this number, once it is there; None once the thread is closed."""
         while True:
             self._came.clear()
             with self._lock:
+                if self._closed:
+                    return None
                 if self._waiting and self._waiting[0][0] == sequence:
                     _, future, job = heapq.heappop(self._waiting)
                     return future, job
             await self._came.wait()
+
+
+async def _cancel_others() -> None:
+    """Cancels every other task of the running loop, and waits for it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _run_into(future: Future[Any], job: Callable[[], Any]) -> None:

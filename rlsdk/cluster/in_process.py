@@ -124,10 +124,15 @@ class InProcessGroup:
         return [InProcessPeer(host=host) for host in self.hosts]
 
     def close(self) -> None:
-        """Closes every host."""
-        for rank, host in enumerate(self.hosts):
-            self._in_order(rank, host.close).result(self.timeout_s)
-        self._concurrent.shutdown(wait=False)
+        """Closes every host, and ends their threads. Safe to call twice."""
+        hosts, self.hosts = self.hosts, []
+        try:
+            for rank, host in enumerate(hosts):
+                self._in_order(rank, host.close).result(self.timeout_s)
+        finally:
+            for thread in self._threads:
+                thread.close(self.timeout_s)
+            self._concurrent.shutdown(wait=False)
 
     def _part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: Sequence[int]) -> tuple[Any, Any]:
         def cut(value: Any) -> Any:

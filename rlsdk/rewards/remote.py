@@ -115,7 +115,11 @@ class RemoteScorer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlsdk-remote-reward", daemon=True)
         self._thread.start()
-        self._client = self._call(self._open(make_client))
+        try:
+            self._client = self._call(self._open(make_client))
+        except BaseException:
+            self._end_thread()
+            raise
 
     def check(self) -> None:
         """Whether the service is there, and answers as it should.
@@ -154,6 +158,10 @@ class RemoteScorer:
             return
         with suppress(RuntimeError):
             self._call(self._shut())
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        with suppress(RuntimeError):  # closed already
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

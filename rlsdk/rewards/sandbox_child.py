@@ -5,12 +5,14 @@ of rlsdk, so it starts in a few milliseconds and the program finds nothing of th
 """
 
 import ctypes
+import errno
 import importlib.util
 import json
 import os
 import resource
 import signal
 import sys
+import types
 
 _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
@@ -48,7 +50,8 @@ def confine(folder: str) -> None:
 
     By namespaces, where the process goes on as the first of its own: no other process is to be seen, and whatever it
     starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
-    more, for `folder` alone.
+    more, for `folder` alone. Sockets are refused in both cases: a socket file may stand in any folder, and those that
+    hold the interpreter cannot be hidden.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
@@ -66,6 +69,9 @@ def confine(folder: str) -> None:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    problem = load_rules("system_calls").filter_system_calls(network=False)
+    if problem is not None:
+        raise OSError(errno.ENOSYS, f"seccomp: {problem}")
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
 
@@ -91,26 +97,35 @@ def apply_rules(folder: str, why: OSError) -> None:
 
     Raises OSError where they do not take away network and files either.
     """
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "confine.py")
-    if not os.path.exists(path):
-        raise why
-    specification = importlib.util.spec_from_file_location("rlsdk_confine", path)
-    assert specification is not None
-    assert specification.loader is not None
-    rules = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = rules
-    specification.loader.exec_module(rules)
+    try:
+        load_rules("system_calls")  # which the other one imports
+        rules = load_rules("confine")
+    except FileNotFoundError:
+        raise why from None
     limits = {"allow_network": False, "allow_writes": False}
     found = rules.confine_grading(rules.confine_start(limits), limits, folder, [])
     if not all(any(what in held for held in found.held) for what in ("no network", "no file writes")):
         raise OSError(why.errno, f"{why}; missing: {', '.join(found.missing)}")
 
 
+def load_rules(name: str) -> types.ModuleType:
+    """A module that stands beside this one, under its name in the package, which need not be importable here."""
+    full = f"rlsdk.rewards.{name}"
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    specification = importlib.util.spec_from_file_location(full, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = sys.modules[full] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
 def hidden() -> list[str]:
     """Folders that hold the sockets, the memory and the temporary files of other processes."""
     used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path)]
     found = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
-    return sorted(path for path in found if os.path.isdir(path) and not any(name.startswith(path) for name in used))
+    found -= {path for path in found for name in used if f"{name}/".startswith(f"{path}/")}
+    return sorted(path for path in found if os.path.isdir(path))
 
 
 def limit(seconds: float, memory_mb: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -42,3 +43,17 @@ def test_a_job_that_raises_does_not_stop_the_thread(error: BaseException) -> Non
     failed: Future[None] = engine.submit(0, fail)
     assert failed.exception(5) is error
     assert engine.submit(1, lambda: 5).result(5) == 5
+
+
+def test_a_closed_thread_leaves_no_thread_and_no_open_file_and_takes_no_job() -> None:
+    before, open_before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    engine = EngineThread()
+    left: Future[None] = engine.submit(0, lambda: asyncio.get_running_loop().create_task(asyncio.sleep(60)) and None)
+    never: Future[None] = engine.submit(2, lambda: None)
+    assert left.result(5) is None
+    for _ in range(2):
+        engine.close(5)
+    assert never.cancelled()
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (before, open_before)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.submit(1, lambda: None)

@@ -133,13 +133,13 @@ def test_a_machine_that_does_not_let_code_be_confined_is_named(monkeypatch: pyte
     assert grade(ADD, unconfined=True) == 1.0
 
 
-@pytest.fixture
-def listener() -> Iterator[tuple[int, Path]]:
-    """A port and a socket file that a program could talk to."""
+@pytest.fixture(params=["/tmp", str(Path(__file__).parent)], ids=["hidden", "beside the interpreter"])
+def listener(request: pytest.FixtureRequest) -> Iterator[tuple[int, Path]]:
+    """A port and a socket file that a program could talk to, in a folder that is hidden from it, and in another."""
     with socket.socket() as server, socket.socket(socket.AF_UNIX) as local:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        path = Path(f"/tmp/rlsdk-test-{os.getpid()}.sock")
+        path = Path(request.param) / f"rlsdk-test-{os.getpid()}.sock"
         local.bind(str(path))
         local.listen()
         yield server.getsockname()[1], path

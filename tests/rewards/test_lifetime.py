@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -104,3 +106,25 @@ def test_the_package_imports_without_torch_and_without_what_its_graders_need() -
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[int]:
+    """More than the 1024 that `select` can wait for; gives the lowest number that is free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip(f"this process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield held[-1]
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_with_more_than_1024_open_files_has_its_samples_graded(start: Start, many_open_files: int) -> None:
+    assert many_open_files >= 1024
+    runner = start("length", limits=RewardLimits(timeout_s=20.0))
+    long = "x" * (1 << 20)  # more than a pipe holds, so that the program waits for room
+    result = runner.score([sample(long), *(sample("y" * at) for at in range(4))])
+    assert (result.scores.tolist(), result.failures) == ([float(1 << 20), 0.0, 1.0, 2.0, 3.0], {})

@@ -18,7 +18,7 @@ from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.in_process import InProcessStore, close_in_process, start_in_process
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.rl import RlStage
@@ -84,6 +84,14 @@ def session_of(config: RunConfig, registry: Registry, replicas: int = 1, *, forc
 
 
 @contextmanager
+def closing_engines(session: Session) -> Iterator[Session]:
+    try:
+        yield session
+    finally:
+        close_in_process(session.roles.values())
+
+
+@contextmanager
 def trainer_of(
     config: RunConfig,
     registry: Registry,
@@ -96,7 +104,7 @@ def trainer_of(
 ) -> Iterator[tuple[Trainer, RlStage, Materials]]:
     folder.mkdir(exist_ok=True)
     session = session_of(config, registry, replicas, forced=forced)
-    with closing(build_materials(config, registry, folder, view)) as materials:
+    with closing_engines(session), closing(build_materials(config, registry, folder, view)) as materials:
         stage = rl_stage(config, registry, materials, session)
         with closing(stage):
             yield (

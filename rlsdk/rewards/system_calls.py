@@ -1,0 +1,71 @@
+"""System calls that are refused to processes that see what a model wrote: sockets, tracing, kernel modules (seccomp).
+
+Imports almost nothing: `sandbox_child` loads it by its path into every process that runs a program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Mapping
+
+_PR_SET_SECCOMP = 22
+_SYSTEM_CALLS: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "x86_64": (0xC000003E, {
+        "socket": 41, "io_uring_setup": 425, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311,
+        "pidfd_getfd": 438, "bpf": 321, "keyctl": 250, "add_key": 248, "request_key": 249, "perf_event_open": 298,
+        "userfaultfd": 323, "kexec_load": 246, "init_module": 175, "finit_module": 313, "reboot": 169,
+        "open_by_handle_at": 304,
+    }),
+    "aarch64": (0xC00000B7, {
+        "socket": 198, "io_uring_setup": 425, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
+        "pidfd_getfd": 438, "bpf": 280, "keyctl": 219, "add_key": 217, "request_key": 218, "perf_event_open": 241,
+        "userfaultfd": 282, "kexec_load": 104, "init_module": 105, "finit_module": 273, "reboot": 142,
+        "open_by_handle_at": 265,
+    }),
+}  # fmt: skip
+"""Machine -> its number in audit.h, and the system calls that are refused."""
+_X32_BIT = 0x40000000
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+
+
+class _Instruction(ctypes.Structure):
+    """`struct sock_filter`."""
+
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
+
+
+def filter_system_calls(*, network: bool) -> str | None:
+    """Has the kernel refuse system calls with EACCES, for this process and all that it starts.
+
+    Needs `no new privileges`, or root's rights.
+
+    Args:
+        network: sockets stay allowed.
+
+    Returns:
+        Why it could not be done; None when the filter holds.
+    """
+    known = _SYSTEM_CALLS.get(os.uname().machine)
+    if known is None:
+        return f"unknown machine {os.uname().machine}"
+    audit, calls = known
+    numbers = [number for name, number in calls.items() if not (network and name in ("socket", "io_uring_setup"))]
+    body = [(_JUMP_EQUAL, number) for number in numbers]
+    # Another machine's numbering (32 bits) and the x32 one are refused whole.
+    program = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, len(body) + 3, audit), (_LOAD, 0, 0, 0)]
+    program.append((_JUMP_AT_LEAST, len(body) + 1, 0, _X32_BIT))
+    program += [(code, len(body) - at, 0, number) for at, (code, number) in enumerate(body)]
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    filled = (_Instruction * len(program))(*(_Instruction(*line) for line in program))
+    library = ctypes.CDLL(None, use_errno=True)
+    refused = library.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(_Program(len(program), filled)), 0, 0)
+    return os.strerror(ctypes.get_errno()) if refused else None
