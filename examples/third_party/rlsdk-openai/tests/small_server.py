@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-
 AT_ONCE = 4
 """Requests that are decoded side by side: a short one does not wait for a long one."""
 
@@ -48,13 +47,15 @@ class Server(ThreadingHTTPServer):
             source.seed()
         ids = torch.tensor([body["prompt"]] * body["n"])
         told = torch.zeros(body["n"], 0)
+        new, cache = ids, None
         for _ in range(body["max_tokens"]):
-            logits = self.model(ids).logits[:, -1]
-            tokens = torch.multinomial(_probabilities(logits, body), 1, generator=source)
-            ids = torch.cat([ids, tokens], dim=1)
-            told = torch.cat([told, logits.log_softmax(-1).gather(1, tokens)], dim=1)
-        found = ids[:, len(body["prompt"]) :].tolist()
-        return {"choices": [self._choice(i, body, found[i], told[i].tolist()) for i in range(body["n"])]}
+            found = self.model(new, past_key_values=cache, use_cache=True)
+            logits, cache = found.logits[:, -1], found.past_key_values
+            new = torch.multinomial(_probabilities(logits, body), 1, generator=source)
+            ids = torch.cat([ids, new], dim=1)
+            told = torch.cat([told, logits.log_softmax(-1).gather(1, new)], dim=1)
+        made = ids[:, len(body["prompt"]) :].tolist()
+        return {"choices": [self._choice(i, body, made[i], told[i].tolist()) for i in range(body["n"])]}
 
     def _choice(self, index: int, body: dict[str, Any], ids: list[int], log_probs: list[float]) -> dict[str, Any]:
         """Sample `index`, cut behind its first stop token."""
