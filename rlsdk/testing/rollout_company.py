@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,10 @@ LETTERS = 12
 """Stop strings of one letter: some response ends with one."""
 NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ä", "x" * 200, "None", "a_1_0", "a-1-0")
 """Ids that an engine may take for one another, once it has put a number behind them."""
+
+
+FIRST_SHARE = 0.5
+"""Of the time of a call whose longest response is a hundred times as long as its shortest."""
 
 
 class CompanyRequirements:
@@ -180,21 +185,29 @@ class CompanyRequirements:
 
     @requirement("company.as_they_finish", since=(2, 0))
     def test_as_they_finish(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Samples are given out as they finish, short ones before long ones, and stay what they were when given."""
+        """Samples are given out as they finish, not when all have, and stay what they were when given. An engine whose
+        samples come from several threads may be overtaken by itself: it has several attempts."""
         requests = [
             lab.ask("long", lab.prompt(6, 155), 2, max_tokens=lab.suite.max_model_tokens - 8),
             *(lab.ask(f"short{at}", lab.prompt(5 + at, 156), 3, max_tokens=2 + 3 * at) for at in range(4)),
         ]
-        outputs, copies = lab.wait(_with_copies(engine, requests))
-        order = [output.request_id for output in outputs]
-        measured.none("short samples behind a long one", [n for n in order[order.index("long") :] if n != "long"])
-        changed = [
-            f"{output.request_id}/{output.sample_index}"
-            for output, (tokens, logs) in zip(outputs, copies, strict=True)
-            if output.token_ids.tolist() != tokens or output.log_probs.tolist() != logs
-        ]
-        measured.none("samples that changed after they were given out", changed)
-        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        late, share = len(requests) * 3, 1.0
+        for _ in range(ATTEMPTS):
+            outputs, copies, waited = lab.wait(_with_copies(engine, requests))
+            changed = [
+                f"{output.request_id}/{output.sample_index}"
+                for output, (tokens, logs) in zip(outputs, copies, strict=True)
+                if output.token_ids.tolist() != tokens or output.log_probs.tolist() != logs
+            ]
+            measured.none("samples that changed after they were given out", changed)
+            measured.none("wrong samples", audit(lab, requests, outputs)[0])
+            order = [output.request_id for output in outputs]
+            late = min(late, sum(name != "long" for name in order[order.index("long") :]))
+            share = min(share, waited)
+            if late == 0 and share <= FIRST_SHARE:
+                break
+        measured.equal("short samples behind a long one", late, 0)
+        measured.at_most("share of the call's time that was over when the first sample came", share, FIRST_SHARE)
 
     @requirement("replicas", since=(2, 0))
     def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -382,13 +395,17 @@ async def _first_done(engine: RolloutEngine, calls: Sequence[Sequence[Generation
 
 async def _with_copies(
     engine: RolloutEngine, requests: Sequence[GenerationRequest]
-) -> tuple[list[GenerationOutput], list[tuple[list[int], list[float]]]]:
-    """Samples, and what each was when it was given out."""
-    outputs, copies = [], []
+) -> tuple[list[GenerationOutput], list[tuple[list[int], list[float]]], float]:
+    """Samples, what each was when it was given out, and the share of the time until the first one came."""
+    outputs: list[GenerationOutput] = []
+    copies: list[tuple[list[int], list[float]]] = []
+    start = time.perf_counter()
+    first = start
     async for output in engine.generate(requests):
+        first = first if outputs else time.perf_counter()
         outputs.append(output)
         copies.append((output.token_ids.tolist(), output.log_probs.tolist()))
-    return outputs, copies
+    return outputs, copies, (first - start) / (time.perf_counter() - start)
 
 
 def _torch_modes() -> set[tuple[str, object]]:

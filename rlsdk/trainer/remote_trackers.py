@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.trainer.trackers import is_warm_start
 
 
@@ -32,9 +34,12 @@ class WandbTracker:
     """Weights & Biases. Options go to `wandb.init`.
 
     Steps are a metric of their own: the warm start and RL both count from 1, where wandb's own counter takes none
-    twice. A resumed run goes on in its run of wandb, and leaves out the steps that are there. Offline nobody knows what
-    is there: those stand twice.
+    twice. A resumed run goes on in its run of wandb, and leaves out the steps that are there. Offline nobody can be
+    asked what is there: `LAST_STEPS`, in the run's folder, says what was logged.
     """
+
+    LAST_STEPS = "wandb_steps.json"
+    """File: the run of wandb, and the last step of each phase that it was given."""
 
     def __init__(self, context: TrackerContext) -> None:
         wandb = _import("wandb")
@@ -48,15 +53,31 @@ class WandbTracker:
                 "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
             ) from error
         self._run.define_metric("*", step_metric="step")
-        is_known = context.resume_step is not None and self._run.resumed
-        self._repeats = _Repeats(
-            {mark: self._run.summary.get(mark) for mark in _Repeats.MARKS.values()} if is_known else {}
-        )
+        self._file = Path(context.run_dir, self.LAST_STEPS)
+        self._logged: dict[str, float] = {}
+        if context.resume_step is not None:
+            there = self._run.summary if self._run.resumed else self._read_file()
+            self._logged = {mark: there[mark] for mark in _Repeats.MARKS.values() if there.get(mark) is not None}
+        self._repeats = _Repeats(dict(self._logged))
         self._table = wandb.Table
+
+    def _read_file(self) -> Mapping[str, float]:
+        """The last steps that this run of wandb was given from here; none where the file is of another."""
+        try:
+            found = json.loads(self._file.read_text())
+            known = found["run"] == self._name()
+            return {str(mark): int(step) for mark, step in found["steps"].items()} if known else {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+
+    def _name(self) -> str:
+        return f"{self._run.project}/{self._run.id}"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if (fresh := self._repeats.mark(metrics, step)) is not None:
             self._run.log({"step": step, **fresh})
+            self._logged |= {mark: step for mark in _Repeats.MARKS.values() if mark in fresh}
+            atomic_write_json(self._file, {"run": self._name(), "steps": self._logged})
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         if samples and self._repeats.mark({}, step) is not None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from rlsdk.interfaces import BackendKind, Capability, ConfigError, PluginNotFoundError
+from rlsdk.interfaces import (
+    BackendKind,
+    Capability,
+    ConfigError,
+    GenerationOutput,
+    GenerationRequest,
+    PluginNotFoundError,
+    RolloutEngine,
+)
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
@@ -353,3 +361,32 @@ def test_pages_that_tools_write_are_what_they_would_write(page: str) -> None:
     tool = Path(__file__).parents[2] / "tools" / f"{page}.py"
     done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Overtaken:
+    """Right by the contract ("as it finishes, in any order"): in its first call a thread is late with a sample."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.engine, self.num_calls = engine, 0
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        self.num_calls += 1
+        late: list[GenerationOutput] = []
+        async for output in self.engine.generate(requests):
+            if self.num_calls == 1 and not late:
+                late.append(output)
+            else:
+                yield output
+        for output in late:
+            yield output
+
+
+def test_a_sample_that_a_thread_overtakes_is_no_fault(tmp_path: Path) -> None:
+    suite = type("Own", (RolloutConformance,), {"backend": "transformers"})
+    lab = suite.make_lab(tmp_path)
+    engine, numbers = Overtaken(lab.engine), Measured([])
+    try:
+        suite.test_as_they_finish(suite(), engine, lab, numbers)
+    finally:
+        lab.close()
+    assert engine.num_calls == 2

@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_in_its_run_of_mlflow_and_no_step_stands_twice(
 def test_steps_that_wandb_has_are_left_out_by_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
-    """Its server says what is there; offline, it says nothing."""
+    """Its server says what is there; offline it says nothing, and here nothing was logged before."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     import wandb
 
@@ -94,6 +94,7 @@ def test_steps_that_wandb_has_are_left_out_by_phase(
         known = {"rl/step": 2, "sft/step": 3} if resumed else {}
         return SimpleNamespace(
             resumed=resumed, summary=known, define_metric=run.define_metric, log=logged.append, logged=logged,
+            project=run.project, id=run.id,
             finish=run.finish,
         )  # fmt: skip
 
@@ -104,6 +105,41 @@ def test_steps_that_wandb_has_are_left_out_by_phase(
     found = [line["step"] for line in tracker._run.logged]
     tracker.close()
     assert found == ([4, 3] if resumed else [3, 4, 2, 3])
+
+
+def test_steps_of_an_offline_run_of_wandb_are_not_logged_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    import wandb
+
+    logged: list[tuple[str, int]] = []
+    begin = wandb.init
+
+    def noted(**settings: Any) -> Any:
+        run = begin(**settings)
+        log = run.log
+
+        def both(line: dict[str, Any]) -> None:
+            logged.append((next(name for name in line if name not in ("step", "rl/step", "sft/step")), line["step"]))
+            log(line)
+
+        run.log = both
+        return run
+
+    monkeypatch.setattr(wandb, "init", noted)
+    for resume_step, options, lines in (
+        (None, {}, [("sft/loss", 1), ("sft/loss", 2), ("reward/mean", 1), ("reward/mean", 2)]),
+        (1, {}, [("reward/mean", 2), ("reward/mean", 3)]),
+        (1, {"project": "another"}, [("reward/mean", 2)]),
+    ):
+        tracker = WandbTracker(context(tmp_path, resume_step, **options))
+        for name, step in lines:
+            tracker.log(step, {name: 1.0})
+        tracker.close()
+    assert logged == [
+        ("sft/loss", 1), ("sft/loss", 2), ("reward/mean", 1), ("reward/mean", 2), ("reward/mean", 3),
+        ("reward/mean", 2),
+    ]  # fmt: skip
 
 
 def summary_with(tracker: WandbTracker, wanted: dict[str, Any]) -> dict[str, Any]:
