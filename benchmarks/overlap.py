@@ -90,7 +90,8 @@ def command(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> list
         "--reward", f"{REWARD}:share_of_digits",
         "--data.max_prompt_tokens", "96", "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
         "--placement.device", "cpu", "--eval.every_steps", "null", "--eval.at_start", "false",
-        "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--schedule.journal", "all", "--trainer.steps", str(STEPS),
+        "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--schedule.journal", "all",
+        "--trainer.steps", str(STEPS),
         # The sampler's log-probs in the ratio: stale steps do the same work as synchronous ones.
         "--algorithm.old_log_probs", "rollout", "--algorithm.skip_zero_advantage", "false",
         "--trainer.run_dir", str(folder.parent), "--trainer.run_name", folder.name, *load.flags, *extra,

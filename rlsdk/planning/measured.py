@@ -126,9 +126,9 @@ def _length(line: Mapping[str, Any]) -> int:
 def fit_decoding(steps: Sequence[StepSamples], devices: Devices) -> tuple[float, float, float]:
     """Seconds until the first token and for grading, of a decoding step with one sample, and more for each other one.
 
-    A sample of l tokens ends after `latency + l * decode + per_sample * (sum over its decoding steps of the samples
-    that run beside it)`: least squares over all samples, none of the three below 0. It holds where all samples of a step
-    run at once; where they do not, a decoding step counts as equally long however many it decodes.
+    A sample of l tokens ends after `latency + l * fixed + per_sample * (sum over its decoding steps of the samples in
+    them)`: least squares over all samples, none of the three below 0. It holds where all samples of a step run at
+    once; where they do not, a decoding step counts as equally long however many it decodes.
     """
     rows, seconds = [], []
     for step in steps:
@@ -138,18 +138,18 @@ def fit_decoding(steps: Sequence[StepSamples], devices: Devices) -> tuple[float,
         ends: dict[int, list[float]] = {}
         for end, length in zip(step.ends, step.lengths, strict=True):
             ends.setdefault(length, []).append(end - step.start)
-        beside = _beside(lengths, devices.replicas)
+        decoded = _decoded(lengths, devices.replicas)
         for length, found in ends.items():
-            rows.append((1.0, float(length), beside[length]))
+            rows.append((1.0, float(length), decoded[length]))
             seconds.append(median(found))
-    fitted = _least_squares(np.asarray(rows), np.asarray(seconds))
-    return fitted if fitted[1] + fitted[2] > 0 else _longest(steps)
+    latency, fixed, per_sample = _least_squares(np.asarray(rows), np.asarray(seconds))
+    return (latency, fixed + per_sample, per_sample) if fixed + per_sample > 0 else _longest(steps)
 
 
-def _beside(lengths: np.ndarray[Any, Any], replicas: int) -> np.ndarray[Any, Any]:
-    """By length: samples that ran beside one of that length on its replica, added up over its decoding steps."""
+def _decoded(lengths: np.ndarray[Any, Any], replicas: int) -> np.ndarray[Any, Any]:
+    """By length: samples that one replica decodes in a step, added up over the decoding steps of one of that length."""
     running = np.array([(lengths >= token).sum() for token in range(1, int(lengths[-1]) + 1)]) / replicas
-    return np.concatenate([[0.0], np.cumsum(np.maximum(running - 1, 0.0))])
+    return np.concatenate([[0.0], np.cumsum(np.maximum(running, 1.0))])
 
 
 def _least_squares(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> tuple[float, float, float]:

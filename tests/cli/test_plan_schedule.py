@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -140,21 +141,20 @@ def written_run(folder: Path, *, decode: float, per_sample: float, latency: floa
     journal.open(0)
     draw, now, metrics = np.random.default_rng(0), 1e9, []
     for step in range(1, 13):
-        journal.write("start", step=step, groups=[step], at=now)
+        journal.write("start", step=step, groups=[2 * step, 2 * step + 1], at=now)
         lengths = draw.integers(5, 60, 8)
-        for index, length in enumerate(lengths):
+        for replica, (index, length) in itertools.product(range(2), enumerate(lengths)):
             running = [int((lengths >= token).sum()) for token in range(1, length + 1)]
             took = latency + sum(decode + per_sample * (n - 1) for n in running)
-            for replica in range(2):
-                at = {"group": step, "name": "", "sample": 2 * index + replica, "at": now + took}
-                journal.write("sample", **at, **record_of(sample_of(int(length)), (0,)))
+            at = {"group": 2 * step + replica, "name": "", "sample": index, "at": now + took}
+            journal.write("sample", **at, **record_of(sample_of(int(length)), (0,)))
         rollout = latency + sum(
             decode + per_sample * (int((lengths >= t).sum()) - 1) for t in range(1, max(lengths) + 1)
         )
         tokens = 2 * int(lengths.sum())
         step_s = rollout + 0.2 + tokens / 1000
         now += step_s + 0.1
-        journal.write("update", step=step, groups=[step], rejected=[], figures={}, at=now - 0.1)
+        journal.write("update", step=step, groups=[2 * step, 2 * step + 1], rejected=[], figures={}, at=now - 0.1)
         metrics.append({
             "step": step, "time/step_s": step_s, "time/rollout_s": rollout, "time/sync_s": 0.2,
             "throughput/tokens_per_s": tokens / step_s, "response/tokens_max": float(max(lengths)),
@@ -164,7 +164,7 @@ def written_run(folder: Path, *, decode: float, per_sample: float, latency: floa
 
 
 @pytest.mark.parametrize(
-    ("decode", "per_sample", "latency"), [(0.01, 0.0, 0.0), (0.01, 0.002, 0.05), (0.0, 0.003, 0.2)]
+    ("decode", "per_sample", "latency"), [(0.01, 0.0, 0.0), (0.01, 0.002, 0.05), (0.003, 0.003, 0.2)]
 )
 def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float, tmp_path: Path) -> None:
     """What the run was made with is found again."""
@@ -176,7 +176,7 @@ def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float,
     assert rates.latency_s == pytest.approx(latency, abs=2e-3)
     assert rates.sync_s == 0.2
     assert len(lengths) == 12 * 16
-    pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=1, samples_per_group=16)
+    pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
     found = simulate(pools, rates, lengths, steps=10).step_s
     assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
 
