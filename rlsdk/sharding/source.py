@@ -42,6 +42,8 @@ class WeightSource:
         """One per box of the layout, kept from sync to sync."""
         self._sent: dict[int, torch.dtype] = {}
         """By position in the layout: the dtype in which syncs have asked for the box, where they have."""
+        self._narrowed: set[int] = set()
+        """Positions whose copy is of a narrower dtype than the engine's."""
         self._holds = False
 
     def hold(self) -> None:
@@ -52,7 +54,11 @@ class WeightSource:
         """
         with self._lock, torch.no_grad():
             for at, shard in enumerate(self._engine.shards()):
-                dtype = self._sent.get(at, shard.tensor.dtype)
+                own = shard.tensor.dtype
+                dtype = self._sent.get(at, own)
+                if torch.promote_types(dtype, own) != own:
+                    dtype = own  # what is wider is made of it by whoever asks
+                (self._narrowed.add if dtype != own else self._narrowed.discard)(at)
                 if at == len(self._copies):
                     self._copies.append(_copied(shard, dtype))
                 elif self._copies[at].tensor.dtype != dtype:
@@ -128,11 +134,11 @@ class WeightSource:
         """
         wanted = getattr(torch, transfer.dtype)
         known = self._sent.get(at, wanted)
-        widest = wanted if known == wanted else torch.promote_types(known, wanted)
-        self._sent[at] = widest
-        if self._holds and torch.promote_types(shard.tensor.dtype, widest) != shard.tensor.dtype:
+        self._sent[at] = wanted if known == wanted else torch.promote_types(known, wanted)
+        held = shard.tensor.dtype
+        if self._holds and at in self._narrowed and torch.promote_types(held, wanted) != held:
             raise LayoutError(
-                f"{transfer.name!r} is asked for in {transfer.dtype}, and held in {shard.tensor.dtype}, in which it "
+                f"{transfer.name!r} is asked for in {transfer.dtype}, and held in {held}, in which it "
                 "was asked for before: another replica wants another dtype. Serve all replicas in one (model.dtype)"
             )
 
