@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from rich.table import Table
 
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.config import RunConfig, needed_roles
+from rlsdk.config import RunConfig, load_config, needed_roles
+from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
+from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.simulation import Rates
-from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, measured_rates, parse_rates
+from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.trackers import read_metrics
 from rlsdk.views.terminal import SafeConsole
@@ -47,13 +49,9 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
 def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Workload, Rates]:
     rollout, trainer = config.rollout, config.trainer
     if Path(given).is_dir():
-        rates, lengths = measured_rates(
-            Path(given),
-            read_metrics(Path(given)),
-            max_running=rollout.max_running_samples,
-            devices=devices,
-            per_replica=rollout.tp_size,
-        )
+        measured = devices_of_run(Path(given))
+        rates, lengths = measured_rates(Path(given), read_metrics(Path(given)), measured)
+        rates = replace(rates, max_running=rollout.max_running_samples)
     elif "=" in given:
         rates, said = parse_rates(given, max_running=rollout.max_running_samples, devices_per_replica=rollout.tp_size)
         lengths = log_normal_lengths(
@@ -74,6 +72,28 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         lengths=lengths,
     )
     return work, rates
+
+
+def devices_of_run(run_dir: Path) -> Devices:
+    """What a run's configuration says of its two pools.
+
+    Raises:
+        ConfigError: the folder holds no configuration.
+    """
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{str(run_dir)!r} holds no config.yaml; give the folder of a run (runs/NAME)")
+    config = load_config([path])
+    # How many devices there are does not depend on what they are.
+    placement = placement_of(config.placement, needed_roles(config), "cpu")
+    count = {pool.name: pool.num_devices for pool in placement.pools}
+    tp_size = config.rollout.tp_size
+    return Devices(
+        train=count[placement.roles[ACTOR]],
+        replicas=count[placement.roles[ROLLOUT]] // tp_size,
+        per_replica=tp_size,
+        max_running=config.rollout.max_running_samples,
+    )
 
 
 def record(row: Row) -> dict[str, Any]:

@@ -122,7 +122,11 @@ class RolloutConfig(Section):
     """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
     `max_response_tokens`. Must be given with a rollouter of one's own: all turns and tool answers of an episode."""
     max_running_samples: PositiveInt = 256
-    """Samples that one replica decodes at once."""
+    """Samples that one replica decodes at once, at most; the engine makes room for so many."""
+    concurrency: Literal["auto", "adapt", "fixed"] = "auto"
+    """Samples that one replica has under way. adapt: as few as give its best measured throughput, at most
+    `max_running_samples`; fixed: `max_running_samples`; auto: adapt where a run depends on time anyway
+    (schedule.on_new_weights recompute or keep), otherwise fixed, so that the same run gives the same numbers."""
     tp_size: PositiveInt = 1
     """Devices over which one replica is split (tensor parallel)."""
     options: Options = empty_mapping()

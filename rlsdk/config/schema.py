@@ -280,6 +280,12 @@ class RunConfig(Section):
         return self.rollout.max_model_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
+    def adapts_concurrency(self) -> bool:
+        """Samples under way at each replica follow its measured throughput (`rollout.concurrency`)."""
+        depends_on_time = self.schedule.on_new_weights != "drain"
+        return self.rollout.concurrency == "adapt" or (self.rollout.concurrency == "auto" and depends_on_time)
+
+    @property
     def needs_values(self) -> bool:
         """True where the advantage, or the algorithm, reads the values of a critic."""
         own = self.algorithm

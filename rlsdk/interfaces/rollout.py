@@ -16,9 +16,10 @@ class RolloutEngine(ABC):
     """Order of calls: `initialize`, then `generate` and `update_weights` in any order, then `close`.
 
     An engine with tensor parallelism spreads its own workers over `RankContext.bundles`; the caller sees one object.
-    `generate` is an asynchronous generator; every other method blocks. `abort`, `pause`, `resume` and `num_decoded` may
-    come from any thread while `generate` is under way. The others come from the thread that runs it, from inside the
-    running event loop, while calls of `generate` are suspended: an engine may not start or run an event loop in them.
+    `generate` is an asynchronous generator; every other method blocks. `abort`, `pause`, `resume`, `num_decoded` and
+    `kv_used` may come from any thread while `generate` is under way. The others come from the thread that runs it, from
+    inside the running event loop, while calls of `generate` are suspended: an engine may not start or run an event loop
+    in them.
 
     What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_rollout`), so that no engine has to. It is never
     asked for: `generate` or `resume` while a part is asleep, or without whole weights (none have come yet, `sleep(2)`
@@ -90,6 +91,11 @@ class RolloutEngine(ABC):
     def num_decoded(self) -> int | None:
         """Tokens sampled since `initialize`, over all calls; None: unknown. It never blocks and costs next to nothing:
         hosts compare it with what it was some time ago to tell a slow engine from one that hangs."""
+        return None
+
+    def kv_used(self) -> float | None:
+        """Share of the memory for keys and values that running samples hold, 0 to 1; None: unknown. It never blocks and
+        costs next to nothing: hosts send fewer samples at once to a replica whose memory is full."""
         return None
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:

@@ -110,6 +110,9 @@ class GuardedRolloutEngine(RolloutEngine):
     def num_decoded(self) -> int | None:
         return None if self.is_closed else self.engine.num_decoded()
 
+    def kv_used(self) -> float | None:
+        return None if self.is_closed else self.engine.kv_used()
+
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         if not self.is_closed:
             self.engine.abort(request_ids)

@@ -24,6 +24,8 @@ class Rates:
     """Of a decoding step of one replica with one sample."""
     decode_s_per_sample: float = 0.0
     """More, for each further sample of the step."""
+    latency_s: float = 0.0
+    """Of a sample, before its first token and until it is graded: its place is free by then."""
     prefill_tokens_per_s: float = 50_000.0
     """Of one replica: what running samples cost again, where keys and values are made anew."""
     train_tokens_per_s: float = 5_000.0
@@ -132,7 +134,7 @@ class _Clock:
         heapq.heappush(self.heap, (at, next(self.count), kind, what, stamp))
 
 
-SAMPLE, UPDATED, PUBLISHED = range(3)
+SAMPLE, UPDATED, PUBLISHED, GRADED = range(4)
 
 
 class Simulation:
@@ -181,8 +183,10 @@ class Simulation:
                 case 1:
                     self.ends.append(at)
                     self.tell(Updated(what))
-                case _:
+                case 2:
                     self.go_on(what)
+                case _:
+                    self.graded(what)
         return self.result()
 
     def result(self) -> Simulated:
@@ -263,6 +267,13 @@ class Simulation:
         self.outstanding[at] -= 1
         heapq.heappush(self.load, (self.outstanding[at], at))
         self.replan(at)
+        if self.rates.latency_s:
+            self.clock.plan(self.now + self.rates.latency_s, GRADED, group)
+        else:
+            self.graded(group)
+
+    def graded(self, group: int) -> None:
+        """One more sample of a group is there."""
         self.left[group] -= 1
         if not self.left[group]:
             del self.left[group]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from statistics import NormalDist, median
+from statistics import NormalDist
 
 import numpy as np
 
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.planning.simulation import Rates, Setting, Simulated, simulate
-from rlsdk.rollouts.journal import FOLDER, lines
-from rlsdk.rollouts.records import trajectory_from
 
 GIVEN = ("decode_ms", "decode_us_per_sample", "prefill_tokens_per_s", "train_tokens_per_s", "sync_s", "switch_s")
 LENGTHS = ("median", "p99")
@@ -146,38 +143,3 @@ def parse_rates(text: str, *, max_running: int, devices_per_replica: int) -> tup
         devices_per_replica=devices_per_replica,
     )
     return rates, {name: values[name] for name in LENGTHS}
-
-
-def measured_rates(
-    run_dir: Path, metrics: Sequence[Mapping[str, float]], *, max_running: int, devices: int, per_replica: int
-) -> tuple[Rates, list[int]]:
-    """Rates and lengths of a synchronous run: lengths from its journal, seconds from its metrics.
-
-    A decoding step is taken to last as long however many samples it decodes: the longest sample's tokens fill the
-    rollout. That holds where all samples of a step run at once.
-
-    Raises:
-        ConfigError: the run has no journal, or no metrics of steps.
-    """
-    lengths = [
-        sum(len(span) for span in found.spans if span.sampled)
-        for line in lines(run_dir / FOLDER)
-        if line["event"] == "sample" and (found := trajectory_from(line, (0,))) is not None
-    ]
-    steps = [m for m in metrics if "time/rollout_s" in m and m.get("response/tokens_max", 0) > 0]
-    if not lengths or not steps:
-        raise ConfigError(f"{str(run_dir)!r} has no journal with samples, or no metrics.jsonl with steps")
-    later = steps[len(steps) // 4 :]
-    decode_s = median(m["time/rollout_s"] / m["response/tokens_max"] for m in later)
-    trained = median(
-        m["throughput/tokens_per_s"] * m["time/step_s"] / (m["time/update_s"] + m.get("time/log_probs_s", 0.0))
-        for m in later
-    )
-    rates = Rates(
-        decode_s=decode_s,
-        train_tokens_per_s=trained / devices,
-        sync_s=median(m.get("time/sync_s", 0.0) for m in later),
-        max_running=max_running,
-        devices_per_replica=per_replica,
-    )
-    return rates, [max(length, 1) for length in lengths]

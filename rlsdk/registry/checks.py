@@ -97,7 +97,7 @@ CHANGED_IN_2 = {
         "GenerationOutput.versions takes the place of policy_version and last_policy_version",
         "requests may have first_sample and response_ids",
         "hosts check states (asleep, no weights) in front of the engine",
-        "num_decoded is new",
+        "num_decoded and kv_used are new",
     ),
     BackendKind.TRAIN: ("hosts check states (offloaded, frozen) in front of the engine",),
 }

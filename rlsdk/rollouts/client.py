@@ -23,6 +23,7 @@ from rlsdk.interfaces import (
     RlsdkError,
     WorkerError,
 )
+from rlsdk.rollouts.concurrency import ConcurrencyMeter
 from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
 
@@ -98,6 +99,28 @@ class _Line:
     """Seconds with a sample to make, up to `since`."""
     since: float | None = None
     """When it got the first of the samples that it now has."""
+    meter: ConcurrencyMeter | None = None
+    """Adapts how many samples it has under way; None: as many as it decodes at once."""
+    made: int = 0
+    """Tokens of the samples that it finished."""
+
+    @property
+    def limit(self) -> int:
+        """Samples that it may have under way."""
+        return self.replica.max_running if self.meter is None else self.meter.limit
+
+    def measure(self, came: Collected, *, waiting: bool) -> None:
+        """Takes in what an answer says about the limit."""
+        self.made += len(came.outputs.token_ids)
+        if self.meter is not None:
+            self.meter.report(
+                time.monotonic(),
+                tokens=self.made if came.num_decoded is None else came.num_decoded,
+                samples=len(came.outputs),
+                running=self.samples,
+                waiting=waiting,
+                used=came.kv_used,
+            )
 
     def count(self, samples: int) -> None:
         """So many more samples, or fewer."""
@@ -112,15 +135,21 @@ class _Line:
 class GenerationClient:
     """Sends requests, gives each sample to whoever waits for it. Lives on one event loop; `run` must be running."""
 
-    def __init__(self, replicas: Sequence[Replica], *, progress_s: float, max_attempts: int = 3) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], *, progress_s: float, max_attempts: int = 3, adapts: bool = False
+    ) -> None:
         """Connects to nothing yet.
 
         Args:
             replicas: at least one.
             progress_s: a replica that has work and decodes no token for so long is an error.
             max_attempts: replicas that may lose a request before it is given up.
+            adapts: samples under way at each replica follow its measured throughput, up to `Replica.max_running`.
         """
-        self._lines = [_Line(replica) for replica in replicas]
+        self._lines = [
+            _Line(replica, meter=ConcurrencyMeter(replica.max_running) if adapts else None) for replica in replicas
+        ]
+        self._limits = adapts or len(replicas) > 1
         self._progress_s = progress_s
         self._max_attempts = max_attempts
         self._queue: list[tuple[int, int, _Flight]] = []
@@ -135,6 +164,11 @@ class GenerationClient:
         """Seconds in which replicas had samples to make, added up over them. May be called from any thread."""
         now = time.monotonic()
         return sum(line.busy_s + (now - since if (since := line.since) is not None else 0.0) for line in self._lines)
+
+    def concurrency(self) -> float:
+        """Samples that a replica may have under way, on the average of those that live. From any thread."""
+        limits = [line.limit for line in self._lines if line.error is None]
+        return sum(limits) / max(len(limits), 1)
 
     @property
     def num_replicas(self) -> int:
@@ -235,8 +269,8 @@ class GenerationClient:
     def _choose(self) -> int | None:
         """The replica with the least outstanding tokens among those with a free slot."""
         alive = [at for at, line in enumerate(self._lines) if line.error is None]
-        if len(self._lines) > 1:
-            alive = [at for at in alive if self._lines[at].samples < self._lines[at].replica.max_running]
+        if self._limits:
+            alive = [at for at in alive if self._lines[at].samples < self._lines[at].limit]
         return min(alive, key=lambda at: (self._lines[at].tokens, at), default=None)
 
     def _assign(self, flight: _Flight, at: int) -> None:
@@ -276,6 +310,7 @@ class GenerationClient:
         for lost in came.lost:
             for name in lost.request_ids:
                 self._request_lost(at, name, lost.error)
+        line.measure(came, waiting=bool(self._queue) and not self._interrupted)
         progress = (came.num_decoded, line.seen[1] + len(came.outputs))
         if progress != line.seen:
             line.seen, line.moved = progress, time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -56,8 +57,11 @@ class Journal:
         self.write("open", step=step, format=FORMAT, made_by=self._made_by)
 
     def write(self, event: str, **values: Any) -> None:
-        """One line, whole or absent."""
-        line = json.dumps({"event": event, **values}, separators=(",", ":"), allow_nan=True) + "\n"
+        """One line, whole or absent, with the time in seconds since the epoch."""
+        line = (
+            json.dumps({"event": event, "at": round(time.time(), 4), **values}, separators=(",", ":"), allow_nan=True)
+            + "\n"
+        )
         with self._lock:
             if self._file is not None:
                 os.write(self._file, line.encode())

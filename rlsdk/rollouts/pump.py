@@ -34,6 +34,8 @@ class Collected:
     lost: tuple[Lost, ...] = ()
     num_decoded: int | None = None
     """Tokens that the engine sampled in its life; None: it does not say."""
+    kv_used: float | None = None
+    """Share of its memory for keys and values that running samples hold; None: it does not say."""
 
 
 class Pump:
@@ -70,7 +72,12 @@ class Pump:
             del self._finished[: len(finished)]
             lost = self._lost[:]
             del self._lost[: len(lost)]
-        return Collected(outputs=PackedOutputs.pack(finished), lost=tuple(lost), num_decoded=self._engine.num_decoded())
+        return Collected(
+            outputs=PackedOutputs.pack(finished),
+            lost=tuple(lost),
+            num_decoded=self._engine.num_decoded(),
+            kv_used=self._engine.kv_used(),
+        )
 
     def _begin(self, requests: tuple[GenerationRequest, ...]) -> None:
         self._waiting.append(requests)

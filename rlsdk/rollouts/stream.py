@@ -67,6 +67,8 @@ class StreamOptions:
     max_model_tokens: int
     progress_s: float = 600.0
     """A replica that has work and decodes no token for so long is an error."""
+    adapts_concurrency: bool = False
+    """Samples under way at each replica follow its measured throughput."""
 
 
 class RolloutStream:
@@ -145,6 +147,10 @@ class RolloutStream:
         """Seconds in which a replica had samples to make, on the average of the replicas."""
         return self._client.busy_s() / self._client.num_replicas
 
+    def concurrency(self) -> float:
+        """Samples that a replica may have under way, on the average of the replicas."""
+        return self._client.concurrency()
+
     def _wait(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
@@ -182,7 +188,9 @@ class RolloutStream:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._client = GenerationClient(self._replicas, progress_s=self._options.progress_s)
+        self._client = GenerationClient(
+            self._replicas, progress_s=self._options.progress_s, adapts=self._options.adapts_concurrency
+        )
         self._grading = _Grading(self._grader, self._graders, self._codec)
         collecting = asyncio.create_task(self._client.run())
         self._ready.set()

@@ -40,20 +40,36 @@ class WeightSource:
         self._transports: dict[int, Transport] = {}
         self._copies: list[WeightShard] = []
         """One per box of the layout, kept from sync to sync."""
+        self._sent: dict[int, torch.dtype] = {}
+        """By position in the layout: the dtype in which syncs have asked for the box, where they have."""
+        self._narrowed: set[int] = set()
+        """Positions whose copy is of a narrower dtype than the engine's."""
         self._holds = False
 
     def hold(self) -> None:
         """Copies the weights of now. Until `release` a sync takes the copy: the engine may train meanwhile.
 
-        The memory of the copy, as much as the weights of this rank, is kept for the next time.
+        The copy is in the dtypes in which earlier syncs have asked for the weights: bfloat16 of float32 weights that
+        are served in bfloat16. Its memory is kept for the next time.
         """
         with self._lock, torch.no_grad():
             for at, shard in enumerate(self._engine.shards()):
+                own = shard.tensor.dtype
+                dtype = self._sent.get(at, own)
+                if torch.promote_types(dtype, own) != own:
+                    dtype = own  # what is wider is made of it by whoever asks
+                (self._narrowed.add if dtype != own else self._narrowed.discard)(at)
                 if at == len(self._copies):
-                    self._copies.append(replace(shard, tensor=shard.tensor.detach().clone()))
+                    self._copies.append(_copied(shard, dtype))
+                elif self._copies[at].tensor.dtype != dtype:
+                    self._copies[at] = _copied(shard, dtype)
                 else:
                     self._copies[at].tensor.copy_(shard.tensor)
             self._holds = True
+
+    def held_bytes(self) -> int:
+        """Of the copy."""
+        return sum(copy.tensor.nbytes for copy in self._copies)
 
     def release(self) -> None:
         """From now on a sync takes the engine's own weights again."""
@@ -103,10 +119,28 @@ class WeightSource:
         """A view of the engine's memory for each transfer."""
         places = [self._place(transfer) for transfer in transfers]
         shards = self._take(places)
+        for transfer, at in zip(transfers, places, strict=True):
+            self._note(at, transfer, shards[at])
         return [
             WeightShard(name=t.name, box=t.box, tensor=shards[at].tensor[t.box.slices(within=shards[at].box)].detach())
             for t, at in zip(transfers, places, strict=True)
         ]
+
+    def _note(self, at: int, transfer: Transfer, shard: WeightShard) -> None:
+        """Keeps in mind in which dtype a box is asked for.
+
+        Raises:
+            LayoutError: the copy that is held was made for a narrower one.
+        """
+        wanted = getattr(torch, transfer.dtype)
+        known = self._sent.get(at, wanted)
+        self._sent[at] = wanted if known == wanted else torch.promote_types(known, wanted)
+        held = shard.tensor.dtype
+        if self._holds and at in self._narrowed and torch.promote_types(held, wanted) != held:
+            raise LayoutError(
+                f"{transfer.name!r} is asked for in {transfer.dtype}, and held in {held}, in which it "
+                "was asked for before: another replica wants another dtype. Serve all replicas in one (model.dtype)"
+            )
 
     def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
         """The engine's shards at these positions. They are asked for anew each time: an engine may move its memory
@@ -132,6 +166,10 @@ class WeightSource:
             f"rank {layout.rank} was asked for {transfer.name!r} at offset {list(transfer.box.offset)} of size "
             f"{list(transfer.box.size)}, which it does not hold: the plan was made for other layouts"
         )
+
+
+def _copied(shard: WeightShard, dtype: torch.dtype) -> WeightShard:
+    return replace(shard, tensor=shard.tensor.detach().to(dtype, copy=True))
 
 
 def _contains(outer: Box, inner: Box) -> bool:

@@ -28,6 +28,7 @@ from rlsdk.trainer.parts import (
 )
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
+from rlsdk.trainer.pool_times import FILE as TIMES_FILE
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.sampler import Draw, scores_of
@@ -83,6 +84,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
         made_by=_made_by(config),
         text_of=text_of(materials),
+        times=materials.output.run_dir / TIMES_FILE,
     )
     return RlStage(
         source,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 WHOLE = "time/step_s"
-BESIDE = frozenset({"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s"})
+BESIDE = frozenset({"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s"})
 """Seconds that lie beside the phases of a step, or within one."""
 
 

@@ -14,6 +14,7 @@ from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.printable import printable
 from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.trainer.metrics import phase_names
+from rlsdk.trainer.pool_chart import pools_section
 from rlsdk.trainer.report_facts import changed_from_defaults, headline, settings_of, table, terms_of, title_of
 from rlsdk.trainer.report_samples import sample_groups
 from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines, read_metrics
@@ -112,6 +113,7 @@ def _page(run_dir: Path, metrics: Sequence[Mapping[str, Any]], charts: Sequence[
 {table([*headline(metrics), *_facts(metrics)])}
 <details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>
 <h2>Curves</h2><div class="charts">{"".join(charts)}</div>
+{pools_section(run_dir)}
 <h2>Samples</h2>{sample_groups(read_lines(run_dir / SAMPLES_FILE))}
 <h2>Configuration</h2><details><summary>all fields</summary><pre>{html.escape(config)}</pre></details></body></html>
 """

@@ -31,6 +31,7 @@ from rlsdk.rollouts.journal import Journal, Recorded, read_journal
 from rlsdk.rollouts.records import grade_from, trajectory_from
 from rlsdk.rollouts.schedule import Command, Event
 from rlsdk.trainer.ledger import Ledger
+from rlsdk.trainer.pool_times import PoolTimes
 from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.sampler import Draw, group_task
 from rlsdk.trainer.timeline import Lengths, Timeline
@@ -84,6 +85,7 @@ class GroupSource:
         journal: Path | None = None,
         made_by: str = "",
         text_of: Callable[[Trajectory], str] = lambda trajectory: "",
+        times: Path | None = None,
     ) -> None:
         """Starts nothing.
 
@@ -102,6 +104,7 @@ class GroupSource:
             journal: folder of what happened before, and of what will; None: nothing is written.
             made_by: stands for all that samples and their grades depend on: others of the journal do not count.
             text_of: what the rewards saw of a trajectory of the journal.
+            times: file of what the pools did when; None: nothing is written.
         """
         self._folder, self._made_by, self._text_of = journal, made_by, text_of
         self._journal = None if journal is None else Journal(journal, made_by=made_by, keep=schedule.keeps)
@@ -134,10 +137,12 @@ class GroupSource:
         """Of these, the ones that were not accepted."""
         self._current = StepGroups(step=0, groups=[])
         self._state = self._ledger.state_dict()
-        self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step))
+        self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step), stream.concurrency)
+        self._times = PoolTimes(times)
 
     def begin(self, step: int) -> None:
         """Before the first `next` of this process, behind this step."""
+        self._times.begin(resumed=self._resumed)
         if self._journal is not None:
             if not self._resumed:
                 self._journal.clear()
@@ -163,6 +168,7 @@ class GroupSource:
         if isinstance(found, BaseException):
             raise found
         self._current = found
+        self._times.note("train", found.step)
         return found.groups
 
     def updated(self, figures: Mapping[str, float] | None = None, *, quiet: bool = False) -> None:
@@ -172,6 +178,8 @@ class GroupSource:
             figures: that a replay must come to, too.
             quiet: `serve` follows, so that nothing shall start with the new weights before.
         """
+        self._times.note("trained", self._current.step)
+        self._times.write(self._current.step)
         self._write_update(figures or {})
         if not self._config.overlaps:
             self._close_groups()
@@ -311,6 +319,7 @@ class GroupSource:
                 if not accepted:
                     self._rejected.add(ordinal)
                 self.timeline.lengths.made(item, accepted=accepted)
+                self._times.note("made", self._ledger.open[ordinal])
                 self._handle(Finished(ordinal, accepted))
             case Updated():
                 if self._config.overlaps:
@@ -320,6 +329,7 @@ class GroupSource:
             case _:
                 self._write("publish", step=item.step)
                 self.timeline.published(item.step)
+                self._times.note("served", item.step)
                 self._handle(item)
 
     def _handle(self, event: Event) -> None:
@@ -328,9 +338,13 @@ class GroupSource:
     def _carry_out(self) -> None:
         while self._commands:
             match self._commands.popleft():
-                case Hold():
-                    self._publisher.hold()
+                case Hold(step):
+                    self._times.note("hold", step)
+                    with self.timeline.holding():
+                        self._publisher.hold()
+                    self._times.note("held", step)
                 case Publish(step):
+                    self._times.note("publish", step)
                     self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
                 case Start() as start if self._quiet and self._schedule.settled:
                     self._kept.append(start)
@@ -359,6 +373,7 @@ class GroupSource:
 
     def _start(self, step: int, groups: Sequence[int]) -> None:
         self.timeline.lengths.started(groups)
+        self._times.note("start", step, len(groups))
         self._write("start", step=step, groups=list(groups))
         tasks = [self._task(ordinal, step) for ordinal in groups]
         found = {task.ordinal: self._made(task) for task in tasks if task.ordinal in self._recorded.samples}

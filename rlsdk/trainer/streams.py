@@ -56,6 +56,7 @@ def open_stream(
             rollout_options=rollout.rollouter_options,
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
+            adapts_concurrency=config.adapts_concurrency,
         ),
         grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
         graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},

@@ -67,11 +67,21 @@ class Lengths:
 class Timeline:
     """Takes the times of a schedule. Written by the driver, read by the trainer."""
 
-    def __init__(self, busy_s: Callable[[], float], lengths: Lengths) -> None:
-        """`busy_s`: seconds in which the rollout pool had something to do, since it was started."""
+    def __init__(
+        self, busy_s: Callable[[], float], lengths: Lengths, concurrency: Callable[[], float] | None = None
+    ) -> None:
+        """Begins to count.
+
+        Args:
+            busy_s: seconds in which the rollout pool had something to do, since it was started.
+            lengths: of the groups.
+            concurrency: samples that a replica may have under way.
+        """
         self._busy_s = busy_s
+        self._concurrency = concurrency
         self.lengths = lengths
         self._wait_s = 0.0
+        self._hold_s = 0.0
         self._updated: dict[int, float] = {}
         self._lag_s: float | None = None
         self._last = time.monotonic(), busy_s()
@@ -84,6 +94,15 @@ class Timeline:
             yield
         finally:
             self._wait_s += time.monotonic() - start
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """A copy of the weights is made; the training pool waits for that."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._hold_s += time.monotonic() - start
 
     def updated(self, step: int) -> None:
         self._updated[step] = time.monotonic()
@@ -101,12 +120,15 @@ class Timeline:
         now, busy = time.monotonic(), self._busy_s()
         passed, worked = now - self._last[0], busy - self._last[1]
         waited, self._wait_s, self._last = self._wait_s, 0.0, (now, busy)
+        held, self._hold_s = self._hold_s, 0.0
         bias = self.lengths.bias()
         return {
             "time/wait_prev_gen_s": waited,
             "time/publish_s": publish_s,
+            "time/hold_s": held,
             **({"time/publish_lag_s": self._lag_s} if self._lag_s is not None else {}),
             **({"schedule/length_bias": bias} if bias is not None else {}),
+            **({"rollout/concurrency": self._concurrency()} if self._concurrency is not None else {}),
             "time/train_idle_share": min(waited / passed, 1.0) if passed else 0.0,
             "time/rollout_idle_share": min(max(1.0 - worked / passed, 0.0), 1.0) if passed else 0.0,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.cli.plan_schedule import run
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
+from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.simulation import Rates, Setting, simulate
-from rlsdk.planning.splits import Workload, best_split, compare, log_normal_lengths, measured_rates, parse_rates
+from rlsdk.planning.splits import Workload, best_split, compare, log_normal_lengths, parse_rates
+from rlsdk.rollouts import Grade, Sample
+from rlsdk.rollouts.journal import FOLDER, Journal
+from rlsdk.rollouts.records import record_of
 from rlsdk.testing.models import write_tiny_model
 
 RATES = Rates(decode_s=0.01, decode_s_per_sample=0.0, train_tokens_per_s=1000, sync_s=0.5, max_running=64)
@@ -122,9 +127,67 @@ def test_the_command_prints_a_row_for_each_schedule(tmp_path: Path, capsys: pyte
         run(arguments, "nowhere", as_json=False)
 
 
-def test_rates_come_from_a_run(tmp_path: Path) -> None:
+def sample_of(length: int) -> Sample:
+    made = Span(
+        token_ids=np.ones(length, np.int64), log_probs=np.zeros(length, np.float32), versions=(VersionRun(0, length),)
+    )
+    trajectory = Trajectory(spans=(Span.given((0,)), made), finish_reason=FinishReason.STOP)
+    return Sample(trajectory=trajectory, text="", grade=Grade())
+
+
+def written_run(folder: Path, *, decode: float, per_sample: float, latency: float) -> list[dict[str, float]]:
+    """A synchronous run of virtual time: 2 replicas, 8 samples each; its metrics."""
+    journal = Journal(folder / FOLDER, made_by="", keep="all")
+    journal.open(0)
+    draw, now, metrics = np.random.default_rng(0), 1e9, []
+    for step in range(1, 13):
+        journal.write("start", step=step, groups=[2 * step, 2 * step + 1], at=now)
+        lengths = draw.integers(5, 60, 8)
+        for replica, (index, length) in itertools.product(range(2), enumerate(lengths)):
+            running = [int((lengths >= token).sum()) for token in range(1, length + 1)]
+            took = latency + sum(decode + per_sample * (n - 1) for n in running)
+            at = {"group": 2 * step + replica, "name": "", "sample": index, "at": now + took}
+            journal.write("sample", **at, **record_of(sample_of(int(length)), (0,)))
+        rollout = latency + sum(
+            decode + per_sample * (int((lengths >= t).sum()) - 1) for t in range(1, max(lengths) + 1)
+        )
+        tokens = 2 * int(lengths.sum())
+        step_s = rollout + 0.2 + tokens / 1000
+        now += step_s + 0.1
+        journal.write("update", step=step, groups=[2 * step, 2 * step + 1], rejected=[], figures={}, at=now - 0.1)
+        metrics.append({
+            "step": step, "time/step_s": step_s, "time/rollout_s": rollout, "time/sync_s": 0.2,
+            "throughput/tokens_per_s": tokens / step_s, "response/tokens_max": float(max(lengths)),
+        })  # fmt: skip
+    journal.close()
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("decode", "per_sample", "latency"), [(0.01, 0.0, 0.0), (0.01, 0.002, 0.05), (0.003, 0.003, 0.2)]
+)
+def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float, tmp_path: Path) -> None:
+    """What the run was made with is found again."""
+    metrics = written_run(tmp_path, decode=decode, per_sample=per_sample, latency=latency)
+    devices = Devices(train=1, replicas=2, per_replica=1, max_running=64)
+    rates, lengths = measured_rates(tmp_path, metrics, devices)
+    assert rates.decode_s == pytest.approx(decode, abs=1e-4)
+    assert rates.decode_s_per_sample == pytest.approx(per_sample, abs=1e-5)
+    assert rates.latency_s == pytest.approx(latency, abs=2e-3)
+    assert rates.sync_s == 0.2
+    assert len(lengths) == 12 * 16
+    pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
+    found = simulate(pools, rates, lengths, steps=10).step_s
+    assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
+
+
+def test_a_run_that_says_nothing_of_each_half_is_refused(tmp_path: Path) -> None:
+    devices = Devices(train=1, replicas=1, per_replica=1, max_running=8)
     with pytest.raises(ConfigError, match="has no journal"):
-        measured_rates(tmp_path, [], max_running=8, devices=1, per_replica=1)
+        measured_rates(tmp_path, [], devices)
+    metrics = written_run(tmp_path, decode=0.01, per_sample=0.0, latency=0.0)
+    with pytest.raises(ConfigError, match="trained on stale samples"):
+        measured_rates(tmp_path, [m | {"schedule/staleness_max": 1.0} for m in metrics], devices)
 
 
 def test_a_comparison_begins_with_the_synchronous_run_on_all_devices() -> None:

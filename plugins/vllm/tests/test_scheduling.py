@@ -44,6 +44,23 @@ def test_abort_from_another_thread_ends_everything_and_waits_for_no_step(
     assert len(lab.run([lab.ask("0", [5], 3)])) == 3
 
 
+def test_kv_used_grows_with_the_samples_and_is_nothing_without_any(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, step, seen = in_process, in_process.inner.engine.step, []
+
+    def stepping() -> Any:
+        found = step()
+        seen.append(lab.engine.kv_used())
+        return found
+
+    monkeypatch.setattr(lab.inner.engine, "step", stepping)
+    lab.run([lab.ask("0", [5, 6, 7], 8, max_tokens=100)])
+    assert all(0.0 <= used <= 1.0 for used in seen)
+    assert 0.0 < seen[0] < max(seen)
+    assert lab.engine.kv_used() == 0.0
+
+
 def test_an_abort_that_comes_while_a_call_is_taken_in_ends_all_of_the_call(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

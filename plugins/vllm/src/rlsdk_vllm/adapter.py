@@ -110,6 +110,10 @@ class VllmEngine(ABC):
     def step(self) -> list[Progress]:
         """What there is now that was not there the last time. Paused, no sample gets any more tokens."""
 
+    def kv_used(self) -> float | None:
+        """Share of the blocks for keys and values that samples hold; None: the scheduler is in another process."""
+        return None
+
     @abstractmethod
     def abort(self, keys: Sequence[str]) -> None:
         """Forgets samples."""
@@ -215,6 +219,9 @@ class InProcessEngine(VllmEngine):
             return []
         with self._answered("a pass of the model"):
             return [progress_of(output.request_id, output) for output in self._engine.step()]
+
+    def kv_used(self) -> float:
+        return float(self._engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
 
     def abort(self, keys: Sequence[str]) -> None:
         self._engine.abort_request(list(keys))

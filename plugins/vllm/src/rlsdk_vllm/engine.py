@@ -116,6 +116,9 @@ class VllmRolloutEngine(RolloutEngine):
     def num_decoded(self) -> int:
         return self.num_tokens
 
+    def kv_used(self) -> float | None:
+        return self.engine.kv_used()
+
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Takes effect before the next step, also of a paused engine. May be called from any thread.
 

@@ -1,0 +1,169 @@
+"""How quick the devices of a run were: rates for a simulation, from a synchronous run's journal and metrics."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.planning.simulation import Rates
+from rlsdk.rollouts.journal import FOLDER, lines
+from rlsdk.rollouts.records import trajectory_from
+
+SKIPPED = 0.25
+"""Share of the steps, from the first one on, in which caches, memory and processes warm up."""
+PREFILL_SPEEDUP = 3.0
+"""Tokens per second of a forward pass, over those of forward and backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What the measured run ran on."""
+
+    train: int
+    replicas: int
+    per_replica: int
+    max_running: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSamples:
+    """The samples of one synchronous step."""
+
+    start: float
+    """When they were started, in seconds."""
+    ends: Sequence[float]
+    """When each was made and graded."""
+    lengths: Sequence[int]
+    """Tokens of each."""
+
+
+def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], devices: Devices) -> tuple[Rates, list[int]]:
+    """Rates and lengths of a synchronous run.
+
+    Lengths, and when samples were made, come from its journal; seconds of update and sync from its metrics.
+
+    Raises:
+        ConfigError: the run has no journal, no metrics of steps, or is not synchronous.
+    """
+    steps, updates = read_steps(run_dir / FOLDER)
+    timed = {int(m["step"]): m for m in metrics if "time/rollout_s" in m and m.get("response/tokens_max", 0) > 0}
+    if not steps or not timed:
+        raise ConfigError(f"{str(run_dir)!r} has no journal with samples, or no metrics.jsonl with steps")
+    if any(m.get("schedule/staleness_max", 0) > 0 for m in timed.values()):
+        raise ConfigError(
+            f"{str(run_dir)!r} trained on stale samples: its steps overlap, so that they say nothing of each half. "
+            "Measure a run with --schedule.max_staleness 0"
+        )
+    later = sorted(set(steps) & set(timed))[int(SKIPPED * len(timed)) :] or sorted(timed)
+    decode = fit_decoding([steps[step] for step in later if step in steps], devices)
+    trained = median(
+        timed[step]["throughput/tokens_per_s"] * timed[step]["time/step_s"] / training_s(step, timed, updates)
+        for step in later
+    )
+    rates = Rates(
+        decode_s=decode[1],
+        decode_s_per_sample=decode[2],
+        latency_s=decode[0],
+        prefill_tokens_per_s=PREFILL_SPEEDUP * trained / devices.train * devices.per_replica,
+        train_tokens_per_s=trained / devices.train,
+        sync_s=median(timed[step].get("time/sync_s", 0.0) for step in later),
+        max_running=devices.max_running,
+        devices_per_replica=devices.per_replica,
+    )
+    return rates, [max(length, 1) for step in steps.values() for length in step.lengths]
+
+
+def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Mapping[int, float]) -> float:
+    """Seconds of a step in which the rollout pool had nothing to do: log-probs, updates, what comes between steps."""
+    found = timed[step]
+    beside = sum(found.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "sync"))
+    between = 0.0
+    if step in updates and step - 1 in updates:
+        between = max(updates[step] - updates[step - 1] - found["time/step_s"], 0.0)
+    pauses = [
+        max(updates[at] - updates[at - 1] - m["time/step_s"], 0.0)
+        for at, m in timed.items()
+        if at in updates and at - 1 in updates
+    ]
+    return found["time/step_s"] - beside + min(between, median(pauses) if pauses else 0.0)
+
+
+def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
+    """Of a journal: the samples of each step by the step that they were started for, and when its update was done."""
+    starts: dict[int, float] = {}
+    step_of: dict[int, int] = {}
+    found: dict[int, list[tuple[float, int]]] = {}
+    updates: dict[int, float] = {}
+    for line in lines(folder):
+        match line["event"]:
+            case "start":
+                step = int(line["step"])
+                starts.setdefault(step, float(line.get("at", 0.0)))
+                step_of |= {int(group): step for group in line["groups"]}
+            case "sample" if int(line["group"]) in step_of:
+                found.setdefault(step_of[int(line["group"])], []).append((float(line.get("at", 0.0)), _length(line)))
+            case "update":
+                updates[int(line["step"])] = float(line.get("at", 0.0))
+    steps = {
+        step: StepSamples(start=starts[step], ends=[at for at, _ in samples], lengths=[length for _, length in samples])
+        for step, samples in found.items()
+    }
+    return steps, {step: at for step, at in updates.items() if at}
+
+
+def _length(line: Mapping[str, Any]) -> int:
+    trajectory = trajectory_from(line, (0,))
+    return 0 if trajectory is None else sum(len(span) for span in trajectory.spans if span.sampled)
+
+
+def fit_decoding(steps: Sequence[StepSamples], devices: Devices) -> tuple[float, float, float]:
+    """Seconds until the first token and for grading, of a decoding step with one sample, and more for each other one.
+
+    A sample of l tokens ends after `latency + l * fixed + per_sample * (sum over its decoding steps of the samples in
+    them)`: least squares over all samples, none of the three below 0. It holds where all samples of a step run at
+    once; where they do not, a decoding step counts as equally long however many it decodes.
+    """
+    rows, seconds = [], []
+    for step in steps:
+        lengths = np.sort(np.asarray(step.lengths))
+        if len(lengths) > devices.replicas * devices.max_running:
+            return _longest(steps)
+        ends: dict[int, list[float]] = {}
+        for end, length in zip(step.ends, step.lengths, strict=True):
+            ends.setdefault(length, []).append(end - step.start)
+        decoded = _decoded(lengths, devices.replicas)
+        for length, found in ends.items():
+            rows.append((1.0, float(length), decoded[length]))
+            seconds.append(median(found))
+    latency, fixed, per_sample = _least_squares(np.asarray(rows), np.asarray(seconds))
+    return (latency, fixed + per_sample, per_sample) if fixed + per_sample > 0 else _longest(steps)
+
+
+def _decoded(lengths: np.ndarray[Any, Any], replicas: int) -> np.ndarray[Any, Any]:
+    """By length: samples that one replica decodes in a step, added up over the decoding steps of one of that length."""
+    running = np.array([(lengths >= token).sum() for token in range(1, int(lengths[-1]) + 1)]) / replicas
+    return np.concatenate([[0.0], np.cumsum(np.maximum(running, 1.0))])
+
+
+def _least_squares(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """The best solution without a negative part: of few unknowns each subset can be tried."""
+    best, least = np.zeros(3), float("inf")
+    for count in (3, 2, 1):
+        for columns in itertools.combinations(range(3), count):
+            solution = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)[0]
+            error = float(((rows[:, columns] @ solution - seconds) ** 2).sum())
+            if (solution >= 0).all() and error < least - 1e-12:
+                best, least = np.zeros(3), error
+                best[list(columns)] = solution
+    return float(best[0]), float(best[1]), float(best[2])
+
+
+def _longest(steps: Sequence[StepSamples]) -> tuple[float, float, float]:
+    return 0.0, median((max(step.ends) - step.start) / max(step.lengths) for step in steps), 0.0

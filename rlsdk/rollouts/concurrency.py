@@ -1,0 +1,160 @@
+"""How many samples a replica decodes at once: hill climbing on its measured throughput. Pure: no clock, no I/O.
+
+More samples at once use the device better, until memory for keys and values is full (an engine then throws samples out
+and computes them again) or decoding is bound by arithmetic. Past that knee, more in flight gain nothing: samples only
+take longer, and there is more to compute again when new weights come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+RATIO = 1.5
+"""Between one level and the next."""
+TOLERANCE = 0.02
+"""Loss of throughput that counts as none. As levels are compared with their neighbours, what is given away to the
+throughput of many samples at once can be about twice that."""
+EXPIRY = 16
+"""Windows after which what is known of a level is measured again."""
+FULL = 0.95
+"""Share of the memory for keys and values from which an engine is about to throw samples out."""
+LEAST_SAMPLES = 8
+LEAST_S = 0.25
+"""Of a window, at least."""
+
+
+def levels_up_to(most: int) -> tuple[int, ...]:
+    """1 to `most` samples in steps of about `RATIO`, lowest first."""
+
+    def descending() -> Iterator[int]:
+        level = most
+        while level > 1:
+            yield level
+            level = min(round(level / RATIO), level - 1)
+        yield 1
+
+    return tuple(reversed(tuple(descending())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What a replica did while its queue was never empty."""
+
+    seconds: float
+    tokens: int
+    full: bool = False
+    """Its memory for keys and values was, at least once."""
+
+
+class ConcurrencyControl:
+    """The lowest level whose throughput is as good as that of any level that was measured lately.
+
+    It begins at the highest and moves to a neighbour at most. A level at which memory was full is left at once, and
+    with those above it not tried again for `EXPIRY` windows.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: samples that the engine has places for."""
+        self._levels = levels_up_to(most)
+        self._at = len(self._levels) - 1
+        self._rates: dict[int, tuple[float, int]] = {}
+        """By level: tokens per second, and the window in which that was measured last."""
+        self._closed: dict[int, int] = {}
+        """By level: the window up to which it is not tried."""
+        self._count = 0
+
+    @property
+    def limit(self) -> int:
+        """Samples that the replica may have under way."""
+        return self._levels[self._at]
+
+    def observe(self, window: Window) -> None:
+        """Takes in what happened at the present limit, and sets the next one."""
+        self._count += 1
+        if window.full:
+            for level in range(self._at, len(self._levels)):
+                self._closed[level] = self._count + EXPIRY
+            self._at = max(self._at - 1, 0)
+            return
+        rate = window.tokens / window.seconds
+        before = self._fresh().get(self._at)
+        self._rates[self._at] = (rate if before is None else (rate + before) / 2, self._count)
+        self._at = self._towards(self._choose())
+
+    def _fresh(self) -> dict[int, float]:
+        """What is known of levels that may be used."""
+        return {
+            level: rate
+            for level, (rate, seen) in self._rates.items()
+            if self._count - seen <= EXPIRY and self._is_open(level)
+        }
+
+    def _is_open(self, level: int) -> bool:
+        return self._closed.get(level, 0) < self._count
+
+    def _choose(self) -> int:
+        """The best level; or a neighbour of it of which nothing is known."""
+        fresh = self._fresh()
+        if not fresh:
+            return 0
+        enough = (1 - TOLERANCE) * max(fresh.values())
+        best = min(level for level, rate in fresh.items() if rate >= enough)
+        for level in (best - 1, best + 1):
+            if 0 <= level < len(self._levels) and level not in fresh and self._is_open(level):
+                return level
+        return best
+
+    def _towards(self, level: int) -> int:
+        return max(min(level, self._at + 1), self._at - 1)
+
+
+class ConcurrencyMeter:
+    """Cuts the reports of one replica into windows, each of about one turnover of its samples, for a control.
+
+    Only what happens while requests wait says something about the limit. After a change of the limit or of the weights
+    a window begins anew, once no more samples run than may.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: samples that the engine has places for."""
+        self._control = ConcurrencyControl(most)
+        self._begun: tuple[float, int] | None = None
+        """When the window began, and the tokens decoded by then."""
+        self._samples = 0
+        self._full = False
+
+    @property
+    def limit(self) -> int:
+        """Samples that the replica may have under way."""
+        return self._control.limit
+
+    def restart(self) -> None:
+        """Drops the window that was begun: decoding was interrupted."""
+        self._begun = None
+
+    def report(self, now: float, *, tokens: int, samples: int, running: int, waiting: bool, used: float | None) -> None:
+        """Takes in one answer of the replica.
+
+        Args:
+            now: seconds of any clock.
+            tokens: that it has decoded in its life.
+            samples: that finished with this answer.
+            running: samples under way, behind this answer.
+            waiting: requests wait for a place.
+            used: share of its memory for keys and values that running samples hold; None: unknown.
+        """
+        if not waiting:
+            self.restart()
+            return
+        if self._begun is None:
+            if running <= self.limit:
+                self._begun, self._samples, self._full = (now, tokens), 0, False
+            return
+        self._samples += samples
+        self._full = self._full or (used is not None and used >= FULL)
+        seconds, made = now - self._begun[0], tokens - self._begun[1]
+        turned_over = self._samples >= max(self.limit, LEAST_SAMPLES) and seconds >= LEAST_S
+        if self._full or turned_over:
+            self._control.observe(Window(seconds=seconds, tokens=made, full=self._full))
+            self.restart()

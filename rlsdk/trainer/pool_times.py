@@ -1,0 +1,106 @@
+"""What the two pools of a run did when: one line per step in its folder, from which `rlsdk report` draws a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlsdk.trainer.trackers import read_lines
+
+FILE = "timeline.jsonl"
+"""Of a run's folder."""
+MERGED = 200
+"""Groups of one step that are finished within a step's time over this are one event."""
+
+LATEST = 1e11
+"""Seconds since the epoch that can be drawn."""
+Kind = Literal["start", "made", "publish", "served", "hold", "held", "train", "trained"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened."""
+
+    at: float
+    """Seconds since the epoch."""
+    kind: Kind
+    step: int
+    """That groups are made for, whose weights go out, or that trains."""
+    count: int = 1
+    """Groups."""
+
+
+class PoolTimes:
+    """Notes moments, and writes them at the end of each step. May be called from any thread."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path`: of the file; None: nothing is written."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._moments: list[Moment] = []
+        self._last = time.time()
+        self._step_s = 0.0
+
+    def begin(self, *, resumed: bool) -> None:
+        """Before the first moment of this process; a run that is not resumed leaves nothing of an earlier one."""
+        if self._path is not None and not resumed:
+            self._path.unlink(missing_ok=True)
+
+    def note(self, kind: Kind, step: int, count: int = 1) -> None:
+        """This happens now."""
+        if self._path is None:
+            return
+        with self._lock:
+            now = time.time()
+            at = len(self._moments) - 1
+            if kind == "made" and at >= 0:
+                last = self._moments[at]
+                if (last.kind, last.step) == (kind, step) and now - last.at < self._step_s / MERGED:
+                    self._moments[at] = Moment(last.at, kind, step, last.count + count)
+                    return
+            self._moments.append(Moment(now, kind, step, count))
+
+    def write(self, step: int) -> None:
+        """The step is trained. What cannot be written is missing in a picture, and ends no run."""
+        if self._path is None:
+            return
+        with self._lock:
+            moments, self._moments = self._moments, []
+            now = time.time()
+            self._step_s, self._last = now - self._last, now
+        found = [[round(moment.at, 4), moment.kind, moment.step, moment.count] for moment in moments]
+        line = json.dumps({"step": step, "moments": found}, separators=(",", ":")) + "\n"
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(file, line.encode())
+            finally:
+                os.close(file)
+
+
+def read_times(path: Path, *, last_steps: int) -> list[Moment]:
+    """The moments of the last steps, in the order of their time. Where a run was resumed, what it did again counts;
+    lines that make no sense are left out."""
+    lines: dict[int, Sequence[Moment]] = {}
+    for found in read_lines(path):
+        step, moments = found.get("step"), _moments(found)
+        if isinstance(step, int) and moments:
+            lines = {before: kept for before, kept in lines.items() if before < step}
+            lines[step] = moments
+    shown = list(lines.values())[-last_steps:]
+    return sorted((moment for moments in shown for moment in moments), key=lambda moment: moment.at)
+
+
+def _moments(found: Mapping[str, Any]) -> list[Moment]:
+    try:
+        moments = [Moment(float(at), kind, int(step), int(count)) for at, kind, step, count in found["moments"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return []
+    return [moment for moment in moments if 0 <= moment.at < LATEST and 0 <= moment.count < LATEST]
