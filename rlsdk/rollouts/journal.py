@@ -24,6 +24,7 @@ FOLDER = "journal"
 """Of a run's folder."""
 FORMAT = 1
 MAX_LINE_BYTES = 1 << 30
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 _NAME = "segment_{order:06d}_step_{step:08d}.jsonl"
 
 
@@ -58,10 +59,7 @@ class Journal:
 
     def write(self, event: str, **values: Any) -> None:
         """One line, whole or absent, with the time in seconds since the epoch."""
-        line = (
-            json.dumps({"event": event, "at": round(time.time(), 4), **values}, separators=(",", ":"), allow_nan=True)
-            + "\n"
-        )
+        line = _encode({"event": event, "at": round(time.time(), 4), **values}) + "\n"
         with self._lock:
             if self._file is not None:
                 os.write(self._file, line.encode())

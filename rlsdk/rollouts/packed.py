@@ -59,7 +59,10 @@ class PackedOutputs:
         """Each sample; its arrays are views of these."""
         token_ends = [0, *np.cumsum(self.lengths).tolist()]
         run_ends = [0, *np.cumsum(self.runs).tolist()]
-        versions, counts = self.run_versions.tolist(), self.run_lengths.tolist()
+        runs = [
+            VersionRun(version=version, num_tokens=count)
+            for version, count in zip(self.run_versions.tolist(), self.run_lengths.tolist(), strict=True)
+        ]
         rows = zip(
             self.request_ids,
             self.sample_index.tolist(),
@@ -75,7 +78,5 @@ class PackedOutputs:
                 token_ids=self.token_ids[start:end],
                 log_probs=self.log_probs[start:end],
                 finish_reason=_REASONS[reason],
-                versions=tuple(
-                    VersionRun(version=versions[at], num_tokens=counts[at]) for at in range(first_run, last_run)
-                ),
+                versions=tuple(runs[first_run:last_run]),
             )

@@ -31,7 +31,7 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
         "spans": None if trajectory is None else _spans(trajectory, prompt_ids),
         "reason": None if trajectory is None else trajectory.finish_reason.value,
         **({} if trajectory is None or not trajectory.info else {"info": dict(trajectory.info)}),
-        "grade": {field.name: _plain(getattr(sample.grade, field.name)) for field in fields(Grade)},
+        "grade": _grade(sample.grade),
     }
 
 
@@ -64,6 +64,16 @@ def grade_from(record: Mapping[str, Any]) -> Grade:
         return Grade(**values)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise _damaged(error) from error
+
+
+def _grade(grade: Grade) -> dict[str, Any]:
+    """Only what differs from an empty grade."""
+    found = {"score": grade.score}
+    for name, empty in _EMPTY_GRADE.items():
+        value = getattr(grade, name)
+        if value is not empty and (isinstance(value, np.ndarray) or value != empty):
+            found[name] = _plain(value)
+    return found
 
 
 def _spans(trajectory: Trajectory, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:
@@ -132,3 +142,6 @@ def _damaged(error: Exception) -> CheckpointError:
         f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
         "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
     )
+
+
+_EMPTY_GRADE = {field.name: getattr(Grade(), field.name) for field in fields(Grade) if field.name != "score"}
