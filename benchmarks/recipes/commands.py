@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from rlsdk.trainer.trackers import read_metrics
 
@@ -35,13 +37,42 @@ def rlsdk(*arguments: str, log: Path, path: Path | None = None, in_process: bool
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     log.mkdir(parents=True, exist_ok=True)
     with (log / "log.txt").open("w", encoding="utf-8") as out:
-        command = [sys.executable, "-m", "rlsdk.cli", *arguments]
         if in_process:
-            command = [sys.executable, "-m", "benchmarks.recipes.in_process", *arguments]
-        done = subprocess.run(command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
+            code = run_forked(arguments, environment, log, out)
+        else:
+            command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+            code = subprocess.run(
+                command, env=environment, cwd=log, stdout=out, stderr=subprocess.STDOUT, check=False
+            ).returncode
+    if code:
         text = (log / "log.txt").read_text(encoding="utf-8")
-        raise CommandFailedError(f"rlsdk {' '.join(arguments)} ended with {done.returncode}:\n{text[-4000:]}")
+        raise CommandFailedError(f"rlsdk {' '.join(arguments)} ended with {code}:\n{text[-4000:]}")
+
+
+def run_forked(arguments: Sequence[str], environment: Mapping[str, str], folder: Path, out: TextIO) -> int | None:
+    """Runs a command without a cluster in a fork of this process; returns its exit status.
+
+    The imports, ten seconds of processor time, are made once, in this process. It runs no operation of torch itself, so
+    there are no threads that a fork would lose.
+    """
+    import torch
+    from transformers import LlamaForCausalLM  # noqa: F401 - as every command does
+
+    from benchmarks.recipes import in_process
+
+    def command() -> None:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+        os.chdir(folder)
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+        in_process.run(arguments)
+
+    child = multiprocessing.get_context("fork").Process(target=command)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 def run_steps(run: Path) -> list[Metrics]:

@@ -77,5 +77,10 @@ def stage_of(training: Training, registry: Registry, materials: Materials, sessi
     return pair_stage(training.pairs, materials, read_pairs(materials), session)
 
 
+def run(arguments: Sequence[str]) -> None:
+    """A command as it is typed, its name first."""
+    main(Training(arguments[0]), arguments[1:])
+
+
 if __name__ == "__main__":
-    main(Training(sys.argv[1]), sys.argv[2:])
+    run(sys.argv[1:])
