@@ -19,24 +19,24 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "plain": {},
     "temperature 0.1": {"temperature": 0.1},
     "temperature 0.45": {"temperature": 0.45},
-    "temperature 0.9": {"temperature": 0.9},
+    "temperature 0.87": {"temperature": 0.87},
     "temperature 2": {"temperature": 2.0},
-    "top-k 1": {"temperature": 1.3, "top_k": 1},
+    "top-k 1": {"temperature": 1.27, "top_k": 1},
     "top-k 2": {"top_k": 2},
-    "top-k 7": {"temperature": 0.7, "top_k": 7},
-    "top-k 60": {"temperature": 1.6, "top_k": 60},
+    "top-k 7": {"temperature": 0.77, "top_k": 7},
+    "top-k 60": {"temperature": 1.66, "top_k": 60},
     "top-k of more than all": {"top_k": 10_000},
     "top-p 0.35": {"top_p": 0.35},
-    "top-p 0.97": {"temperature": 0.6, "top_p": 0.97},
-    "top-p when hot": {"temperature": 1.9, "top_p": 0.7},
-    "top-k, then top-p": {"temperature": 1.2, "top_k": 12, "top_p": 0.75},
+    "top-p 0.97": {"temperature": 0.68, "top_p": 0.97},
+    "top-p when hot": {"temperature": 1.88, "top_p": 0.73},
+    "top-k, then top-p": {"temperature": 1.17, "top_k": 12, "top_p": 0.75},
 }
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "min-p 0.05": {"min_p": 0.05},
-    "min-p when hot": {"temperature": 1.9, "min_p": 0.25},
-    "min-p when cold": {"temperature": 0.5, "min_p": 0.1},
+    "min-p when hot": {"temperature": 1.88, "min_p": 0.25},
+    "min-p when cold": {"temperature": 0.58, "min_p": 0.13},
     "min-p 1": {"min_p": 1.0},
-    "all of them": {"temperature": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.12},
+    "all of them": {"temperature": 1.39, "top_k": 40, "top_p": 0.88, "min_p": 0.12},
 }
 """Where `Capability.MIN_P` is claimed."""
 NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
@@ -47,6 +47,8 @@ SEEDS = (
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
 )
 """Seeds that are one to an engine that keeps too few of their bits."""
+INDICES = (*range(9), 15, 16, 31, 32, 63, 64, 99, 100, 101, 127, 128, 255, 256, 999, 1000, 1001, 1024, 10_000, 65_536)
+"""Numbers of samples that are one to an engine that keeps too few of their digits."""
 
 
 class DistributionRequirements:
@@ -137,7 +139,8 @@ class DistributionRequirements:
 
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
     def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every seed of 63 bits is one of its own, 0 among them, and gives the same tokens again."""
+        """Every seed of 63 bits is one of its own, 0 among them, and gives the same tokens again; so is every number
+        of a sample."""
         prompt = lab.prompt(6, 137)
         requests = [lab.ask(str(seed), prompt, 2, max_tokens=12, seed=seed, temperature=1.5) for seed in SEEDS]
         once, again = tokens_of(lab.run(requests)), tokens_of(lab.run(requests[::-1]))
@@ -146,6 +149,13 @@ class DistributionRequirements:
         for (seed, index), tokens in once.items():
             by_tokens.setdefault(tuple(tokens), []).append(f"{seed}/{index}")
         measured.none("seeds with the same tokens", [who for who in by_tokens.values() if len(who) > 1])
+        numbered = [
+            replace(lab.ask(str(at), prompt, max_tokens=12, seed=3, temperature=1.5), first_sample=at) for at in INDICES
+        ]
+        of_index: dict[tuple[int, ...], list[str]] = {}
+        for (number, _), tokens in tokens_of(lab.run(numbered)).items():
+            of_index.setdefault(tuple(tokens), []).append(number)
+        measured.none("samples of one seed with the same tokens", [who for who in of_index.values() if len(who) > 1])
 
 
 def in_order(

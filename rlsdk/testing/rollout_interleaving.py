@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -70,7 +71,8 @@ class InterleavingRequirements:
     @requirement("num_decoded", since=(2, 0))
     def test_num_decoded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Decoded tokens are counted, for whoever asks from another thread: they grow while samples run, by as many at
-        least as these have in the end, and stand still without any. (An engine that does not count says None.)"""
+        least as these have in the end, and stand still without any; tokens that were given are none of them, and no
+        update or abort takes some back. (An engine that does not count says None.)"""
         before = engine.num_decoded()
         if before is None:
             measured.told("counts tokens", 0)
@@ -96,6 +98,18 @@ class InterleavingRequirements:
         measured.equal("tokens while nothing ran", (engine.num_decoded() or 0) - before, grown)
         midway = sum(before < count < before + made for count in counts)
         measured.at_least("looks at which some had come and not all", midway, 1)
+        given = replace(lab.ask("r", lab.prompt(6, 55), 4, max_tokens=260), response_ids=lab.prompt(250, 56))
+        before = engine.num_decoded() or 0
+        lab.run([given])
+        measured.at_most(
+            "tokens counted, of 40 behind 1,000 that were given", (engine.num_decoded() or 0) - before, 500
+        )
+        before = engine.num_decoded() or 0
+        if Capability.ABORT in lab.spec.capabilities:
+            engine.abort()
+        if lab.spec.takes_weights:
+            engine.update_weights(whole_shards(lab.base), 0)
+        measured.at_least("change of the count by an abort and an update", (engine.num_decoded() or 0) - before, 0)
 
     @requirement("versions.runs", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_runs(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -109,9 +123,9 @@ class InterleavingRequirements:
             changing.update_weights(iter(pieces(states[3])), 3)
             changing.resume()
             made = changing.num_decoded()
-            for _ in range(200):
-                await asyncio.sleep(0)
-                if made is None or (changing.num_decoded() or 0) > made + 12:
+            for _ in range(20 if made is None else 500):
+                await asyncio.sleep(0.001)  # of real time: an engine may look up from a pause some time later
+                if made is not None and (changing.num_decoded() or 0) > made + 12:
                     break
             changing.pause()
             await asyncio.sleep(0.1)
@@ -123,9 +137,9 @@ class InterleavingRequirements:
             if attempt:
                 lab.restore()
             outputs = lab.wait(updated())
-            if any(len(output.versions) == 3 for output in outputs):
+            faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
+            if faults or any(len(output.versions) == 3 for output in outputs):
                 break
-        faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
         measured.none("samples whose runs are not of the weights that they name", faults)
         measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
         measured.told("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))

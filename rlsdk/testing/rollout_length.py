@@ -48,7 +48,7 @@ class LengthRequirements:
     @requirement("length.responses", since=(2, 0))
     def test_length_responses(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Responses of hundreds of tokens have the right log-probs and draws to their end, whatever ends beside them,
-        and no two draws of them depend on each other."""
+        and no two draws of them depend on each other; filters, temperatures and stops hold to their end, too."""
         room = lab.suite.max_model_tokens
         long = [
             lab.ask("whole room", lab.prompt(1, 142), 4, max_tokens=room),
@@ -59,7 +59,7 @@ class LengthRequirements:
             lab.ask(f"short{at}", lab.prompt(4 + 20 * at, 145), 2, max_tokens=5 + 17 * at, seed=at, temperature=0.7)
             for at in range(6)
         ]
-        requests = [short[0], long[0], *short[1:4], *long[1:], *short[4:]]
+        requests = [short[0], long[0], *short[1:4], *long[1:], *of_every_kind(lab), *short[4:]]
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
         hundreds = [sample for sample in samples if sample.request in long]
@@ -106,6 +106,30 @@ class LengthRequirements:
                 if new != tokens["r", 1][int(cut) :]
             ]
             measured.none("samples that an interruption changed", changed)
+
+
+def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
+    """Long responses that are filtered, greedy, stopped, hot and cold, and one that begins late in the room."""
+    room = lab.suite.max_model_tokens
+    for at, (name, sampling) in enumerate(every_setting(lab).items()):
+        yield lab.ask(name, lab.prompt(5 + at, 139), 2, max_tokens=room * 3 // 8 - 9 * at, seed=at, **sampling)
+    for eighths in (5, 6, 7):
+        yield lab.ask(f"behind {eighths} / 8", lab.prompt(room * eighths // 8, 139), max_tokens=room, seed=eighths)
+
+
+def every_setting(lab: RolloutLab) -> dict[str, dict[str, object]]:
+    """Sampling parameters of every kind that let a response get long."""
+    rare = int(lab.plain.next_logits(lab.prompt(5, 139)).argmin())
+    kinds: dict[str, dict[str, object]] = {
+        "filtered": {"top_k": 6, "top_p": 0.8, "temperature": 1.3},
+        "greedy": {"temperature": 0.0},
+        "cold": {"temperature": 0.4},
+        "hot": {"temperature": 2.0, "top_p": 0.9},
+        "stops": {"stop_token_ids": (rare,), "temperature": 1.2},
+    }
+    if Capability.MIN_P in lab.spec.capabilities:
+        kinds["min-p"] = {"min_p": 0.15, "temperature": 1.4}
+    return kinds
 
 
 def lengths(lab: RolloutLab) -> set[int]:

@@ -9,6 +9,7 @@ import torch
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import (
     ATTEMPTS,
     PlainModel,
@@ -18,6 +19,7 @@ from rlsdk.testing.rollout_lab import (
     tokens_of,
     wrong_identities,
 )
+from rlsdk.testing.rollout_length import every_setting
 
 
 class SchedulingRequirements:
@@ -56,8 +58,10 @@ class SchedulingRequirements:
 
     @requirement("abort", needs=Capability.ABORT)
     def test_abort(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Aborted requests yield each sample with what it has; others and unknown ids are left alone."""
-        requests = [lab.ask(name, lab.prompt(6, 60 + at), 3, max_tokens=100) for at, name in enumerate("abc")]
+        """Aborted requests yield each sample with what it has; others are left alone, with ids that look
+        alike and unknown ones among them."""
+        names = ("a", "b", "b1", "ab", "B")
+        requests = [lab.ask(name, lab.prompt(6, 60 + at), 3, max_tokens=100) for at, name in enumerate(names)]
         whole = tokens_of(lab.run(requests))
 
         async def midway(attempt: int) -> list[GenerationOutput]:
@@ -91,8 +95,13 @@ class SchedulingRequirements:
 
     @requirement("pause", needs=Capability.PARTIAL_ROLLOUT)
     def test_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`pause` keeps unfinished requests and `resume` goes on with them: nothing is lost or changed."""
+        """`pause` keeps unfinished requests and `resume` goes on with them: nothing is lost or changed, neither
+        what they have nor how they are sampled."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 70), 3, max_tokens=40) for at in range(3)]
+        requests += [
+            lab.ask(name, lab.prompt(9 + at, 72), 3, max_tokens=50, seed=at, **sampling)
+            for at, (name, sampling) in enumerate(every_setting(lab).items())
+        ]
         whole = tokens_of(lab.run(requests))
 
         async def held() -> list[GenerationOutput]:
@@ -105,8 +114,7 @@ class SchedulingRequirements:
             return await task
 
         outputs = lab.wait(held())
-        measured.none("wrong samples", wrong_identities(requests, outputs))
-        measured.at_most("largest difference of log-probs", lab.worst(requests, outputs), lab.suite.tolerance)
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that a pause changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
 

@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
 from rlsdk.testing.driving import Case, Driven, Weighed, look_at_the_end, share
+from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.worlds import Seat
 
 Act = Callable[[TrainEngine, Driven], None]
@@ -16,16 +19,26 @@ Act = Callable[[TrainEngine, Driven], None]
 
 
 def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
-    """An engine of the case, taken through a script; then what `driving.drive` looks at after its steps."""
+    """An engine of the case, taken through a script; then what `driving.drive` looks at after its steps. A mode of
+    torch that a call leaves changed, for whatever else runs in the process, is a fault."""
     engine = seat.start(case.spec)
     try:
-        found = Driven(collects=engine.parallel.is_collector)
-        for act in script:
-            act(engine, found)
-        look_at_the_end(engine, case, found)
+        with torch.enable_grad():  # back as it was, whatever an engine leaves
+            found = Driven(collects=engine.parallel.is_collector)
+            for act in script:
+                before = torch_modes()
+                act(engine, found)
+                found.faults += [f"{name} is left {value} by {_name(act)}" for name, value in torch_modes() - before]
+            look_at_the_end(engine, case, found)
         return found
     finally:
         engine.close()
+
+
+def _name(act: Act) -> str:
+    function = getattr(act, "func", act)
+    method = getattr(act, "args", ())[:1] if function is _call else ()
+    return str(*method) if method else function.__name__.lstrip("_")
 
 
 def learn(batch: Batch, objective: Any = None, *, lonely: bool = False) -> Act:

@@ -228,6 +228,14 @@ CHANGED = {
         [(None, 1, None, False), (None, 2, None, True), (_step, 2, None, False)]
     ),
     "a step under a lower version, a change expected": Course([(None, 5, None, False), (_step, 2, True, False)]),
+    **{
+        f"{name}, {how} version, expect_change {expected}": Course(
+            [(None, 5, None, False), (change, version, expected, False)]
+        )
+        for name, change in {"a step": _step, "one element": _one_element, "an exchange": _exchange}.items()
+        for how, version in {"a lower": 4, "the same": 5, "a higher": 6}.items()
+        for expected in (None, False, True)
+    },
 }
 """What must not be."""
 

@@ -86,7 +86,9 @@ class SyncRequirements:
             trial.truth["layers.0.experts.up"][-1, -1, -1] += 1
             trial.truth["scale"] -= 1
             trial.load()
+            start = time.perf_counter()
             report = trial.sync(7)
+            elapsed = time.perf_counter() - start
             measured.equal(f"version: {name}", report.version, 7)
             measured.equal(f"tensors: {name}", report.num_tensors, len(SHAPES))
             num_bytes = sum(box.numel * DTYPE_BYTES[wire[tensor]] for _, tensor, box in wanted_boxes(pair))
@@ -98,7 +100,10 @@ class SyncRequirements:
             measured.none(f"receipts that are another replica's: {name}", wrong)
             used = {bucket.transport for bucket in plan.buckets}
             measured.none(f"transports: {name}", sorted(used ^ set(report.transports)))
-            assert 0 < report.seconds < 600, f"seconds: {report.seconds}"
+            assert report.seconds > 0, f"seconds: {report.seconds}"
+            measured.at_most(f"seconds, of those that passed: {name}", report.seconds / elapsed, 1.05)
+            stages = sum(report.stages_s.values())
+            measured.at_most(f"seconds of the stages, of all: {name}", stages / report.seconds, 1.05)
 
     @requirement("sync.given_plan", since=(2, 0))
     def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:

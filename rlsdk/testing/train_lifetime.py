@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ class LifetimeRequirements:
             boxes.setdefault(name, []).append(box)
         overlaps = [n for n, b in boxes.items() if any(x.intersect(y) for at, x in enumerate(b) for y in b[:at])]
         measured.none("tensors whose boxes overlap", overlaps)
+        measured.none("processes that are not this one, node:pid", found["elsewhere"])
         measured.none("shards that are copies", found["copies"])
         measured.none("shards that a step did not change", found["unchanged"])
 
@@ -156,6 +158,7 @@ def look_at_shards(seat: Seat, case: Case) -> dict[str, Any]:
         return {
             "shapes": {meta.name: meta.shape for meta in layout.tensors},
             "boxes": list(layout.boxes),
+            "elsewhere": [] if layout.process.endswith(f":{os.getpid()}") else [layout.process],
             "disorder": disorder,
             "copies": copies,
             "unchanged": unchanged,

@@ -14,7 +14,7 @@ class Defect:
     sides, and only these are run in tests."""
 
     engine: str
-    """Class, in `broken.rollout`, `broken.train` or `broken.sharding`; `MODULE:Class` of another module of `broken`."""
+    """Class, in `broken.rollout` or `broken.train`; `MODULE:Class` of another module of `broken`."""
     fails: Mapping[str, str]
     """Requirement -> words of the reason that its report gives."""
     lacks: frozenset[Capability] = frozenset()

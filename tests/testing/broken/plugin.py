@@ -14,7 +14,7 @@ __all__ = ["ROLLOUT", "SHARDING", "TRAIN", "Defect"]
 @hookimpl
 def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
     for name, defect in SHARDING.items():
-        register(name, ":".join(defect.place("sharding")), "The generic manager with a defect.")
+        register(name, ":".join(defect.place("sharding_plans")), "The generic manager with a defect.")
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.trial_defects import ROLLOUT_TRIAL
 from rlsdk.interfaces import Capability
 
 ROLLOUT_CAPABILITIES = frozenset(
@@ -93,7 +94,7 @@ ROLLOUT = {
     "pause-aborts": Defect(
         "PauseAborts",
         {
-            "pause": "samples that a pause changed",
+            "pause": "wrong samples",
             "partial_rollout": "no tokens",
             "versions.runs": "done before they were paused",
         },
@@ -249,4 +250,5 @@ ROLLOUT = {
     "first-of-group-short": Defect("further:LimitsTheFirstOfGroup", {"company.kinds": "expected"}),
     "takes-turns": Defect("further:TakesTurns", {"company.staggered": "before long ones"}),
     "greedy-almost": Defect("further:GreedyAlmost", {"distribution.greedy": "is not the likeliest"}),
+    **ROLLOUT_TRIAL,
 }

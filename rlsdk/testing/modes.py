@@ -1,0 +1,19 @@
+"""Modes of torch that hold for a whole process, or thread: whoever changes one changes it for all that runs there."""
+
+from __future__ import annotations
+
+import torch
+
+
+def torch_modes() -> set[tuple[str, object]]:
+    """Names and values."""
+    return {
+        ("inference mode", torch.is_inference_mode_enabled()),
+        ("gradients", torch.is_grad_enabled()),
+        ("autocast", torch.is_autocast_enabled("cpu")),
+        ("anomaly detection", torch.is_anomaly_enabled()),
+        ("default dtype", torch.get_default_dtype()),
+        ("default device", str(torch.get_default_device())),
+        ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("threads", torch.get_num_threads()),
+    }
