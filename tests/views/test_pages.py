@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browser import Browser, browser, find_browser
 from made_run import write_run
 
-from rlsdk.views.report import write_report
+from rlsdk.views.report import write_comparison, write_report
+from rlsdk.views.report.live import LivePage, LiveServer
 
 WIDTHS = pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)], ids=["desk", "phone"])
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium on PATH")
@@ -134,3 +137,41 @@ def test_samples_are_filtered_and_coloured(tab: Browser, page: str) -> None:
     assert tab.run(color.format("u2")) == "rgba(0, 0, 0, 0)"
     tab.run("document.querySelector('.prompt .sample .t').click()")
     assert "probability" in tab.run("document.querySelector('.prompt .sample .token').textContent")
+
+
+def test_two_runs_are_drawn_over_each_other(tab: Browser, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, seed=seed, lr=lr) for name, seed, lr in (("one", 0, 1e-6), ("two", 1, 5e-6))]
+    for width in (1280, 390):
+        shown(tab, write_comparison(runs, tmp_path / "page.html").as_uri(), width)
+        assert tab.run("document.documentElement.scrollWidth") == width
+        for at in range(16):  # among them one that never changes
+            tab.run(f"document.querySelector('[data-chart=\"{at}\"]').scrollIntoView()")
+            tab.wait(f"document.querySelector('[data-chart=\"{at}\"] .u-legend')?.textContent.includes('two')")
+        legend = tab.run("document.querySelector('[data-chart=\"0\"] .u-legend').textContent")
+        assert "one" in legend
+        assert "two" in legend
+        assert "5e-06" in tab.run("document.getElementById('main').textContent")
+        assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+
+
+def test_a_live_page_draws_new_steps_by_itself_and_keeps_what_was_typed(tab: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=10)
+    with LiveServer(LivePage(run)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            shown(tab, server.url)
+            tab.run("document.getElementById('filters').elements['text'].value = 'natalia'")
+            tab.run(set_value("smoothing", "0.8", "input"))
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 11, "reward/mean": 0.9, "reward/accuracy": 0.9}\n')
+            tab.wait("document.documentElement.dataset.updates === '1'")
+            tab.wait("document.querySelector('[data-chart=\"0\"] .u-value')?.textContent === '11'")
+            assert tab.run("document.getElementById('filters').elements['text'].value") == "natalia"
+            assert tab.run("document.getElementById('smoothing-value').textContent") == "0.80"
+            assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+            assert tab.run("typeof window.ran") == "undefined"
+        finally:
+            server.shutdown()
+            thread.join()
+    tab.wait("document.body.classList.contains('lost')")

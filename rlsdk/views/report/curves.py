@@ -91,12 +91,14 @@ def terms_of(record: RunRecord) -> list[str]:
     return [name for name in names if name not in OWN_TERMS and name.count("/") == 1 and not name.endswith("_share")]
 
 
-def data_of(records: Sequence[RunRecord], charts: Sequence[Chart]) -> dict[str, Any]:
-    """What the page's script draws: `steps`, and for each chart its curves with a value or null for each step."""
+def data_of(records: Sequence[RunRecord], charts: Sequence[Chart], names: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page's script draws: `steps`, and for each chart its curves with a value or null for each step.
+
+    With `names`, one for each run, curves are called and coloured by run.
+    """
     steps = sorted({step for record in records for step in record.steps})
     buckets = _buckets(len(steps))
     place = {step: at for at, step in enumerate(steps)}
-    alone = len(records) == 1
     drawn = []
     for chart in charts:
         series = []
@@ -104,9 +106,8 @@ def data_of(records: Sequence[RunRecord], charts: Sequence[Chart]) -> dict[str, 
             for label, metric in chart.curves.items():
                 values = _placed(record, metric, place, 100.0 if chart.unit == "%" else 1.0)
                 if any(value is not None for value in values):
-                    name = label if alone else _named(record.name, label, chart)
-                    entry = {"label": name, "values": rounded(_averaged(values, buckets))}
-                    series.append(entry if alone else entry | {"color": index})
+                    entry = {"label": names[index] if names else label, "values": rounded(_averaged(values, buckets))}
+                    series.append(entry | {"color": index} if names else entry)
         drawn.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "series": series})
     return {"steps": [steps[part[-1]] for part in buckets], "charts": drawn}
 
@@ -129,10 +130,6 @@ def _phases(record: RunRecord) -> Chart:
         note="seconds of each step",
         curves={name.removeprefix("time/").removesuffix("_s").replace("_", " "): name for name in names},
     )
-
-
-def _named(run: str, label: str, chart: Chart) -> str:
-    return run if len(chart.curves) == 1 else f"{run}: {label}"
 
 
 def _placed(record: RunRecord, metric: str, place: Mapping[int, int], factor: float) -> list[float | None]:

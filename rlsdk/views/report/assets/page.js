@@ -101,7 +101,9 @@
     if (low == null || high == null) return [0, 1];
     if (chart.kind === "stack") return [0, high * 1.05 || 1];
     if (chart.unit === "%" && low >= 0 && high <= 100 && (high === 0 || high - low > 20)) return [0, 100];
-    const pad = high > low ? (high - low) * 0.06 : Math.max(Math.abs(high) * 0.1, 1e-9);
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const flat = high - low <= size * 1e-6; // smoothing leaves a constant with differences of rounding
+    const pad = flat ? size * 0.1 || 1e-9 : (high - low) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
   }
 
