@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.config import RunConfig
+from rlsdk.views.durations import duration
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
@@ -111,18 +112,6 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     if len(starts) > 1:
         rows.insert(2, ("resumed", f"{len(starts) - 1} times, last at step {_text(starts[-1].get('step'))}"))
     return [(name, text) for name, text in rows if text]
-
-
-def duration(seconds: float) -> str:
-    """As people say it: `45 s`, `12 min 5 s`, `3 h 20 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
