@@ -32,6 +32,11 @@ def write_run(folder: Path, *, steps: int = 60, seed: int = 0, lr: float = 1e-6)
         f"model: {{path: Qwen/Qwen2.5-0.5B-Instruct}}\ndata: {{train: 'openai/gsm8k:main'}}\n"
         f"algorithm: {{recipe: grpo}}\ntrain: {{optim: {{lr: {lr}}}}}\ntrainer: {{steps: {steps}}}\n"
     )
+    moments = [[[at, kind, step, 1] for at, kind in ((9.0 * step, "start"), (9.0 * step + 5, "made"),
+                (9.0 * step + 5, "train"), (9.0 * step + 8, "trained"))] for step in range(1, steps + 1)]  # fmt: skip
+    (folder / "timeline.jsonl").write_text(
+        "".join(json.dumps({"step": step, "moments": each}) + "\n" for step, each in enumerate(moments, 1))
+    )
     start = {"time": "2026-01-02T03:04:05+0000", "step": 0, "checkpoint": None, "changed": {}, "surroundings": {
         "command": "rlsdk train --config run.yaml", "machine": "Linux x86_64, 2 CPU cores, 24 GiB memory, no GPU",
         "versions": "Python 3.11.7, rlsdk 0.1.0, torch 2.11.0"}}  # fmt: skip

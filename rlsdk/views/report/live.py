@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
 from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE
 from rlsdk.views.report.facts import title_of
@@ -21,7 +22,7 @@ from rlsdk.views.report.record import read_run
 
 LOOPBACK = "127.0.0.1"
 NEWS = "/news"
-FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE)
+FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
 REQUEST_S = 10.0
 """A connection that says nothing for so long is closed."""
 HEADERS = {

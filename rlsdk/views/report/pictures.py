@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlsdk.trainer.pool_times import FILE, read_times
+from rlsdk.views.pool_chart import pools_chart
 from rlsdk.views.report.markup import escaped
 from rlsdk.views.report.record import RunRecord
 
@@ -19,7 +21,21 @@ class Picture:
     note: str = ""
 
 
-PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = ()
+STEPS = 16
+"""Newest ones whose pools are shown."""
+
+
+def pools(record: RunRecord) -> Picture | None:
+    """Both pools over time; None where nothing was noted."""
+    svg = pools_chart(read_times(record.folder / FILE, last_steps=STEPS))
+    note = (
+        f"The last {STEPS} steps at most. A colour is a step: its groups while they are made, then its training. Grey: "
+        "weights are under way to the replicas."
+    )
+    return Picture(title="Pools over time", svg=svg, note=note) if svg else None
+
+
+PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = (pools,)
 """Each gives a picture, or None where the run has nothing for it."""
 
 
