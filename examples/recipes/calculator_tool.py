@@ -60,12 +60,14 @@ def evaluate(text: str) -> float | None:
 
 
 def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) < LARGEST:
-        return float(node.value)
+    if isinstance(node, ast.Constant):
+        value = node.value
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+            return float(value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        value = float(OPERATIONS[type(node.op)](_value(node.left), _value(node.right)))
-        if abs(value) < LARGEST:
-            return value
+        result = float(OPERATIONS[type(node.op)](_value(node.left), _value(node.right)))
+        if abs(result) < LARGEST:
+            return result
     raise ValueError(f"not arithmetic: {ast.dump(node)}")
