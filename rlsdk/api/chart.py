@@ -42,7 +42,7 @@ def draw(metrics: Table, names: Sequence[str] = ()) -> Chart:
     Raises:
         ConfigError: there is no metric of that name, or none at all.
     """
-    from rlsdk.trainer.charts import Line, line_chart, sheet
+    from rlsdk.views.charts import Line, line_chart, sheet
 
     columns = metrics.columns
     for name in names:

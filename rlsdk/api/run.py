@@ -118,7 +118,7 @@ class Run:
 
     def report(self) -> Path:
         """Writes `report.html`, one page about the run, into its folder; returns its path."""
-        from rlsdk.trainer.report import write_report
+        from rlsdk.views.report import write_report
 
         return write_report(self.path)[0]
 

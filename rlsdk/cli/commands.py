@@ -23,6 +23,9 @@ app.add_typer(plugins_app, name="plugins", help="What is installed, and why some
 algorithms_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(algorithms_app, name="algorithms", help="Recipes for `--algorithm NAME`, and the parts they expand into.")
 
+config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(config_app, name="config", help="The configuration itself.")
+
 reward_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(reward_app, name="reward", help="Rewards as services.")
 
@@ -164,6 +167,60 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder o
     from rlsdk.cli.report import run
 
     run(run_dir)
+
+
+@config_app.command("schema", help="JSON schema of a run's YAML file, for editors.")
+def config_schema(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; unset: printed.")] = None,
+) -> None:
+    from rlsdk.cli.config import schema
+
+    schema(output)
+
+
+@app.command(help="Write a commented YAML file for a model, data and a machine; asks for what no flag gives.")
+def init(
+    file: Annotated[Path, typer.Argument(help="New file.")] = Path("run.yaml"),
+    model: Annotated[str | None, typer.Option(help="Folder, or name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, org/name on the hub, reasoning_gym:TASK.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Name, or file.py:fn.")] = None,
+    algorithm: Annotated[str, typer.Option(help="Of `rlsdk algorithms list`.")] = "grpo",
+    devices: Annotated[int | None, typer.Option(min=1, help="GPUs on each node.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without a GPU.")] = False,
+    train_backend: Annotated[str | None, typer.Option(help="Unset: the first one that is installed.")] = None,
+    rollout_backend: Annotated[str | None, typer.Option(help="Unset: the first one that is installed.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")] = False,
+) -> None:
+    from rlsdk.cli.init import run
+
+    given = {
+        "model": model, "data": data, "reward": reward, "algorithm": algorithm, "nodes": nodes,
+        "devices": 1 if cpu and devices is None else devices, "gpu": False if cpu else None,
+        "train_backend": train_backend, "rollout_backend": rollout_backend,
+    }  # fmt: skip
+    run(file, given, force=force)
+
+
+@app.command(help="One HTML page about several runs: curves, figures, settings that differ.")
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of two runs or more.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File that is written.")] = Path("comparison.html"),
+) -> None:
+    from rlsdk.cli.compare import run
+
+    run(run_dirs, output)
+
+
+@app.command(help="The page of a run while it goes on, for a browser on this machine.")
+def watch(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    opens: Annotated[bool, typer.Option("--open", help="Also open the page in this machine's browser.")] = False,
+) -> None:
+    from rlsdk.cli.watch import run
+
+    run(run_dir, port, opens=opens)
 
 
 @app.command(help="Train again on what a run's journal recorded, and hold the updates against the run's.")

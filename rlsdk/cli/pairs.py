@@ -30,7 +30,7 @@ def run(kind: PairTraining, args: Sequence[str]) -> None:
 def _figures(kind: PairTraining, result: RunResult) -> str:
     before, after = _accuracy(kind, result.first_eval), _accuracy(kind, result.last_eval)
     held_out = "held-out " if "eval/accuracy_pairs" in result.last_eval else ""
-    return f"{held_out}pairs right {f'{before:.1%} -> ' if before is not None else ''}{after or 0.0:.1%}"
+    return f"accuracy on {held_out}pairs {f'{before:.1%} -> ' if before is not None else ''}{after or 0.0:.1%}"
 
 
 def _accuracy(kind: PairTraining, metrics: Mapping[str, float]) -> float | None:

@@ -9,7 +9,7 @@ from rlsdk.kit.printable import printable
 
 def run(run_dir: Path) -> None:
     """Writes `report.html` and `curves.svg` into the run's folder and says where."""
-    from rlsdk.trainer.report import write_report
+    from rlsdk.views.report import write_report
 
     page, plot = write_report(run_dir)
     print(printable(f"report  {page}\nplot    {plot}"))

@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> None:
 
 def tell(result: RunResult, config: RunConfig) -> None:
     """The last lines: what was reached, where everything is, what to type next."""
-    from rlsdk.trainer.report import write_report
+    from rlsdk.views.report import write_report
 
     say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()

@@ -222,7 +222,9 @@ class TrackingConfig(Section):
     options: dict[str, Options] = empty_mapping()
     """Parameters by tracker name."""
     samples_per_step: NonNegativeInt = 4
-    """Samples whose text is logged each step."""
+    """Samples whose text is logged each step: the best and the worst of some prompts."""
+    tokens_per_sample: NonNegativeInt = 512
+    """First tokens of a logged sample that are logged one by one, with their log-probs; 0: text only."""
 
     def problems(self) -> Iterator[Problem]:
         for name in self.options:

@@ -32,6 +32,7 @@ from rlsdk.trainer.pool_times import FILE as TIMES_FILE
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.sampler import Draw, scores_of
+from rlsdk.trainer.samples import SampleLog
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -103,7 +104,11 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             temperature=config.rollout.temperature,
             reward_names=[reward.title for reward in config.rewards],
             max_failure_share=config.reward_limits.max_failure_share,
-            shown_samples=config.tracking.samples_per_step,
+            shown_samples=SampleLog(
+                count=config.tracking.samples_per_step,
+                max_tokens=config.tracking.tokens_per_sample,
+                pieces=TokenCodec(materials.tokenizer).pieces,
+            ),
             max_staleness=config.schedule.max_staleness,
         ),
         StageSettings(

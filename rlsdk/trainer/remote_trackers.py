@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from rlsdk.interfaces import ConfigError, TrackerContext
 from rlsdk.kit.atomic import atomic_write_json
+from rlsdk.trainer.samples import plain_columns
 from rlsdk.trainer.trackers import is_warm_start
 
 
@@ -81,8 +82,9 @@ class WandbTracker:
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         if samples and self._repeats.mark({}, step) is not None:
-            columns = list(samples[0])
-            rows = [[str(sample.get(column)) for column in columns] for sample in samples]
+            plain = plain_columns(samples)
+            columns = list(plain[0])
+            rows = [[str(sample.get(column)) for column in columns] for sample in plain]
             self._run.log({"step": step, "samples": self._table(columns=columns, data=rows)})
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class MlflowTracker:
             self._mlflow.log_metrics({_mlflow_name(name): value for name, value in fresh.items()}, step=step)
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._mlflow.log_dict({"samples": [dict(s) for s in samples]}, f"samples/step_{step:08d}.json")
+        self._mlflow.log_dict({"samples": plain_columns(samples)}, f"samples/step_{step:08d}.json")
 
     def close(self) -> None:
         self._mlflow.end_run()

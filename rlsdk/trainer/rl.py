@@ -19,7 +19,7 @@ from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, criti
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.publishing import Publisher
-from rlsdk.trainer.samples import shown_samples
+from rlsdk.trainer.samples import SampleLog, shown_samples
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -35,7 +35,7 @@ class RlOptions:
     reward_names: Sequence[str]
     max_failure_share: float
     """Of a step's samples without a score; more end the run."""
-    shown_samples: int
+    shown_samples: SampleLog
     """Logged with their text, each step."""
     max_staleness: int = 0
     """Above 0, groups are made while a step trains."""

@@ -26,6 +26,7 @@ from rlsdk.trainer.checkpoint import (
     step_of,
 )
 from rlsdk.trainer.samples import EVAL_FOLDER, later_eval_folders
+from rlsdk.trainer.surroundings import surroundings
 
 CHECKPOINTS = "checkpoints"
 CONFIG_FILE = "config.yaml"
@@ -212,6 +213,7 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "step": 0 if checkpoint is None else step_of(checkpoint),
         "changed": changed,
+        "surroundings": surroundings(),
     }
     with (run_dir / HISTORY_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

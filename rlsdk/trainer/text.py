@@ -9,6 +9,9 @@ import numpy as np
 
 from rlsdk.rollouts.rollouter import Tokens
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder puts for the beginning of a character whose end is missing."""
+
 
 class TokenCodec:
     """Satisfies `rlsdk.rollouts.Codec`. Special tokens are shown in what is decoded, and are text in what is encoded:
@@ -32,3 +35,22 @@ class TokenCodec:
         else:
             texts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in rows]
         return texts
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Text that each token adds; joined they are the text of all. A token that ends no character adds nothing, the
+        one that ends it adds the whole."""
+        whole = self.decode(token_ids)
+        alone = self.decode_all([[token] for token in token_ids])
+        if "".join(alone) == whole:
+            return alone
+        # Characters of several tokens, or spaces that depend on what stands before: each token behind the last whole
+        # one, as text that streams is decoded.
+        pieces, begin, end = [], 0, 0
+        for at in range(1, len(token_ids) + 1):
+            before, now = self.decode_all([token_ids[begin:end], token_ids[begin:at]])
+            if now.endswith(REPLACEMENT) and at < len(token_ids):
+                pieces.append("")
+                continue
+            pieces.append(now[len(before) :])
+            begin, end = end, at
+        return pieces

@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from rlsdk.interfaces import SyncReport
 from rlsdk.kit.printable import printable
 from rlsdk.trainer.events import RunView
 from rlsdk.views.figures import eval_lines
+from rlsdk.views.summary import Totals
 from rlsdk.views.terminal import SafeConsole
 
 COLUMNS = (
@@ -34,7 +43,8 @@ HEADER_EVERY = 25
 
 
 class ConsoleView(RunView):
-    """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase."""
+    """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase. Every
+    `HEADER_EVERY` steps the time that is left; at the end where the time went."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -43,11 +53,14 @@ class ConsoleView(RunView):
         self._synced = False
         self._phase: TaskID | None = None
         self._run: TaskID | None = None
+        self._totals = Totals()
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -57,8 +70,10 @@ class ConsoleView(RunView):
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
+        for line in self._totals.lines() if error == (None, None, None) else ():
+            self._print(line)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:
@@ -75,7 +90,10 @@ class ConsoleView(RunView):
 
     def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         self._show_run("steps", step, steps)
+        self._totals.step(metrics)
         if self._lines % HEADER_EVERY == 0:
+            if (left := self._totals.left(steps - step + 1)) and self._lines:
+                self._print(left)
             self._print(" " * (len(str(steps)) * 2 + 2) + "  ".join(_heading(*column) for column in COLUMNS))
         self._lines += 1
         figures = "  ".join(_figure(metrics, *column) for column in COLUMNS)
@@ -90,7 +108,7 @@ class ConsoleView(RunView):
         self._show_run("steps", step, steps)
         if step == steps or step % max(steps // 10, 1) == 0:
             loss, right = metrics[f"{label}/loss"], metrics[f"{label}/accuracy"]
-            self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  pairs right {right:.1%}")
+            self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  accuracy {right:.1%}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         for line in eval_lines(step, metrics, self._rules):

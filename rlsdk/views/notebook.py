@@ -11,8 +11,8 @@ from typing import Any
 
 from rlsdk.interfaces import SyncReport
 from rlsdk.kit.printable import printable
-from rlsdk.trainer.charts import Line, line_chart
 from rlsdk.trainer.events import RunView
+from rlsdk.views.charts import Line, line_chart
 
 CURVES = ("reward/mean", "eval/accuracy_greedy", "eval/accuracy_sampled", "sft/loss", "reward_model/loss",
           "dpo/loss")  # fmt: skip

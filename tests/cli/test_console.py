@@ -74,7 +74,7 @@ def test_an_error_s_text_is_shown_and_not_obeyed(
     def fail(run_dir: Path) -> None:
         raise RlsdkError("a grader said \x1b[2J")
 
-    monkeypatch.setattr("rlsdk.trainer.report.write_report", fail)
+    monkeypatch.setattr("rlsdk.views.report.write_report", fail)
     for arguments in (["report", "x"], ["report", "x", "--traceback"]):
         with pytest.raises(SystemExit):
             main(arguments)

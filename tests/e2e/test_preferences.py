@@ -55,7 +55,7 @@ def test_two_ranks_take_the_steps_of_one(command: str, label: str, folder: Path,
             if step == 0 and name == "dpo/accuracy":
                 continue  # The policy still is its reference: every margin is 0, give or take a rounding.
             assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
-    assert "held-out pairs right" in said
+    assert "accuracy on held-out pairs" in said
     assert (folder / "runs" / f"{label}-2" / "model" / "config.json").is_file()
 
 

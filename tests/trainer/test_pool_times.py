@@ -11,8 +11,10 @@ import pytest
 from test_loop import config_of, model, registry, run
 
 from rlsdk.registry import Registry
-from rlsdk.trainer.pool_chart import pools_chart, pools_section, spans
 from rlsdk.trainer.pool_times import FILE, Moment, PoolTimes, read_times
+from rlsdk.views.pool_chart import pools_chart, spans
+from rlsdk.views.report.pictures import pools
+from rlsdk.views.report.record import RunRecord
 
 __all__ = ["model", "registry"]
 
@@ -96,8 +98,8 @@ def test_many_groups_make_a_short_line(tmp_path: Path) -> None:
 )
 def test_what_anybody_may_have_written_there_ends_no_report(line: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(line + "\n" + json.dumps({"step": 2, "moments": []}) + "\n" + line[:9])
-    assert "<svg" not in pools_section(tmp_path)
+    assert pools(RunRecord(folder=tmp_path, metrics=())) is None
 
 
 def test_without_a_record_there_is_no_section(tmp_path: Path) -> None:
-    assert pools_section(tmp_path) == ""
+    assert pools(RunRecord(folder=tmp_path, metrics=())) is None

@@ -6,13 +6,10 @@ import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from rlsdk.trainer.charts import COLORS
-from rlsdk.trainer.pool_times import FILE, Moment, read_times
+from rlsdk.trainer.pool_times import Moment
+from rlsdk.views.charts import COLORS
 
-STEPS = 16
-"""Newest ones that are shown."""
 WIDTH, HEIGHT, LEFT, RIGHT = 860, 250, 84, 12
 TRAIN_TOP, TRAIN_HEIGHT = 64, 40
 ROLLOUT_TOP, ROLLOUT_HEIGHT = 122, 92
@@ -23,17 +20,6 @@ LABEL_WIDTH = 18
 """Pixels of a block from which its step is written into it."""
 Span = tuple[float, float, int]
 """From, to, step."""
-
-
-def pools_section(run_dir: Path) -> str:
-    """A heading and the picture of the run's last steps, in HTML; empty where nothing was noted."""
-    picture = pools_chart(read_times(run_dir / FILE, last_steps=STEPS))
-    if not picture:
-        return ""
-    return (
-        f"<h2>Pools over time</h2>{picture}<p class='label'>The last {STEPS} steps at most. A colour is a step: its "
-        "groups while they are made, then its training. Grey: weights are under way to the replicas.</p>"
-    )
 
 
 def pools_chart(moments: Sequence[Moment]) -> str:
@@ -61,8 +47,8 @@ def pools_chart(moments: Sequence[Moment]) -> str:
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'role="img" aria-label="Pools over time" font-family="system-ui, sans-serif" font-size="11" fill="#777777" '
-        f'style="max-width:100%;height:auto">{"".join(body)}</svg>'
+        'role="img" aria-label="Pools over time" font-family="system-ui, sans-serif" font-size="11" fill="#777777">'
+        f"{''.join(body)}</svg>"
     )
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 from rlsdk.interfaces import ConfigError, TrackerContext
-from rlsdk.trainer.charts import Line, line_chart, sheet, stacked_bars
-from rlsdk.trainer.report import write_report
-from rlsdk.trainer.report_samples import sample_groups
 from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
+from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.views.report import write_report
+from rlsdk.views.report.curves import charts_of, data_of, others_of
+from rlsdk.views.report.markup import json_block
+from rlsdk.views.report.record import read_run
+from rlsdk.views.report.samples import sample_section
+from rlsdk.views.report.statistics import student
 
 
 def context(folder: Path) -> TrackerContext:
@@ -43,10 +50,10 @@ def test_the_page_shows_curves_samples_and_configuration(tmp_path: Path) -> None
     page, plot = write_report(tmp_path)
     text = page.read_text()
     assert "&lt;b&gt;1+1&lt;/b&gt;" in text
-    assert "30.0% ±7.1% (mean of 5 steps)" in text
+    assert "95% interval 10.4% to 49.6%; mean of 5 steps" in text  # 30% +- 2.776 * 7.07%
     assert "trainer: {steps: 5}" in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in text
+    assert re.findall("https://[^ ]+", text) == ["https://github.com/leeoniya/uPlot"]  # a comment: the library's name
     ElementTree.parse(plot)
 
 
@@ -115,7 +122,7 @@ def test_what_strangers_wrote_into_a_run_is_shown_as_text_or_left_out(tmp_path: 
     (run / "config.yaml").write_bytes(b"</pre><script>alert(7)</script>\xff")
     page, plot = write_report(run)
     text = page.read_text()
-    assert "<script" not in text.lower()
+    assert len(re.findall("<script", text, re.IGNORECASE)) == 3  # the data and the page's own two
     assert "<img" not in text.lower()
     assert "&lt;script&gt;alert(3)" in text
     assert "\x1b" not in text
@@ -123,7 +130,7 @@ def test_what_strangers_wrote_into_a_run_is_shown_as_text_or_left_out(tmp_path: 
 
 
 def test_a_step_is_escaped_even_where_a_reader_lets_it_through() -> None:
-    table = sample_groups([{"step": "<script>alert(1)</script>", "score": "<b>"}, {}])
+    table = sample_section([{"step": "<script>alert(1)</script>", "score": "<b>"}, {}])
     assert "<script" not in table
     assert "<b>" not in table
 
@@ -138,10 +145,11 @@ def test_the_headline_is_no_single_step_and_says_how_sure_it_is(tmp_path: Path) 
     tracker.close()
     page, plot = write_report(tmp_path)
     text = page.read_text()
-    assert "score of training samples" in text  # it is not the accuracy, and was trained on
-    assert "(means of the first and the last 5 steps)" in text
-    assert "20.0% ±0.0% → 60.0% ±0.0%" in text
-    assert "25.0% ±2.0% → 50.0% ±3.0%" in text
+    assert "Score of training samples" in text  # it is not the accuracy, and was trained on
+    assert "mean of the last 5 steps" in text
+    assert "20.0% → 60.0%" in text
+    assert "25.0% → 50.0%" in text
+    assert "95% interval 44.1% to 55.9%" in text
     assert "Terms of the reward" in plot.read_text()
 
 
@@ -161,22 +169,73 @@ def test_the_page_says_what_was_trained_and_which_settings_are_not_the_defaults(
 
 def test_the_first_and_the_last_response_to_a_prompt_stand_side_by_side() -> None:
     samples = [{"step": step, "prompt": "1+1=", "response": f"<i>{step}</i>", "score": step / 10} for step in (1, 5, 9)]
-    shown = sample_groups([*samples, {"step": 9, "prompt": "other", "response": "x", "reward/format": 0.5}])
-    assert "prompt (3 times)" in shown
+    shown = sample_section([*samples, {"step": 9, "prompt": "other", "response": "x", "reward/format": 0.5}])
+    assert "sampled at 3 steps; the first and the last" in shown
     assert shown.index("step 1<") < shown.index("step 9<") < shown.index("other")
     assert "step 5" not in shown
     assert "<i>" not in shown
-    assert "format 0.5" in shown
+    assert "format</span> 0.5" in shown
 
 
-def test_the_page_allows_no_script_whatever_is_in_it(tmp_path: Path) -> None:
+def test_tokens_are_coloured_by_the_difference_of_the_engines_and_by_chance() -> None:
+    sample = {"step": 1, "prompt": "p", "response": "ab<c>d", "tokens": ["a", "b", "<c>", "d"],
+              "log_probs": [-0.1, -0.1, None, -5.0], "train_log_probs": [-0.1, -0.4, None, -4.4]}  # fmt: skip
+    shown = sample_section([sample])
+    assert '<div class="text">a<span' in shown  # nothing about it stands out
+    assert '<span class="t d2"' in shown
+    assert "difference -0.3000" in shown
+    assert '<span class="t given" title="given, not sampled">&lt;c&gt;</span>' in shown
+    assert '<span class="t u3 p3"' in shown
+    wrong = sample_section([sample | {"log_probs": [1.0]}])
+    assert "ab&lt;c&gt;d" in wrong
+    assert 'class="t ' not in wrong.partition('class="prompt"')[2]
+
+
+def test_the_policy_of_the_page_allows_its_own_scripts_and_nothing_else(tmp_path: Path) -> None:
     tracker = JsonlTracker(context(tmp_path))
     tracker.log(1, {"reward/mean": 0.5})
     tracker.close()
-    head = write_report(tmp_path)[0].read_text().partition("<body>")[0]
-    assert "Content-Security-Policy" in head
-    assert "default-src 'none'" in head
-    assert "script-src" not in head
+    text = write_report(tmp_path)[0].read_text()
+    policy = re.search('Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    rules = dict(rule.split(" ", 1) for rule in policy[1].split("; "))
+    assert rules["default-src"] == rules["connect-src"] == rules["base-uri"] == "'none'"
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
+              for code in re.findall("<script>(.*?)</script>", text, re.DOTALL)}  # fmt: skip
+    assert len(hashes) == 2
+    assert set(rules["script-src"].split()) == hashes
+    assert "unsafe" not in policy[1]
+
+
+def test_data_of_a_page_cannot_end_its_block_and_reads_back() -> None:
+    block = json_block("data", {"label": "</script><script>alert(1)</script>", "n": [1, None]})
+    assert block.count("<") == 2
+    inner = block.partition(">")[2].rpartition("<")[0]
+    assert json.loads(inner) == {"label": "</script><script>alert(1)</script>", "n": [1, None]}
+
+
+def test_a_long_run_has_no_more_points_than_a_screen(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"step": step, "reward/mean": step}) + "\n" for step in range(1, 10_001))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    record = read_run(tmp_path)
+    data = data_of([record], charts_of([record]))
+    [series] = data["charts"][0]["series"]
+    assert len(series["values"]) == len(data["steps"]) <= 1500
+    assert series["values"][0] == 4.0  # mean of steps 1 to 7
+    assert data["steps"][-1] == 10_000
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042), (1000, 1.962)])
+def test_student_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
+    assert student(degrees) == pytest.approx(quantile, rel=0.04 if degrees == 2 else 0.003)
+
+
+def test_every_metric_without_a_chart_of_its_own_has_one_below(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 1, "rollout/turns": 2, "x/<b>": 3}\n')
+    record = read_run(tmp_path)
+    charts = charts_of([record])
+    shown = {name for chart in [*charts, *others_of([record], charts)] for name in chart.curves.values()}
+    assert set(record.names) <= shown
 
 
 def test_waiting_beside_the_phases_of_a_step_is_no_phase() -> None:

@@ -1,0 +1,32 @@
+"""`rlsdk config schema`: what an editor needs to complete and check a run's YAML file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlsdk.config.json_schema import config_schema
+from rlsdk.interfaces import ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.printable import printable
+from rlsdk.registry import Registry
+
+
+def schema(output: Path | None) -> None:
+    """Prints the schema, or writes it and says how an editor finds it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    text = json.dumps(config_schema(Registry.discover()), indent=1) + "\n"
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        atomic_write_text(output, text)
+    except OSError as error:
+        raise ConfigError(
+            f"--output {str(output)!r} cannot be written: {error.strerror}; choose another one"
+        ) from error
+    print(printable(f"{output}: first line of a YAML file, for editors with the YAML language server:"))
+    print(printable(f"# yaml-language-server: $schema={output}"))

@@ -1,0 +1,194 @@
+"""`rlsdk init`: a commented YAML file for a model, data and a machine, by flags or by asking."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlsdk.config import RunConfig, load_config
+from rlsdk.config.describe import describe_options
+from rlsdk.interfaces import BackendKind, ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.printable import printable
+from rlsdk.registry import Registry
+
+WIDTH = 100
+TEMPLATES = {
+    "gsm8k": "{prompt}\nThink step by step. End with a line that holds #### and the final number.",
+    "math": "{prompt}\nThink step by step. Put the final answer into \\boxed{{}}.",
+    "choice": "{prompt}\nEnd with a line that holds the letter of your answer in \\boxed{{}}.",
+}
+"""Reward -> what tells the model which mark it reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the file is for."""
+
+    model: str
+    data: str
+    reward: str
+    algorithm: str = "grpo"
+    nodes: int = 1
+    devices: int = 1
+    """On each node; 1 with `gpu` False is this machine's CPU."""
+    gpu: bool = True
+    train_backend: str | None = None
+    rollout_backend: str | None = None
+
+
+def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
+    """Writes the file and says what to do with it.
+
+    Raises:
+        ConfigError: the file is there already, something is missing and nobody can be asked, or rlsdk would refuse the
+            file: its message says why.
+    """
+    if file.exists() and not force:
+        raise ConfigError(f"{str(file)!r} is there already; give another name, or --force")
+    registry = Registry.discover()
+    wishes = asked(given, input if sys.stdin.isatty() else None)
+    text = file_text(settings(wishes, registry), wishes)
+    problem = refused(text, registry)
+    try:
+        atomic_write_text(file, text)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be written: {error.strerror}; choose another one") from error
+    name = shlex.quote(str(file))
+    print(printable(f"wrote {file}"))
+    if problem:
+        print(printable(f"as it stands, this machine would refuse it: {problem}"))
+    kind = f" --hardware h100:{wishes.nodes}x{wishes.devices}" if wishes.gpu else ""
+    print(printable(f"\nnext:\n  rlsdk plan --config {name}{kind}\n  rlsdk train --config {name}"))
+
+
+def asked(given: Mapping[str, Any], ask: Callable[[str], str] | None) -> Wishes:
+    """The wishes, with what is missing asked for.
+
+    Args:
+        given: by flags; None where nothing was.
+        ask: prints a question, returns the line that was typed; None: nobody is there.
+
+    Raises:
+        ConfigError: something without a default is missing and nobody can be asked.
+    """
+    questions = {
+        "model": "model: folder, or name on the hub (Qwen/Qwen2.5-0.5B-Instruct)",
+        "data": "data: file, folder, org/name on the hub, or reasoning_gym:TASK (openai/gsm8k:main)",
+        "reward": "reward: gsm8k, math, code, ..., or file.py:fn (gsm8k)",
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    missing = [name for name in questions if name not in known]
+    if missing and ask is None:
+        flags = " ".join(f"--{name} ..." for name in missing)
+        raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); add {flags}")
+    for name in missing:
+        assert ask is not None
+        suggested = questions[name].rpartition("(")[2].rstrip(")")
+        known[name] = ask(f"{questions[name]}: ").strip() or suggested
+    if missing and ask is not None and "devices" not in known:
+        typed = ask("GPUs on each machine, 0 for the CPU (1): ").strip() or "1"
+        if not typed.isdecimal():
+            raise ConfigError(f"GPUs on each machine: {typed!r} is no whole number, such as 8")
+        known |= {"devices": max(int(typed), 1), "gpu": typed != "0"}
+    return Wishes(**known)
+
+
+def settings(wishes: Wishes, registry: Registry) -> dict[str, Any]:
+    """The fields of the file, nested: few, and each one that a person is likely to change."""
+    names = {row.name for row in registry.rows() if row.state.usable}
+    trains = wishes.train_backend or _first(BackendKind.TRAIN, registry, names)
+    rolls = wishes.rollout_backend or _first(BackendKind.ROLLOUT, registry, names)
+    reward: dict[str, Any] = {"name": wishes.reward}
+    template = TEMPLATES.get(wishes.reward)
+    return {
+        "model": {"path": wishes.model, "dtype": "bfloat16" if wishes.gpu else "float32"},
+        "data": {
+            "train": wishes.data,
+            **({"prompt_template": template} if template else {}),
+            "max_prompt_tokens": 1024,
+            "num_eval_rows": 256,
+        },
+        "rewards": [reward],
+        "algorithm": {"recipe": wishes.algorithm},
+        "train": {
+            "backend": trains,
+            "optim": {"lr": 1e-6, "warmup_steps": 10},
+            "micro_batch_tokens": 16384,
+            "activation_checkpointing": wishes.gpu,
+        },
+        "rollout": {
+            "backend": rolls,
+            "temperature": 1.0,
+            "max_response_tokens": 1024 if wishes.gpu else 256,
+            "max_running_samples": 256 if wishes.gpu else 64,
+        },
+        "eval": {"every_steps": 20},
+        "placement": {
+            "num_nodes": wishes.nodes,
+            "devices_per_node": wishes.devices,
+            "device": "cuda" if wishes.gpu else "cpu",
+            **({"ray_address": "auto"} if wishes.nodes > 1 else {}),
+        },
+        "trainer": {
+            "steps": 200,
+            "prompts_per_step": 64 if wishes.gpu else 8,
+            "samples_per_prompt": 8,
+            "save_every_steps": 50,
+        },
+    }
+
+
+def file_text(fields: Mapping[str, Any], wishes: Wishes) -> str:
+    """YAML in which every field stands under what it means."""
+    texts = {option.path: option.doc for option in describe_options(RunConfig)}
+    head = [
+        f"# {wishes.algorithm} of {wishes.model} on {wishes.data}; written by rlsdk init.",
+        "# All fields: rlsdk train --help. Completion in editors: rlsdk config schema -o schema.json",
+    ]
+    return "\n".join([*(printable(line) for line in head), *_lines(fields, "", texts)]) + "\n"
+
+
+def refused(text: str, registry: Registry) -> str:
+    """Why the configuration cannot be used here; empty where it can."""
+    try:
+        load_config(values=yaml.safe_load(text), registry=registry)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _first(kind: BackendKind, registry: Registry, usable: set[str]) -> str:
+    """The first usable backend that a plugin brought; a built-in one where there is none."""
+    found = [row for row in registry.rows() if row.kind == kind and row.name in usable]
+    outside = [row.name for row in found if row.source.distribution != "rlsdk"]
+    return (outside or [row.name for row in found])[0]
+
+
+def _lines(fields: Mapping[str, Any], path: str, texts: Mapping[str, str]) -> Iterator[str]:
+    indent = "  " * path.count(".")
+    for name, value in fields.items():
+        here = f"{path}{name}"
+        if not path:
+            yield ""
+            yield f"# {RunConfig.model_fields[name].description}"
+        elif here in texts:
+            yield from _comment(texts[here], indent)
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _lines(value, f"{here}.", texts)
+        else:
+            dumped = yaml.safe_dump({name: value}, allow_unicode=True, width=10_000, default_style=None)
+            yield from (f"{indent}{line}" for line in dumped.rstrip("\n").splitlines())
+
+
+def _comment(text: str, indent: str) -> Iterator[str]:
+    import textwrap
+
+    yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")

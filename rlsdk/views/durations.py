@@ -1,0 +1,15 @@
+"""Seconds in words."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """As people say it: `45 s`, `12 min 5 s`, `3 h 20 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -1,0 +1,220 @@
+// Draws the curves of a report and filters its samples. Reads data as text only: nothing in it becomes markup or code.
+"use strict";
+(() => {
+  const COLORS = ["#3b82c4", "#e07b39", "#4fa35c", "#b25fae", "#c2a12f", "#3fa7b5", "#c9504e", "#8b7fd1", "#8c6d5a", "#888888"];
+  const SPARSE = 1 / 3; // a curve with fewer of the steps is one of evaluations: points, never smoothed
+  const BARS = 60; // steps up to which time by phase is drawn as bars
+  const html = document.documentElement;
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const css = (name) => getComputedStyle(html).getPropertyValue(name).trim();
+  let data = read("data");
+  let smoothing = 0;
+  const drawn = new Map(); // key of the chart -> its uPlot
+
+  const problems = [];
+  const failed = (text) => { problems.push(String(text)); html.dataset.problems = problems.join("\n"); };
+  addEventListener("error", (event) => failed(event.message));
+  document.addEventListener("securitypolicyviolation", (event) => failed("blocked: " + event.violatedDirective));
+
+  function number(value) {
+    const size = Math.abs(value);
+    if (value === 0) return "0";
+    if (size >= 1e9) return trimmed(value / 1e9) + "G";
+    if (size >= 1e6) return trimmed(value / 1e6) + "M";
+    if (size >= 1e4) return trimmed(value / 1e3) + "k";
+    if (size < 1e-3) return value.toExponential(1).replace(/\.0(?=e)/, "");
+    return trimmed(value);
+  }
+  const trimmed = (value) => String(+value.toPrecision(4));
+  const shown = (value, unit) => (value == null ? "\u2013" : number(value) + unit);
+
+  function smooth(values, weight) {
+    let mean = 0, count = 0;
+    return values.map((value) => {
+      if (value == null) return null;
+      mean = mean * weight + value * (1 - weight);
+      count += 1;
+      return mean / (1 - Math.pow(weight, count)); // as Adam corrects its moments: the first value counts in full
+    });
+  }
+
+  const isSparse = (values) => values.filter((v) => v != null).length < values.length * SPARSE || values.length === 1;
+  const last = (values) => { for (let i = values.length - 1; i >= 0; i--) if (values[i] != null) return values[i]; return null; };
+
+  function lines(chart) {
+    const columns = [data.steps], series = [{ label: "step", value: (u, v) => (v == null ? String(last(data.steps)) : String(v)) }];
+    chart.series.forEach((curve, index) => {
+      const color = COLORS[(curve.color ?? index) % COLORS.length];
+      const sparse = isSparse(curve.values);
+      const common = { stroke: color, spanGaps: true, points: { show: sparse, size: 5, fill: color } };
+      const value = (u, v, at, step) => shown(step == null ? last(curve.values) : curve.values[step], chart.unit);
+      if (!sparse && smoothing > 0) {
+        columns.push(curve.values, smooth(curve.values, smoothing));
+        series.push({ ...common, label: curve.label, class: "raw", width: 1, alpha: 0.28 });
+        series.push({ ...common, label: curve.label, width: 2, value });
+      } else {
+        columns.push(curve.values);
+        series.push({ ...common, label: curve.label, width: sparse ? 1.5 : 2, value, dash: curve.dash ? [6, 4] : undefined });
+      }
+    });
+    return { columns, series, bands: [] };
+  }
+
+  function stack(chart) {
+    const sum = data.steps.map(() => 0), columns = [data.steps], bands = [];
+    const series = [{ label: "step", value: (u, v) => (v == null ? String(last(data.steps)) : String(v)) }];
+    chart.series.forEach((part, index) => {
+      const color = COLORS[index % COLORS.length];
+      part.values.forEach((value, at) => { sum[at] += value ?? 0; });
+      columns.push(sum.map((value, at) => (part.values[at] == null && value === 0 ? null : value)));
+      series.push({
+        label: part.label, stroke: color, fill: color, width: 1, points: { show: data.steps.length === 1 },
+        paths: data.steps.length <= BARS ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+        value: (u, v, at, step) => shown(step == null ? last(part.values) : part.values[step], chart.unit),
+      });
+    });
+    // Drawn from the top down, so that each part covers the one above it down to its own height.
+    const order = [0, ...chart.series.map((_, index) => chart.series.length - index)];
+    return { columns: order.map((at) => columns[at]), series: order.map((at) => series[at]), bands };
+  }
+
+  function options(chart, made, width) {
+    const axis = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
+    const labels = (u, splits) => splits.map((value) => (value == null ? "" : number(value) + chart.unit));
+    return {
+      width, height: width < 420 ? 200 : 230, padding: [10, 12, 0, 0],
+      cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 7 } },
+      scales: {
+        x: { time: false, range: (u, low, high) => (chart.kind === "stack" && u.data[0].length <= BARS ? [low - 0.5, high + 0.5] : [low, high]) },
+        y: { range: (u, low, high) => scale(chart, low, high) },
+      },
+      legend: { live: true, markers: { width: 3 } },
+      axes: [
+        { ...axis, size: 28, space: 60, values: (u, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) },
+        { ...axis, values: labels, space: 34, size: (u, values) => 16 + 7 * Math.max(2, ...(values ?? []).map((text) => String(text).length)) },
+      ],
+      series: made.series, bands: made.bands,
+    };
+  }
+
+  function scale(chart, low, high) {
+    if (low == null || high == null) return [0, 1];
+    if (chart.kind === "stack") return [0, high * 1.05 || 1];
+    if (chart.unit === "%" && low >= 0 && high <= 100 && (high === 0 || high - low > 20)) return [0, 100];
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const flat = high - low <= size * 1e-6; // smoothing leaves a constant with differences of rounding
+    const pad = flat ? size * 0.1 || 1e-9 : (high - low) * 0.06;
+    return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+  }
+
+  function draw(place) {
+    const chart = data.charts[place.dataset.chart];
+    const old = drawn.get(place);
+    if (old) { old.destroy(); drawn.delete(place); }
+    if (!chart || !place.clientWidth) return;
+    const made = chart.kind === "stack" ? stack(chart) : lines(chart);
+    drawn.set(place, new uPlot(options(chart, made, place.clientWidth), made.columns, place));
+    html.dataset.charts = drawn.size;
+  }
+
+  // Only what is in view is drawn: a long report opens at once.
+  const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
+    if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
+  }), { rootMargin: "600px" });
+  const sized = new ResizeObserver((entries) => entries.forEach((entry) => {
+    const plot = drawn.get(entry.target);
+    if (plot && entry.contentRect.width && plot.width !== Math.floor(entry.contentRect.width)) draw(entry.target);
+  }));
+  const redraw = () => [...drawn.keys()].forEach(draw);
+  const watch = () => document.querySelectorAll("[data-chart]").forEach((place) => { seen.observe(place); sized.observe(place); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+
+  function controls() {
+    const slider = document.getElementById("smoothing"), said = document.getElementById("smoothing-value");
+    if (!slider) return;
+    const apply = () => { smoothing = Number(slider.value); said.textContent = smoothing ? smoothing.toFixed(2) : "off"; redraw(); };
+    slider.addEventListener("input", apply);
+    apply();
+  }
+
+  // Samples: filters work on attributes that the page was written with.
+  function filters() {
+    const form = document.getElementById("filters");
+    if (!form) return;
+    const field = (name) => form.elements[name];
+    const apply = () => {
+      const text = field("text").value.toLowerCase(), kind = field("kind").value;
+      const from = field("from").value === "" ? -Infinity : Number(field("from").value);
+      const to = field("to").value === "" ? Infinity : Number(field("to").value);
+      let count = 0;
+      document.querySelectorAll(".prompt").forEach((box) => {
+        let any = false;
+        box.querySelectorAll(".sample").forEach((card) => {
+          const step = Number(card.dataset.step), score = card.dataset.score === "" ? NaN : Number(card.dataset.score);
+          const advantage = card.dataset.advantage === "" ? NaN : Number(card.dataset.advantage);
+          const kept = step >= from && step <= to && (kind === "all" || (kind === "best" && score >= Number(data.best)) ||
+            (kind === "zero" && score <= Number(data.worst)) || (kind === "better" && advantage > 0) || (kind === "worse" && advantage < 0))
+            && (text === "" || card.textContent.toLowerCase().includes(text) || box.querySelector(".ask").textContent.toLowerCase().includes(text));
+          card.hidden = !kept;
+          any = any || kept;
+        });
+        box.hidden = !any;
+        count += any;
+      });
+      document.getElementById("found").textContent = count + (count === 1 ? " prompt" : " prompts");
+    };
+    form.addEventListener("input", apply);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    apply();
+  }
+
+  function tokens() {
+    const choice = document.getElementById("colors");
+    const apply = () => { if (choice) document.body.dataset.colors = choice.value; };
+    if (choice) choice.addEventListener("change", apply);
+    apply();
+    document.body.addEventListener("click", (event) => {
+      const token = event.target.closest(".t");
+      if (!token) return;
+      const said = token.closest(".sample").querySelector(".token");
+      said.textContent = token.title;
+      document.querySelectorAll(".t.on").forEach((other) => other.classList.remove("on"));
+      token.classList.add("on");
+    });
+  }
+
+  function ready() { watch(); controls(); filters(); tokens(); }
+  ready();
+  html.dataset.ready = "yes";
+
+  // A page that `rlsdk watch` serves asks for what is new; one in a file has no such place.
+  const live = document.body.dataset.live;
+  if (live) {
+    let mark = document.body.dataset.mark;
+    const ask = async () => {
+      try {
+        const answer = await fetch(live + "?after=" + encodeURIComponent(mark), { cache: "no-store" });
+        if (answer.status === 200) {
+          const fresh = await answer.json();
+          mark = fresh.mark;
+          replace(fresh);
+        }
+        document.body.classList.toggle("lost", !answer.ok && answer.status !== 304);
+      } catch { document.body.classList.add("lost"); }
+      setTimeout(ask, 2000);
+    };
+    setTimeout(ask, 2000);
+  }
+
+  function replace(fresh) {
+    // Markup that the server wrote as it wrote this page, every text in it escaped; the policy of the page holds for it.
+    const typed = new Map([...document.querySelectorAll("#filters [name], #smoothing, #colors")].map((e) => [e.name || e.id, e.value]));
+    drawn.forEach((plot) => plot.destroy());
+    drawn.clear();
+    data = fresh.data;
+    document.getElementById("main").innerHTML = fresh.main;
+    document.querySelectorAll("#filters [name], #smoothing, #colors").forEach((e) => { if (typed.has(e.name || e.id)) e.value = typed.get(e.name || e.id); });
+    ready();
+    html.dataset.updates = Number(html.dataset.updates || 0) + 1;
+  }
+})();

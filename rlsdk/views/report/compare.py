@@ -1,0 +1,103 @@
+"""Several runs on one page: what each came to, the settings in which they differ, their curves on top of each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
+from rlsdk.views.report.facts import NOT_SHOWN, SHOWN_CHARS, fact_rows, headlines, leaves
+from rlsdk.views.report.markup import document, escaped, table
+from rlsdk.views.report.page import smoothing
+from rlsdk.views.report.record import RunRecord, read_run
+
+MOST_RUNS = 20
+MISSING = "\N{EN DASH}"
+
+
+def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
+    """Writes one page about several runs.
+
+    Raises:
+        ConfigError: fewer than two runs, too many, or one that holds no metrics.
+    """
+    if not 2 <= len(run_dirs) <= MOST_RUNS:
+        raise ConfigError(
+            f"{len(run_dirs)} runs cannot be compared: give 2 to {MOST_RUNS} folders, as in "
+            "`rlsdk compare runs/A runs/B`; `rlsdk report` is for one"
+        )
+    records = [read_run(Path(run_dir)) for run_dir in run_dirs]
+    names = names_of(records)
+    main, data = comparison_page(records, names)
+    atomic_write_text(file, document(f"rlsdk: {' | '.join(names)}", main, data))
+    return file
+
+
+def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """What the page shows, and the data of its curves."""
+    known = {name for record in records for name in record.names}
+    charts = [chart for chart in apart(charts_of(records)) if known.issuperset(chart.curves.values())]
+    others = others_of(records, charts)
+    data = data_of(records, [*charts, *others], names)
+    differing = different_settings(records)
+    settings = table(differing, ["setting", *names]) if differing else "<p>All settings are equal.</p>"
+    main = "".join(
+        [
+            f"<h1>{escaped(f'{len(records)} runs')}</h1>",
+            f"<h2>What they came to</h2>{table(_figures(records), ['', *names])}",
+            f"<h2>Settings that differ</h2>{settings}",
+            f"<h2>Curves</h2>{smoothing(max(len(record.metrics) for record in records))}{frames(charts)}",
+            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>"
+            f"{frames(others, len(charts))}</details>",
+        ]
+    )
+    return main, data
+
+
+def names_of(records: Sequence[RunRecord]) -> list[str]:
+    """What each run is called: its folder's name, with as much of the path as tells it from others."""
+    paths = [record.folder.absolute() for record in records]
+    depth = 1
+    while True:
+        names = [str(Path(*path.parts[-depth:])) for path in paths]
+        count = Counter(names)
+        if max(count.values()) == 1:
+            return names
+        if depth > max(len(path.parts) for path in paths):
+            return [f"{name} ({at})" for at, name in enumerate(names, 1)]
+        depth += 1
+
+
+def apart(charts: Sequence[Chart]) -> list[Chart]:
+    """One chart for each metric, since colours tell the runs from each other."""
+    found = []
+    for chart in charts:
+        for label, metric in chart.curves.items():
+            title = chart.title if len(chart.curves) == 1 else f"{chart.title}: {label}"
+            found.append(replace(chart, title=title, curves={label: metric}))
+    return found
+
+
+def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
+    """Field, and its value in each run, of all that are not equal in all."""
+    flat = [dict(leaves(record.settings, "")) for record in records]
+    fields = dict.fromkeys(name for settings in flat for name in settings)
+    rows = []
+    for name in fields:
+        values = [settings.get(name, MISSING) for settings in flat]
+        if name and name not in NOT_SHOWN and any(value != values[0] for value in values):
+            rows.append([name, *(str(value)[:SHOWN_CHARS] for value in values)])
+    return rows
+
+
+def _figures(records: Sequence[RunRecord]) -> list[list[str]]:
+    found = [{one.label: f"{one.value} ({one.interval})" if one.interval else one.value for one in headlines(record)}
+             | dict(fact_rows(record)) for record in records]  # fmt: skip
+    labels = dict.fromkeys(label for figures in found for label in figures)
+    shown = [label for label in labels if label not in ("run", "command")]
+    return [[label, *(figures.get(label, MISSING) for figures in found)] for label in shown]

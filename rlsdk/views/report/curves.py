@@ -1,0 +1,151 @@
+"""Which curves a page draws, and their points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.trainer.metrics import phase_names
+from rlsdk.views.report.markup import escaped, rounded
+from rlsdk.views.report.record import RunRecord
+
+MOST_POINTS = 1500
+"""Of a curve: beyond, neighbouring steps are averaged. A screen has fewer columns."""
+OWN_TERMS = frozenset(
+    {"reward/mean", "reward/std", "reward/accuracy", "reward/invalid_share", "reward/groups_with_signal"}
+)
+"""What a run logs under `reward/` besides the terms of the reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What is drawn in one frame."""
+
+    title: str
+    unit: str = ""
+    """`%`: values are shares, shown times 100."""
+    curves: Mapping[str, str]
+    """Label -> metric."""
+    note: str = ""
+    kind: str = "lines"
+    """Or `stack`."""
+
+
+CHARTS = (
+    Chart(title="Accuracy", unit="%", note="share of samples that count as correct",
+          curves={"training samples": "reward/accuracy", "held-out, sampled": "eval/accuracy_sampled",
+                  "held-out, greedy": "eval/accuracy_greedy", "pairs, reward model": "reward_model/accuracy",
+                  "pairs, DPO": "dpo/accuracy", "held-out pairs": "eval/accuracy_pairs"}),
+    Chart(title="Score", note="the weighted sum that was trained on",
+          curves={"mean": "reward/mean", "std over samples": "reward/std", "held-out": "eval/reward_sampled"}),
+    Chart(title="Loss", curves={"supervised": "sft/loss", "held-out answers": "sft/eval_loss",
+                                "reward model": "reward_model/loss", "DPO": "dpo/loss"}),
+    Chart(title="Response length", unit="", note="tokens", curves={
+        "mean": "response/tokens_mean", "longest": "response/tokens_max"}),
+    Chart(title="Truncated and failed", unit="%", note="share of samples", curves={
+        "cut at the limit": "response/truncated_share", "without a score": "reward/invalid_share"}),
+    Chart(title="Prompts with a signal", unit="%", note="share of prompts whose samples scored differently",
+          curves={"of all": "reward/groups_with_signal"}),
+    Chart(title="Entropy", note="nats, estimated from the samples", curves={"policy": "policy/entropy"}),
+    Chart(title="KL", note="nats", curves={"of the update": "policy/approx_kl", "to the reference": "policy/kl"}),
+    Chart(title="Rollout against training", note="mean difference of the two engines' log-probs, nats",
+          curves={"mean": "parity/log_prob_diff_mean"}),
+    Chart(title="Clipped tokens", unit="%", curves={"policy": "policy/clip_fraction"}),
+    Chart(title="Gradient norm", note="before clipping", curves={
+        "policy": "policy/grad_norm", "critic": "critic/grad_norm"}),
+    Chart(title="Critic", note="share of the returns' variance that it explains", curves={
+        "explained variance": "critic/explained_variance"}),
+    Chart(title="Staleness", note="trainer steps behind", curves={
+        "mean": "schedule/staleness_mean", "largest": "schedule/staleness_max"}),
+    Chart(title="Idle time", unit="%", note="share of each pool's time", curves={
+        "training pool": "time/train_idle_share", "rollout pool": "time/rollout_idle_share"}),
+    Chart(title="Throughput", note="tokens per second, prompts and tools included", curves={
+        "all tokens": "throughput/tokens_per_s"}),
+)  # fmt: skip
+"""In the order of the page; a chart without any value is left out."""
+
+
+def charts_of(records: Sequence[RunRecord]) -> list[Chart]:
+    """The charts that have something to show."""
+    terms = {name.removeprefix("reward/"): name for record in records for name in terms_of(record)}
+    found = [*CHARTS]
+    if terms:
+        found.insert(2, Chart(title="Terms of the reward", note="before their weights", curves=terms))
+    if len(records) == 1:
+        found.append(_phases(records[0]))
+    has = {name for record in records for name in record.names}
+    return [chart for chart in found if has & set(chart.curves.values())]
+
+
+def others_of(records: Sequence[RunRecord], shown: Iterable[Chart]) -> list[Chart]:
+    """One chart for each metric that no other shows."""
+    taken = {metric for chart in shown for metric in chart.curves.values()}
+    names = dict.fromkeys(name for record in records for name in record.names)
+    return [Chart(title=name, curves={name.rpartition("/")[2]: name}) for name in sorted(names) if name not in taken]
+
+
+def terms_of(record: RunRecord) -> list[str]:
+    """Names of the metrics that are terms of the reward."""
+    names = [name for name in record.names if name.startswith("reward/")]
+    return [name for name in names if name not in OWN_TERMS and name.count("/") == 1 and not name.endswith("_share")]
+
+
+def data_of(records: Sequence[RunRecord], charts: Sequence[Chart], names: Sequence[str] = ()) -> dict[str, Any]:
+    """What the page's script draws: `steps`, and for each chart its curves with a value or null for each step.
+
+    With `names`, one for each run, curves are called and coloured by run.
+    """
+    steps = sorted({step for record in records for step in record.steps})
+    buckets = _buckets(len(steps))
+    place = {step: at for at, step in enumerate(steps)}
+    drawn = []
+    for chart in charts:
+        series = []
+        for index, record in enumerate(records):
+            for label, metric in chart.curves.items():
+                values = _placed(record, metric, place, 100.0 if chart.unit == "%" else 1.0)
+                if any(value is not None for value in values):
+                    entry = {"label": names[index] if names else label, "values": rounded(_averaged(values, buckets))}
+                    series.append(entry | {"color": index} if names else entry)
+        drawn.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "series": series})
+    return {"steps": [steps[part[-1]] for part in buckets], "charts": drawn}
+
+
+def frames(charts: Sequence[Chart], first: int = 0) -> str:
+    """The places that charts are drawn into, in the order of `data_of`."""
+    return '<div class="charts">' + "".join(
+        f"<figure><h3>{escaped(chart.title)}</h3><p class=quiet>{escaped(chart.note) or '&nbsp;'}</p>"
+        f'<div data-chart="{first + at}"></div></figure>'
+        for at, chart in enumerate(charts)
+    ) + "</div>"  # fmt: skip
+
+
+def _phases(record: RunRecord) -> Chart:
+    names = [name for name in phase_names(record.names) if name != "time/eval_s"]
+    return Chart(
+        title="Time by phase",
+        unit=" s",
+        kind="stack",
+        note="seconds of each step",
+        curves={name.removeprefix("time/").removesuffix("_s").replace("_", " "): name for name in names},
+    )
+
+
+def _placed(record: RunRecord, metric: str, place: Mapping[int, int], factor: float) -> list[float | None]:
+    values: list[float | None] = [None] * len(place)
+    for step, value in zip(record.steps, record.values(metric), strict=True):
+        values[place[step]] = None if value is None else value * factor
+    return values
+
+
+def _buckets(count: int) -> list[range]:
+    """Positions that become one point each: one by one as long as there are few."""
+    stride = -(-count // MOST_POINTS)
+    return [range(at, min(at + stride, count)) for at in range(0, count, max(stride, 1))]
+
+
+def _averaged(values: Sequence[float | None], buckets: Sequence[range]) -> Iterator[float | None]:
+    for part in buckets:
+        known = [value for at in part if (value := values[at]) is not None]
+        yield sum(known) / len(known) if known else None

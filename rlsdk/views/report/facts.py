@@ -1,0 +1,171 @@
+"""What stands above the curves: what a run was, what it came to, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.config import RunConfig
+from rlsdk.views.durations import duration
+from rlsdk.views.report.record import RunRecord
+from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
+
+SHOWN_CHARS = 160
+NOT_SHOWN = ("trainer.run_dir", "trainer.run_name", "trainer.resume")
+"""Where a run is, not what it computes."""
+EVAL = "eval/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """One figure that a run came to."""
+
+    label: str
+    first: Estimate | None
+    last: Estimate
+    in_percent: bool
+    note: str
+    """What was averaged."""
+
+    @property
+    def value(self) -> str:
+        before = "" if self.first is None else f"{self._shown(self.first.mean)} \N{RIGHTWARDS ARROW} "
+        return before + self._shown(self.last.mean)
+
+    @property
+    def interval(self) -> str:
+        """Of the last value, in words; empty where it is not known."""
+        if self.last.half_width is None:
+            return ""
+        low, high = self.last.mean - self.last.half_width, self.last.mean + self.last.half_width
+        if self.in_percent:
+            low, high = max(low, 0.0), min(high, 1.0)
+        return f"95% interval {self._shown(low)} to {self._shown(high)}"
+
+    def _shown(self, value: float) -> str:
+        return f"{value:.1%}" if self.in_percent else f"{value:.3g}"
+
+
+def title_of(settings: Mapping[str, Any], name: str) -> str:
+    """Model, data and algorithm in one line; the run's name where nothing is known."""
+    parts = [_tail(_at(settings, "model.path")), _tail(_at(settings, "data.train"))]
+    parts.append(str(_at(settings, "algorithm.recipe") or _at(settings, "algorithm.advantage") or ""))
+    return " \N{MIDDLE DOT} ".join(part for part in parts if part) or name
+
+
+def changed_from_defaults(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Field and value of every setting that is not the default."""
+    defaults = dict(leaves(RunConfig().model_dump(mode="json"), ""))
+    return [
+        (name, str(value)[:SHOWN_CHARS])
+        for name, value in leaves(settings, "")
+        if name not in NOT_SHOWN and value not in (None, [], {}) and defaults.get(name) != value
+    ]
+
+
+def headlines(record: RunRecord) -> list[Headline]:
+    """What the run came to: evaluations first, then the score where the reward is shaped, then the accuracy."""
+    found = list(_evaluations(record.metrics))
+    shaped = any(m.get("reward/mean") != m.get("reward/accuracy") for m in record.metrics if "reward/mean" in m)
+    names = {"Score of training samples": ("reward/mean", False)} if shaped else {}
+    names |= {
+        "Accuracy of training samples": ("reward/accuracy", True),
+        "Pairs in the right order": ("reward_model/accuracy", True),
+        "Preferred answers more likely": ("dpo/accuracy", True),
+    }
+    if not any("reward/mean" in m for m in record.metrics):
+        names["Loss of the last steps"] = ("sft/loss", False)
+    for label, (name, in_percent) in names.items():
+        values = [m[name] for m in record.metrics if name in m]
+        if values:
+            first, last = ends_of(values)
+            note = f"mean of the last {last.count} steps" if first else f"mean of {_plural(last.count, 'step')}"
+            found.append(Headline(label=label, first=first, last=last, in_percent=in_percent, note=note))
+    return found
+
+
+def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
+    """Name and text of what was run, where, and how long it took."""
+    starts = record.starts
+    around: Mapping[str, Any] = next(
+        (s["surroundings"] for s in reversed(starts) if isinstance(s.get("surroundings"), Mapping)), {}
+    )
+    steps = [m["time/step_s"] for m in record.metrics if "time/step_s" in m]
+    evaluating = sum(m.get("time/eval_s", 0.0) for m in record.metrics)
+    rates = sorted(m["throughput/tokens_per_s"] for m in record.metrics if "throughput/tokens_per_s" in m)
+    backends = {kind: _text(_at(record.settings, f"{kind}.backend")) for kind in ("train", "rollout")}
+    rows = [
+        ("run", record.name),
+        ("started", _text(starts[0].get("time")) if starts else ""),
+        ("command", _text(around.get("command"))),
+        ("steps", f"{record.metrics[-1]['step']:.0f}"),
+        (
+            "time",
+            f"{duration(sum(steps))} in steps" + (f", {duration(evaluating)} in evaluations" if evaluating else ""),
+        ),
+        ("tokens per second", f"{rates[len(rates) // 2]:,.0f} (median step)" if rates else ""),
+        ("engines", ", ".join(f"{kind} {name}" for kind, name in backends.items() if name)),
+        ("machine", _text(around.get("machine"))),
+        ("versions", _text(around.get("versions"))),
+    ]
+    if len(starts) > 1:
+        rows.insert(2, ("resumed", f"{len(starts) - 1} times, last at step {_text(starts[-1].get('step'))}"))
+    return [(name, text) for name, text in rows if text]
+
+
+def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Dotted name and value of everything in nested mappings."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _evaluations(metrics: Sequence[Mapping[str, float]]) -> Iterator[Headline]:
+    for name in dict.fromkeys(name for m in metrics for name in m if name.startswith(EVAL)):
+        in_percent = "accuracy" in name
+        if "_se" in name or not (in_percent or _is_shaped(name, metrics)):
+            continue
+        found = [_measured(m, name) for m in metrics if name in m]
+        label = name.removeprefix(EVAL).replace("_", " ").replace("/", " ")
+        first = found[0] if len(found) > 1 else None
+        note = "first and last evaluation" if first else "one evaluation"
+        yield Headline(label=f"Held-out {label}", first=first, last=found[-1], in_percent=in_percent, note=note)
+
+
+def _is_shaped(name: str, metrics: Sequence[Mapping[str, float]]) -> bool:
+    """It is the score of an evaluation, and not just its accuracy again."""
+    accuracy = name.replace("/reward", "/accuracy", 1)
+    return accuracy != name and any(name in m and m.get(accuracy, m[name]) != m[name] for m in metrics)
+
+
+def _measured(metrics: Mapping[str, float], name: str) -> Estimate:
+    """With the interval that the evaluation's own standard error gives."""
+    stem, _, part = name.rpartition("_")
+    error = next((metrics[other] for other in (f"{name}_se", f"{stem}_se_{part}") if other in metrics), None)
+    return Estimate(mean=metrics[name], half_width=None if error is None else LEVEL_Z * error)
+
+
+def _text(value: object) -> str:
+    """Of a record that anybody may have written: numbers and text, a mapping as a list."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items() if _text(item))
+    return str(value)[:400] if isinstance(value, str | int | float) else ""
+
+
+def _at(settings: Mapping[str, Any], path: str) -> Any:
+    value: Any = settings
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _tail(name: object) -> str:
+    text = str(name) if isinstance(name, str) else ""
+    return text.rstrip("/").rpartition("/")[2] if text.startswith(("/", ".")) else text
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

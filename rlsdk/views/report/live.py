@@ -1,0 +1,165 @@
+"""The page of a run that is going on, served to browsers of this machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
+from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
+from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE
+from rlsdk.views.report.facts import title_of
+from rlsdk.views.report.markup import document, escaped
+from rlsdk.views.report.page import run_page
+from rlsdk.views.report.record import read_run
+
+LOOPBACK = "127.0.0.1"
+NEWS = "/news"
+FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
+REQUEST_S = 10.0
+"""A connection that says nothing for so long is closed."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class LivePage:
+    """What there is to see of a run's folder now. Reads, never writes; safe from any thread."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """
+        Raises:
+            ConfigError: there is no such folder.
+        """
+        if not run_dir.is_dir():
+            raise ConfigError(f"{str(run_dir)!r} is not the folder of a run: give one, as in `rlsdk watch runs/NAME`")
+        self.run_dir = run_dir.resolve()
+        self._lock = threading.Lock()
+        self._made: tuple[str, str, str, Mapping[str, Any]] = ("", "", "", {})
+
+    @property
+    def mark(self) -> str:
+        """Another one whenever a file that is shown has changed."""
+        stats = []
+        for name in FILES:
+            try:
+                found = (self.run_dir / name).stat()
+                stats.append(f"{found.st_size}.{found.st_mtime_ns}")
+            except OSError:
+                stats.append("-")
+        return "_".join(stats)
+
+    def whole(self) -> str:
+        """The page."""
+        mark, title, main, data = self._now()
+        return document(title, main, data, live=(NEWS, mark))
+
+    def news(self, after: str) -> str | None:
+        """What is to be shown in place of what has the mark `after`, as JSON; None: nothing is new."""
+        if after == self.mark:
+            return None
+        mark, _, main, data = self._now()
+        return json.dumps({"mark": mark, "main": main, "data": data}, allow_nan=False)
+
+    def _now(self) -> tuple[str, str, str, Mapping[str, Any]]:
+        with self._lock:
+            mark = self.mark
+            if self._made[0] != mark or not mark:
+                self._made = (mark, *self._make())
+            return self._made
+
+    def _make(self) -> tuple[str, str, Mapping[str, Any]]:
+        try:
+            record = read_run(self.run_dir)
+        except (ConfigError, OSError):
+            waiting = f"<h1>{escaped(self.run_dir.name)}</h1><p>No step is done yet. This page shows the first one.</p>"
+            return self.run_dir.name, waiting, {"steps": [], "charts": []}
+        return title_of(record.settings, record.name), *run_page(record)
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Listens on the loopback interface only. There is no token: whoever has an account on this machine can look.
+
+    Requests that name another host are refused: a page of the web that has its own name point at this machine ("DNS
+    rebinding") would otherwise read the run.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, page: LivePage, port: int = 0) -> None:
+        """
+        Args:
+            page: what is served.
+            port: 0: any free one.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--port {port}: cannot listen there: {reason}; give another one, or 0 for any"
+            ) from error
+        self.page = page
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_address[1]}/"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What a request may call this server."""
+        port = self.server_address[1]
+        return frozenset(f"{name}:{port}" for name in (LOOPBACK, "localhost"))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+    timeout = REQUEST_S
+    server_version, sys_version = "rlsdk", ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").lower() not in self.server.hosts:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this server answers under its own address only\n")
+            return
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this server answers its own page only\n")
+            return
+        asked = urlsplit(self.path)
+        if asked.path == "/":
+            self._answer(HTTPStatus.OK, "text/html", self.server.page.whole())
+        elif asked.path == NEWS:
+            news = self.server.page.news(parse_qs(asked.query).get("after", [""])[0])
+            if news is None:
+                self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "")
+            else:
+                self._answer(HTTPStatus.OK, "application/json", news)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is one page here: /\n")
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A page that asks every two seconds is no news."""

@@ -1,0 +1,109 @@
+"""HTML in which every text is escaped, and the policy that keeps a browser from running anything else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from rlsdk.kit.printable import printable
+
+SIGNIFICANT = 5
+"""Digits of a number in a page's data: more than a screen can show."""
+_LARGEST = 1e15
+
+
+def escaped(value: object) -> str:
+    """As text, between tags and in quoted attributes alike; control characters are written out."""
+    return html.escape(printable(str(value)), quote=True)
+
+
+def number_of(value: object) -> float | None:
+    """The value as a number that can be drawn; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
+
+
+def figure(value: object, digits: int = 3) -> str:
+    """A number as people read it; empty for what is none."""
+    number = number_of(value)
+    return "" if number is None else f"{number:.{digits}g}"
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """For a page's data: `SIGNIFICANT` digits, null for what is not finite."""
+    return [
+        None if value is None or not math.isfinite(value) else float(f"{value:.{SIGNIFICANT}g}") for value in values
+    ]
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Rows of text, the first cell of each as its heading."""
+    top = f"<thead><tr>{''.join(f'<th>{escaped(name)}</th>' for name in head)}</tr></thead>" if head else ""
+    body = "".join(
+        f"<tr><th>{escaped(first)}</th>{''.join(f'<td>{escaped(text)}</td>' for text in others)}</tr>"
+        for first, *others in rows
+    )
+    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and what they are, as a list of definitions."""
+    return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in rows)}</dl>"
+
+
+def json_block(name: str, value: Any) -> str:
+    """Data for the page's own script. A browser does not run a block of this type, and no text can end it early."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+@cache
+def asset(name: str) -> str:
+    """A file that is part of every page."""
+    return resources.files("rlsdk.views.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def document(title: str, main: str, data: Mapping[str, Any], *, live: tuple[str, str] | None = None) -> str:
+    """A whole page that needs nothing else.
+
+    Its policy allows the scripts and the style of this package, by their hashes, and nothing else: no other script, no
+    handler in an attribute, no request (but where `live` asks this server), no frame, no form.
+
+    Args:
+        title: of the window.
+        main: what it shows; every text in it escaped.
+        data: what its curves are drawn from.
+        live: path that is asked for news, and the mark of what the page shows already.
+    """
+    scripts = [asset("uplot.min.js"), asset("page.js")]
+    style = asset("uplot.min.css") + asset("page.css")
+    sources = " ".join(_hash(text) for text in scripts)
+    connect = "'self'" if live else "'none'"
+    policy = (
+        f"default-src 'none'; script-src {sources}; style-src {_hash(style)}; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    asks = f' data-live="{escaped(live[0])}" data-mark="{escaped(live[1])}"' if live else ""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{escaped(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<style>{style}</style></head><body{asks} data-colors="difference"><div id="main">{main}</div>'
+        f"{json_block('data', data)}{''.join(f'<script>{text}</script>' for text in scripts)}</body></html>\n"
+    )
+
+
+@cache
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,99 @@
+"""One self-contained HTML page about a run, and its curves as one SVG file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.printable import printable
+from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
+from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
+from rlsdk.views.report.facts import Headline, changed_from_defaults, fact_rows, headlines, title_of
+from rlsdk.views.report.markup import document, escaped, facts, table
+from rlsdk.views.report.pictures import pictures_of
+from rlsdk.views.report.record import RunRecord, read_run
+from rlsdk.views.report.samples import sample_section, score_range
+
+PAGE, PLOT = "report.html", "curves.svg"
+MAX_BARS = 120
+SMOOTHED_FROM = 40
+"""Steps from which curves are smoothed unless the reader says otherwise."""
+
+
+def write_report(run_dir: Path) -> tuple[Path, Path]:
+    """Writes `report.html` and `curves.svg` into the run's folder from what its JSONL tracker left there.
+
+    Raises:
+        ConfigError: the folder holds no metrics.
+    """
+    record = read_run(run_dir)
+    page, plot = run_dir / PAGE, run_dir / PLOT
+    atomic_write_text(plot, printable(curves_svg(record)))
+    main, data = run_page(record)
+    atomic_write_text(page, document(title_of(record.settings, record.name), main, data))
+    return page, plot
+
+
+def run_page(record: RunRecord) -> tuple[str, dict[str, Any]]:
+    """What a page about one run shows, and the data of its curves."""
+    charts = charts_of([record])
+    others = others_of([record], charts)
+    changed = changed_from_defaults(record.settings)
+    low, high = score_range(record.samples)
+    data = data_of([record], [*charts, *others]) | {"worst": low, "best": high}
+    main = "".join(
+        [
+            f"<h1>{escaped(title_of(record.settings, record.name))}</h1>",
+            headline_cards(headlines(record)),
+            facts(fact_rows(record)),
+            f"<details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>",
+            f"<h2>Curves</h2>{smoothing(len(record.metrics))}{frames(charts)}",
+            pictures_of(record),
+            f"<h2>Samples</h2>{sample_section(record.samples)}",
+            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>"
+            f"{frames(others, len(charts))}</details>",
+            "<h2>Configuration</h2><details><summary>all fields</summary>"
+            f"<pre>{escaped(record.config_text)}</pre></details>",
+        ]
+    )
+    return main, data
+
+
+def headline_cards(found: Sequence[Headline]) -> str:
+    """The figures that a run came to, large, each with its interval."""
+    cards = "".join(
+        f'<div class="card"><span class="quiet">{escaped(one.label)}</span><b>{escaped(one.value)}</b>'
+        f'<span class="quiet">{escaped("; ".join(text for text in (one.interval, one.note) if text))}</span></div>'
+        for one in found
+    )
+    return f'<div class="cards">{cards}</div>' if cards else ""
+
+
+def smoothing(num_steps: int) -> str:
+    """The slider above the curves."""
+    value = 0.6 if num_steps >= SMOOTHED_FROM else 0
+    return (
+        '<div class="bar"><label>smoothing <input type="range" id="smoothing" min="0" max="0.98" step="0.02" '
+        f'value="{value}"> <output id="smoothing-value"></output></label>'
+        '<span class="quiet">Point at a curve for its values; drag to zoom in, double-click to zoom out.</span></div>'
+    )
+
+
+def curves_svg(record: RunRecord) -> str:
+    """The same curves as one picture, for where no page can be shown."""
+    return sheet([_svg(record, chart) for chart in charts_of([record])])
+
+
+def _svg(record: RunRecord, chart: Chart) -> str:
+    if chart.kind == "stack":
+        rows = [{label: m[name] for label, name in chart.curves.items() if name in m} for m in record.metrics]
+        rows = [row for row in rows if row]
+        return stacked_bars(chart.title, rows[:: max(len(rows) // MAX_BARS, 1)], unit=chart.unit)
+    factor = 100.0 if chart.unit == "%" else 1.0
+    lines = [
+        Line(name=label, points=[(m["step"], m[metric] * factor) for m in record.metrics if metric in m])
+        for label, metric in chart.curves.items()
+    ]
+    return line_chart(chart.title, [line for line in lines if line.points], unit=chart.unit)

@@ -1,0 +1,48 @@
+"""Pictures of a run besides its curves. A further one is a function in a file of its own, named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlsdk.trainer.pool_times import FILE, read_times
+from rlsdk.views.pool_chart import pools_chart
+from rlsdk.views.report.markup import escaped
+from rlsdk.views.report.record import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An SVG with its heading."""
+
+    title: str
+    svg: str
+    """Every text in it escaped; colours as attributes, since the page's policy allows no `style` attribute."""
+    note: str = ""
+
+
+STEPS = 16
+"""Newest ones whose pools are shown."""
+
+
+def pools(record: RunRecord) -> Picture | None:
+    """Both pools over time; None where nothing was noted."""
+    svg = pools_chart(read_times(record.folder / FILE, last_steps=STEPS))
+    note = (
+        f"The last {STEPS} steps at most. A colour is a step: its groups while they are made, then its training. Grey: "
+        "weights are under way to the replicas."
+    )
+    return Picture(title="Pools over time", svg=svg, note=note) if svg else None
+
+
+PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = (pools,)
+"""Each gives a picture, or None where the run has nothing for it."""
+
+
+def pictures_of(record: RunRecord) -> str:
+    """The section of all pictures; empty without any."""
+    found = [picture for draw in PICTURES if (picture := draw(record)) is not None]
+    return "".join(
+        f'<h2>{escaped(one.title)}</h2><p class="quiet">{escaped(one.note)}</p><div class="picture">{one.svg}</div>'
+        for one in found
+    )

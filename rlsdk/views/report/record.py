@@ -1,0 +1,98 @@
+"""What a run's folder says, read for a page. Whatever stands there, nothing of it is trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config.yaml_text import read_yaml
+from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
+from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
+from rlsdk.views.report.markup import number_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run as its files tell it."""
+
+    folder: Path
+    metrics: Sequence[Mapping[str, float]]
+    """One for each step, in order, with `step`; numbers only."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """In the order in which they were made."""
+    config_text: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    starts: Sequence[Mapping[str, Any]] = ()
+    """Each accepted start, the first one first: `time`, `step`, and `surroundings` (command, machine, versions)."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(line["step"]) for line in self.metrics]
+
+    def values(self, metric: str) -> list[float | None]:
+        """Of every step; None where it was not measured."""
+        return [line.get(metric) for line in self.metrics]
+
+    @property
+    def names(self) -> list[str]:
+        """All metrics, in the order in which they first appear."""
+        return [name for name in dict.fromkeys(name for line in self.metrics for name in line) if name != "step"]
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    """Reads a run's folder.
+
+    Raises:
+        ConfigError: the folder holds no metrics.
+    """
+    metrics = [numbers for line in read_metrics(run_dir) if "step" in (numbers := _numbers(line))]
+    if not metrics:
+        raise ConfigError(
+            f"{str(run_dir)!r} holds no {METRICS_FILE} with lines in it. Give a run's folder (runs/NAME), "
+            "and keep 'jsonl' among tracking.trackers"
+        )
+    file = run_dir / CONFIG_FILE
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    return RunRecord(
+        folder=run_dir,
+        metrics=metrics,
+        samples=read_lines(run_dir / SAMPLES_FILE),
+        config_text=text,
+        settings=settings_of(text),
+        starts=_starts(run_dir / HISTORY_FILE),
+    )
+
+
+def settings_of(text: str) -> Mapping[str, Any]:
+    """The settings that a run's `config.yaml` holds; empty where it cannot be read."""
+    try:
+        found, _ = read_yaml(text, CONFIG_FILE)
+    except ConfigError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line: what anybody may have written there besides is left out."""
+    return {str(name): number for name, value in line.items() if (number := number_of(value)) is not None}
+
+
+def _starts(file: Path) -> list[Mapping[str, Any]]:
+    found = []
+    if file.is_file():
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, Mapping):
+                found.append(line)
+    return found

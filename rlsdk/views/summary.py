@@ -1,0 +1,96 @@
+"""Where a run's time went, how fast it was, and how much memory it took: the last lines of a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from rlsdk.trainer.metrics import phase_names
+from rlsdk.views.durations import duration
+
+RECENT = 20
+"""Steps that say how long the next ones will take."""
+MEMORY_EVERY_S = 10.0
+LEAST_SHARE = 0.005
+"""Of the time of all steps: phases below are left out."""
+
+
+class Totals:
+    """Adds up the steps of a run."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._seconds: dict[str, float] = {}
+        self._step_s = 0.0
+        self._tokens = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._memory = 0
+        self._looked = -MEMORY_EVERY_S
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """One more step."""
+        seconds = metrics.get("time/step_s", 0.0)
+        self._steps += 1
+        self._step_s += seconds
+        self._tokens += seconds * metrics.get("throughput/tokens_per_s", 0.0)
+        self._recent.append(seconds)
+        for name in phase_names(metrics):
+            self._seconds[name] = self._seconds.get(name, 0.0) + metrics[name]
+        if time.monotonic() - self._looked >= MEMORY_EVERY_S:
+            self._looked = time.monotonic()
+            self._memory = max(self._memory, memory_of_processes())
+
+    def left(self, steps: int) -> str:
+        """How long so many steps will take, by the newest ones; empty where that is not known. Evaluations and
+        checkpoints come on top."""
+        if not self._step_s:
+            return ""
+        each = sum(self._recent) / len(self._recent)
+        return f"{duration(self._step_s)} in steps so far, about {duration(each * steps)} for the {steps} that are left"
+
+    def lines(self) -> Iterator[str]:
+        """The summary, of at most 80 columns; nothing of a run without steps."""
+        if not self._step_s:
+            return
+        yield ""
+        each, rate = self._step_s / self._steps, self._tokens / self._step_s
+        yield f"{self._steps} steps, {each:.2f} s each, {rate:,.0f} tokens/s"
+        shares = {name: seconds / self._step_s for name, seconds in self._seconds.items() if name != "time/eval_s"}
+        parts = [
+            f"{name.removeprefix('time/').removesuffix('_s').replace('_', ' ')} {share:.0%}"
+            for name, share in sorted(shares.items(), key=lambda item: -item[1])
+            if share >= LEAST_SHARE
+        ]
+        yield from _wrapped("time by phase: ", parts)
+        if self._memory:
+            yield f"main memory: {self._memory / 2**30:.1f} GiB at most, all processes of the run on this machine"
+
+
+def memory_of_processes() -> int:
+    """Bytes of main memory that this process and all below it hold now; what several share counts once, by their parts
+    of it. 0 where the system does not say."""
+    total = 0
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def _wrapped(head: str, parts: list[str], width: int = 80) -> Iterator[str]:
+    line = head
+    for at, part in enumerate(parts):
+        piece = part if at + 1 == len(parts) else f"{part}, "
+        if len(line) + len(piece.rstrip()) > width:
+            yield line.rstrip()
+            line = " " * len(head)
+        line += piece
+    if parts:
+        yield line.rstrip()

@@ -1,0 +1,181 @@
+"""Pages in a browser, at the widths of a desk and of a phone: drawn, usable, and nothing in them runs but their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, browser, find_browser
+from made_run import write_run
+
+from rlsdk.views.report import write_comparison, write_report
+from rlsdk.views.report.live import LivePage, LiveServer
+
+WIDTHS = pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)], ids=["desk", "phone"])
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium on PATH")
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = write_run(tmp_path_factory.mktemp("runs") / "grpo <b>1</b>")
+    return write_report(run)[0].as_uri()
+
+
+def shown(tab: Browser, url: str, width: int = 1280, height: int = 900) -> Browser:
+    tab.size(width, height, mobile=width < 600)
+    tab.open(url)
+    tab.wait("Number(document.documentElement.dataset.charts) > 0")
+    return tab
+
+
+def set_value(name: str, value: str, event: str) -> str:
+    return (
+        f"(() => {{ const e = document.getElementById('{name}'); e.value = '{value}';"
+        f"e.dispatchEvent(new Event('{event}')) }})()"
+    )
+
+
+@WIDTHS
+def test_a_page_fits_its_window_and_draws_every_chart(tab: Browser, page: str, width: int, height: int) -> None:
+    shown(tab, page, width, height)
+    assert tab.run("document.documentElement.scrollWidth") == width
+    for at in range(12):  # what is not near the window is not drawn yet
+        tab.run(f"document.querySelector('[data-chart=\"{at}\"]').scrollIntoView()")
+        tab.wait(f"document.querySelector('[data-chart=\"{at}\"] canvas') !== null")
+    drawn = tab.run(
+        "[...document.querySelectorAll('[data-chart] canvas')].map((c) => new Set(new Uint32Array("
+        "c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size > 4)"
+    )
+    assert len(drawn) >= 12
+    assert all(drawn)
+    assert tab.run("document.documentElement.scrollWidth") == width
+
+
+@WIDTHS
+def test_nothing_that_a_model_wrote_is_run_and_nothing_is_asked_for(
+    tab: Browser, page: str, width: int, height: int
+) -> None:
+    shown(tab, page, width, height)
+    assert tab.run("typeof window.ran") == "undefined"
+    assert (
+        tab.run("document.querySelectorAll('#main script, #main img, #main a, #main style, #main [onload]').length")
+        == 0
+    )
+    assert tab.run("document.querySelectorAll('#main svg').length") == 1  # the pools over time
+    assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+    assert tab.complaints == []
+    assert [url for url in tab.requests if not url.startswith(page)] == []
+    assert "<script>window.ran = 1</script>" in tab.run("document.querySelector('.prompt').textContent")
+
+
+def test_what_is_put_into_a_page_by_any_way_is_stopped_by_its_policy(tab: Browser, page: str) -> None:
+    """Were the escaping ever wrong, the policy of the page still stands."""
+    shown(tab, page)
+    tab.run(
+        "(() => { const e = document.createElement('div'); document.body.append(e);"
+        """e.innerHTML = '<img src=x onerror="window.ran = 5"><iframe srcdoc="<script>top.ran=6</script>"></iframe>';"""
+        "const s = document.createElement('script'); s.textContent = 'window.ran = 7'; document.body.append(s); })()"
+    )
+    tab.wait("(document.documentElement.dataset.problems ?? '').includes('script-src')")
+    assert tab.run("typeof window.ran") == "undefined"
+
+
+def test_pointing_at_a_curve_shows_the_values_of_that_step(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    legend = "document.querySelector('[data-chart=\"0\"] .u-legend').textContent"
+    before = tab.run(legend)
+    assert before.startswith("step60")  # the last one, as long as nobody points
+    at = tab.run(
+        "(() => { const r = document.querySelector('[data-chart=\"0\"] .u-over').getBoundingClientRect();"
+        "return [r.x + r.width * 0.4, r.y + r.height / 2] })()"
+    )
+    tab.point(*at)
+    tab.wait(f"!{legend}.startsWith('step60')")
+    step = tab.run("document.querySelector('[data-chart=\"0\"] .u-value').textContent")
+    assert 20 <= int(step) <= 28
+    other = tab.run("document.querySelector('[data-chart=\"1\"] .u-value').textContent")
+    assert other == step  # all charts follow
+
+
+def test_smoothing_redraws_and_leaves_evaluations_as_they_are(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    assert tab.run("document.getElementById('smoothing-value').textContent") == "0.60"
+    curves = "document.querySelectorAll('[data-chart=\"0\"] .u-series').length"
+    assert tab.run(curves) == 4  # step, the raw curve, the smooth one, the evaluations
+    tab.run(
+        "(() => { const s = document.getElementById('smoothing'); s.value = 0; s.dispatchEvent(new Event('input')) })()"
+    )
+    assert tab.run(curves) == 3
+
+
+def test_samples_are_filtered_and_coloured(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    visible = "[...document.querySelectorAll('.sample')].filter((e) => e.getClientRects().length).length"
+    everything = tab.run(visible)
+    choose = (
+        "(() => {{ const f = document.getElementById('filters').elements; f['{}'].value = '{}';"
+        "f['{}'].dispatchEvent(new Event('input', {{bubbles: true}})) }})()"
+    )
+    tab.run(choose.format("kind", "worse", "kind"))
+    worse = tab.run(visible)
+    assert 0 < worse < everything
+    assert tab.run(
+        "[...document.querySelectorAll('.sample')].every((e) => e.hidden || Number(e.dataset.advantage) < 0)"
+    )
+    tab.run(choose.format("text", "nowhere to be found", "text"))
+    assert tab.run(visible) == 0
+    assert tab.run("document.getElementById('found').textContent") == "0 prompts"
+    tab.run(choose.format("text", "", "text") + ";" + choose.format("kind", "all", "kind"))
+    assert tab.run(visible) == everything
+    color = "getComputedStyle(document.querySelector('.prompt .{}')).backgroundColor"
+    assert tab.run(color.format("u2")) != "rgba(0, 0, 0, 0)"
+    tab.run(set_value("colors", "none", "change"))
+    assert tab.run(color.format("u2")) == "rgba(0, 0, 0, 0)"
+    tab.run("document.querySelector('.prompt .sample .t').click()")
+    assert "probability" in tab.run("document.querySelector('.prompt .sample .token').textContent")
+
+
+def test_two_runs_are_drawn_over_each_other(tab: Browser, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, seed=seed, lr=lr) for name, seed, lr in (("one", 0, 1e-6), ("two", 1, 5e-6))]
+    for width in (1280, 390):
+        shown(tab, write_comparison(runs, tmp_path / "page.html").as_uri(), width)
+        assert tab.run("document.documentElement.scrollWidth") == width
+        for at in range(16):  # among them one that never changes
+            tab.run(f"document.querySelector('[data-chart=\"{at}\"]').scrollIntoView()")
+            tab.wait(f"document.querySelector('[data-chart=\"{at}\"] .u-legend')?.textContent.includes('two')")
+        legend = tab.run("document.querySelector('[data-chart=\"0\"] .u-legend').textContent")
+        assert "one" in legend
+        assert "two" in legend
+        assert "5e-06" in tab.run("document.getElementById('main').textContent")
+        assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+
+
+def test_a_live_page_draws_new_steps_by_itself_and_keeps_what_was_typed(tab: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=10)
+    with LiveServer(LivePage(run)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            shown(tab, server.url)
+            tab.run("document.getElementById('filters').elements['text'].value = 'natalia'")
+            tab.run(set_value("smoothing", "0.8", "input"))
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 11, "reward/mean": 0.9, "reward/accuracy": 0.9}\n')
+            tab.wait("document.documentElement.dataset.updates === '1'")
+            tab.wait("document.querySelector('[data-chart=\"0\"] .u-value')?.textContent === '11'")
+            assert tab.run("document.getElementById('filters').elements['text'].value") == "natalia"
+            assert tab.run("document.getElementById('smoothing-value').textContent") == "0.80"
+            assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+            assert tab.run("typeof window.ran") == "undefined"
+        finally:
+            server.shutdown()
+            thread.join()
+    tab.wait("document.body.classList.contains('lost')")
