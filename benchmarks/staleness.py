@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.charts import Line, line_chart, sheet
+from rlsdk.views.charts import Line, line_chart, sheet
 from rlsdk.trainer.trackers import read_metrics
 
 CORRECTED = ("--algorithm.old_log_probs", "auto")
