@@ -67,7 +67,7 @@ def run_pairs(
                 trainer.fit()
                 if (best := trainer.load_best()) is not None:
                     view.notice(f"model/ is that of the best checkpoint: {best.line()}")
-            export_model(session, materials.tokenizer, run_dir / "model")
+            export_model(session, materials.tokenizer, run_dir / "model", trainer.card())
     return RunResult(
         run_dir=run_dir,
         steps=stage.step,
