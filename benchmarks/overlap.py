@@ -60,9 +60,9 @@ class Load:
 
 
 LOADS = {
-    "balanced": Load(prompts=4, samples=4, tokens=128),
-    "rollout is longer": Load(prompts=2, samples=2, tokens=160),
-    "update is longer": Load(prompts=4, samples=4, tokens=128, epochs=2),
+    "balanced": Load(prompts=4, samples=4, tokens=96),
+    "rollout is longer": Load(prompts=2, samples=2, tokens=128),
+    "update is longer": Load(prompts=4, samples=4, tokens=96, epochs=2),
 }
 
 
@@ -91,7 +91,7 @@ def command(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> list
         "--data.max_prompt_tokens", "96", "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
         "--placement.device", "cpu", "--eval.every_steps", "null", "--eval.at_start", "false",
         "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--schedule.journal", "all",
-        "--trainer.steps", str(STEPS),
+        "--trainer.steps", str(STEPS), "--trainer.resume", "never",
         # The sampler's log-probs in the ratio: stale steps do the same work as synchronous ones.
         "--algorithm.old_log_probs", "rollout", "--algorithm.skip_zero_advantage", "false",
         "--trainer.run_dir", str(folder.parent), "--trainer.run_name", folder.name, *load.flags, *extra,
@@ -99,11 +99,13 @@ def command(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> list
 
 
 def run(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> None:
-    """One run, its two workers held to two cores.
+    """One run, its two workers held to two cores. One that is there already is not made again.
 
     Raises:
         RuntimeError: it failed, with what it said.
     """
+    if STEPS in read_steps(folder / FOLDER)[1]:
+        return
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command(model, folder, load, extra), stdout=said, stderr=said, env=environment)
@@ -226,12 +228,14 @@ def show(rows: Sequence[Mapping[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LOADS)
-    parser.add_argument("--folder", type=Path, help="keeps the runs there; otherwise they are removed")
+    parser.add_argument("--folder", type=Path, help="keeps the runs there, and goes on with those that it finds")
     parser.add_argument("--json", type=Path, help="adds the rows to those of this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
-        model = write_tiny_model(folder / "model", layers=4, hidden_size=256, intermediate_size=512)
+        model = folder / "model"
+        if not model.exists():
+            write_tiny_model(model, layers=4, hidden_size=256, intermediate_size=512)
         names = [args.only] if args.only else list(LOADS)
         rows = [asdict(row) for name in names for row in measure(model, folder, name)]
     if args.json is not None:
