@@ -49,20 +49,19 @@ class Load:
     samples: int
     tokens: int
     """Of a response, at most."""
-    epochs: int = 1
 
     @property
     def flags(self) -> list[str]:
         return [
             "--trainer.prompts_per_step", str(self.prompts), "--trainer.samples_per_prompt", str(self.samples),
-            "--rollout.max_response_tokens", str(self.tokens), "--trainer.epochs_per_step", str(self.epochs),
+            "--rollout.max_response_tokens", str(self.tokens),
         ]  # fmt: skip
 
 
 LOADS = {
-    "balanced": Load(prompts=4, samples=4, tokens=96),
-    "rollout is longer": Load(prompts=2, samples=2, tokens=128),
-    "update is longer": Load(prompts=4, samples=4, tokens=96, epochs=2),
+    "balanced": Load(prompts=2, samples=4, tokens=128),
+    "rollout is longer": Load(prompts=2, samples=2, tokens=160),
+    "update is longer": Load(prompts=4, samples=4, tokens=96),
 }
 
 
