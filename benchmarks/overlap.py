@@ -36,9 +36,9 @@ from rlsdk.planning.measured import PREFILL_SPEEDUP, fit_decoding, measured_rate
 from rlsdk.planning.simulation import Rates, Setting, simulate
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.pool_chart import levels, spans
 from rlsdk.trainer.pool_times import FILE, read_times
 from rlsdk.trainer.trackers import read_metrics
+from rlsdk.views.pool_chart import levels, spans
 
 REWARD = Path(__file__).with_name("digits.py")
 STEPS, WARM = 34, 4
