@@ -15,6 +15,7 @@ from rlsdk.config.algorithm import AlgorithmConfig
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
+from rlsdk.config.faults import FaultsConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig, judge_pool_problems, reward_problems
@@ -267,6 +268,8 @@ class RunConfig(Section):
     """When groups are made, and with which weights."""
     deadlines: DeadlinesConfig = DeadlinesConfig()
     """Seconds after which a wait is an error."""
+    faults: FaultsConfig = FaultsConfig()
+    """What a run does by itself when a process of it is lost."""
     sft: SftConfig = SftConfig()
     """Supervised training on the reference answers."""
     preferences: PreferencesConfig = PreferencesConfig()

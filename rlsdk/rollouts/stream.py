@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
     Span,
     Trajectory,
 )
-from rlsdk.rollouts.client import GenerationClient, Replica
+from rlsdk.rollouts.client import GenerationClient, Replica, Restarts
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
 
@@ -82,6 +82,7 @@ class RolloutStream:
         *,
         grader: Grader | None = None,
         graders: Mapping[str, Grader] | None = None,
+        restarts: Restarts | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -91,8 +92,10 @@ class RolloutStream:
             options: how groups are made.
             grader: None: samples are not graded, every score is 0.
             graders: of groups from these sources, in place of `grader`.
+            restarts: starts lost replicas anew; None: they stay lost.
         """
         self._replicas = replicas
+        self._restarts = restarts
         self._codec = codec
         self._options = options
         self._grader = grader
@@ -189,7 +192,10 @@ class RolloutStream:
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = GenerationClient(
-            self._replicas, progress_s=self._options.progress_s, adapts=self._options.adapts_concurrency
+            self._replicas,
+            progress_s=self._options.progress_s,
+            adapts=self._options.adapts_concurrency,
+            restarts=self._restarts,
         )
         self._grading = _Grading(self._grader, self._graders, self._codec)
         collecting = asyncio.create_task(self._client.run())

@@ -20,6 +20,7 @@ from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.samples import SampleLog, shown_samples
+from rlsdk.trainer.serving import ServedWeights
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -57,9 +58,10 @@ class RlStage(Stage):
         state: TrainerState,
         when: EvalOptions | None = None,
         average: PolicyAverage | None = None,
+        weights: ServedWeights | None = None,
     ) -> None:
-        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas; `when` is
-        about `evaluation`."""
+        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas by `weights`;
+        `when` is about `evaluation`."""
         self.source = source
         self.learner = learner
         self.phase = phase
@@ -73,6 +75,7 @@ class RlStage(Stage):
         self.settings = settings
         self.state = state
         self.average = average
+        self.weights = weights
         self._step_of = {state.policy_version: 0}
         self._watch = LearningWatch()
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
@@ -146,6 +149,8 @@ class RlStage(Stage):
             self.average.load(checkpoint)
 
     def close(self) -> None:
+        if self.weights is not None:
+            self.weights.close()
         self.source.close()
 
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
@@ -174,6 +179,7 @@ class RlStage(Stage):
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
+            **({"faults/replica_restarts": float(lost)} if self.weights and (lost := self.weights.restarts) else {}),
             **self.source.timeline.metrics(self.publisher.seconds),
             **clock.metrics(),
         }
