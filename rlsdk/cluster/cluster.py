@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
 """For hosts to close."""
+_LOOK_S = 0.1
 _SHORT_GRACE_S = 1.0
 """For hosts to close when a worker has failed."""
 
@@ -182,6 +184,20 @@ class Cluster:
         ctx = replace(old.ctx, node=here.node, accelerators=accelerators)
         info = self._build(recipe, [worker], [ctx])[rank]
         group.replace(rank, Member(worker=worker, ctx=ctx, parallel=info.parallel))
+
+    def find_lost(self, wait_s: float) -> str | None:
+        """A process of the run that is gone, in words; None: all are there. A death may be seen a while after the error
+        that it causes: it is waited for as long as `wait_s`."""
+        end = time.monotonic() + wait_s
+        while True:
+            if (daemon := dead_daemon()) is not None:
+                return daemon
+            for worker in self._pools.every():
+                if worker.death() is not None:
+                    return worker.where()
+            if time.monotonic() > end:
+                return None
+            time.sleep(_LOOK_S)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """Closes every host, ends every worker, gives the devices back. Safe to call twice.

@@ -102,6 +102,10 @@ class WorkerPools:
         _await_ready([new], max(_READY_TIMEOUT_S, self.settings.timeout_s))
         return new
 
+    def every(self) -> list[WorkerHandle]:
+        """All workers that were started and are known to have been up."""
+        return [worker for pool in self._workers.values() for worker in pool if worker.info is not None]
+
     def close(self, grace_s: float) -> None:
         """Gives hosts `grace_s` seconds to close, ends every worker, gives the devices back."""
         import ray

@@ -8,6 +8,7 @@ seeds make the same tokens there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
@@ -85,6 +86,12 @@ class Restarts(Protocol):
             BaseException: what keeps it from that, for good.
         """
         ...
+
+
+SampleSeed = tuple[int | None, int]
+"""Seed of a request, and index of a sample: what its tokens follow from."""
+Kept = tuple[GenerationRequest, GenerationOutput]
+"""What an unfinished sample has: all its tokens so far."""
 
 
 class NoRestarts:
@@ -209,6 +216,9 @@ class GenerationClient:
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
         self._interrupted = False
+        self._halted = False
+        self._kept: list[Kept] = []
+        self._begun: dict[SampleSeed, GenerationOutput] = {}
 
     def busy_s(self) -> float:
         """Seconds in which replicas had samples to make, added up over them. May be called from any thread."""
@@ -235,8 +245,38 @@ class GenerationClient:
         await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._lines))))
         for line in self._lines:
             line.moved = time.monotonic()
-        self._interrupted = False
+        self._interrupted = self._halted
         self._flush_soon()
+
+    async def halt(self, timeout_s: float) -> Sequence[Kept]:
+        """Stops all decoding for good. What is waited for does not come any more.
+
+        Args:
+            timeout_s: replicas that have not told by then what their samples had are left alone.
+
+        Returns:
+            What unfinished samples have, and the request of each.
+        """
+        self._interrupted = self._halted = True
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end and any(line.samples and line.error is None for line in self._lines):
+            for at, line in enumerate(self._lines):
+                names = [name for name, flight in self._flights.items() if flight.replica == at]
+                if names and line.error is None:
+                    with contextlib.suppress(Exception):  # its own loop learns of it
+                        await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
+            await asyncio.sleep(LOOK_S / 10)
+        begun = [
+            (flight.request, output)
+            for flight in self._flights.values()
+            for index, output in flight.begun.items()
+            if index in flight.samples
+        ]
+        return [*self._kept, *begun]
+
+    def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
+        """What samples of requests to come have already, from an earlier process: they go on behind that."""
+        self._begun.update(begun)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
         line = self._lines[at]
@@ -275,10 +315,22 @@ class GenerationClient:
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
         flight = _Flight(request, priority, {index: loop.create_future() for index in indices})
-        self._flights[request.request_id] = flight
         result = dict(flight.samples)
-        self._enqueue(flight)
+        if self._begun and (begun := self._begun_of(request, indices)):
+            for index, output in begun.items():
+                self._continue(flight, output, flight.samples.pop(index))
+            flights = _reissued(flight)
+        else:
+            flights = [flight]
+        for one in flights:
+            self._flights[one.request.request_id] = one
+            self._enqueue(one)
         return result
+
+    def _begun_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
+        seeds = {index: (request.sampling.seed, index) for index in indices}
+        found = {index: self._begun.pop(seed) for index, seed in seeds.items() if seed in self._begun}
+        return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
     async def run(self) -> None:
         """Collects from every replica until it is cancelled."""
@@ -446,7 +498,10 @@ class GenerationClient:
             del self._flights[output.request_id]
         if (begun := flight.begun.get(output.sample_index)) is not None:
             output = joined(begun, output)
-        if self._interrupted and output.finish_reason is FinishReason.ABORT:
+        if self._halted and output.finish_reason is FinishReason.ABORT:
+            if len(output.token_ids):
+                self._kept.append((flight.request, output))
+        elif self._interrupted and output.finish_reason is FinishReason.ABORT:
             self._continue(flight, output, future)
         elif not future.done():
             future.set_result(output)

@@ -124,6 +124,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
                 pieces=TokenCodec(materials.tokenizer).pieces,
             ),
             max_staleness=config.schedule.max_staleness,
+            preempt_s=config.faults.preempt_s,
         ),
         StageSettings(
             steps=trainer.steps,

@@ -9,19 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Protocol
 
 from rlsdk.cluster import Cluster, WorkerGroup
-from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport, WorkerError
+from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
 from rlsdk.rollouts.health import Event, Health, State
 from rlsdk.trainer.ranks import MortalGroup, SomeRanks
-from rlsdk.trainer.serving import ServedWeights
+from rlsdk.trainer.serving import ReplicasLostError, ServedWeights
 
 if TYPE_CHECKING:
     from rlsdk.trainer.groups import RoleGroup
     from rlsdk.trainer.session import Session
 
 LOOK_S = 0.5
+SAID = 200
+"""Characters of an error that a notice repeats."""
 STUCK_S = 10.0
 """A publish that nothing holds up comes sooner."""
 
@@ -153,10 +156,10 @@ class Fleet(ServedWeights):
     def _begin_restart(self, at: int) -> bool:
         """Called with the state in hand; False where it was lost too often."""
         health, error = self.health[at], self._errors[at]
-        said = str(error).splitlines()[0]
+        said = shorten(str(error).splitlines()[0], SAID)
         if health.in_a_row >= self._max_restarts:
             health.handle(Event.GIVEN_UP)
-            self._errors[at] = WorkerError(
+            self._errors[at] = ReplicasLostError(
                 f"replica {at} of {self._session.rollout.backend!r} was lost and is not started again "
                 f"(faults.replica_restarts {self._max_restarts}): {error}"
             )
@@ -241,7 +244,7 @@ class Fleet(ServedWeights):
             if health.life == life and health.state is State.SYNCING:
                 health.handle(Event.FAILED)
                 health.handle(Event.GIVEN_UP)
-                self._errors[at] = WorkerError(
+                self._errors[at] = ReplicasLostError(
                     "every rollout replica was lost while newer weights waited to be published: the weights that "
                     "samples under way were begun with are gone"
                 )

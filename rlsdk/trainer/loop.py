@@ -15,6 +15,7 @@ from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_s
 from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
+from rlsdk.trainer.stopping import PreemptedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
@@ -52,6 +53,7 @@ class Trainer:
         keep_checkpoints: int,
         save_timeout_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
+        preempted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts nothing.
 
@@ -63,6 +65,7 @@ class Trainer:
             keep_checkpoints: newest ones that are kept.
             save_timeout_s: deadline of each role's part of a checkpoint; None: that of its group.
             stop: asked between steps; True saves and returns.
+            preempted: the machine is taken away: what runs beside the steps is not waited for.
         """
         self.stage = stage
         self.session = session
@@ -71,6 +74,7 @@ class Trainer:
         self.config_text = config_text
         self.save_timeout_s = save_timeout_s
         self.stop = stop
+        self.preempted = preempted
         self.last_checkpoint: Path | None = None
         self.store = CheckpointStore(stage.output.run_dir / stage.settings.folder, keep_checkpoints)
 
@@ -97,13 +101,19 @@ class Trainer:
             except OutputError:
                 self._rescue()
                 raise
+            except PreemptedError:
+                break
             refused = self._call_back(metrics)
             failed = failed or refused
             ending = self.stop() or failed is not None or self.ended_early is not None
+            if self.preempted() and failed is None:
+                break
             if self._is_save_due(last=last, ending=ending) or self.stage.evaluations.is_best(self.stage.step):
                 self.save()
             if failed is not None:
                 raise failed
+        if self.preempted():
+            self._save_preempted()
         if self.ended_early is not None and self.stage.step < settings.steps:
             self.output.view.notice(self.ended_early)
 
@@ -147,6 +157,26 @@ class Trainer:
         self.stage.saved(step, min(step for step, _ in self.store.whole()))
         self.output.view.saved(step, self.last_checkpoint)
         return self.last_checkpoint
+
+    def _save_preempted(self) -> None:
+        """Keeps what runs, and saves the last whole step, where that can be resumed exactly; otherwise an earlier
+        checkpoint and the journal are."""
+        step = self.stage.step
+        exact = self.stage.halt()
+        last = step == self.stage.settings.steps
+        if (
+            not step
+            or self.last_checkpoint == self.store.path_of(step)
+            or not self._is_save_due(last=last, ending=True)
+        ):
+            return
+        if exact:
+            self.save()
+        else:
+            self.output.view.notice(
+                f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes it "
+                "again from the newest checkpoint, and its samples come from the journal"
+            )
 
     def _rescue(self) -> None:
         """Saves the last whole step where that can still be done; what keeps it from that is said, not raised."""

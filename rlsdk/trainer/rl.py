@@ -24,6 +24,7 @@ from rlsdk.trainer.serving import ServedWeights
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import staleness_metrics
 from rlsdk.trainer.watch import LearningWatch
 
@@ -40,6 +41,8 @@ class RlOptions:
     """Logged with their text, each step."""
     max_staleness: int = 0
     """Above 0, groups are made while a step trains."""
+    preempt_s: float = 60.0
+    """From the news that the machine is taken away to the end."""
 
 
 class RlStage(Stage):
@@ -77,6 +80,7 @@ class RlStage(Stage):
         self.average = average
         self.weights = weights
         self._step_of = {state.policy_version: 0}
+        self._halted = self._settled = False
         self._watch = LearningWatch()
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
@@ -114,7 +118,21 @@ class RlStage(Stage):
             with self.output.view.phase("rollout"), clock.measure("rollout"):
                 return self.source.next()
         with self.output.view.phase("rollout"), self.phase.clocked(clock):
-            return self.source.next()
+            try:
+                return self.source.next()
+            except PreemptedError:
+                self.halt()  # before the replicas are put to sleep
+                raise
+
+    def preempt(self) -> None:
+        self.source.preempt()
+
+    def halt(self) -> bool:
+        if not self._halted:
+            limit_s = self.options.preempt_s / 3
+            self._halted, self._settled = True, self.source.settle(limit_s)
+            self.source.halt(limit_s)
+        return self._settled
 
     def settle(self) -> None:
         self.source.settle()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlsdk.interfaces import SyncReport
+from rlsdk.interfaces import SyncReport, WorkerError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
+
+
+class ReplicasLostError(WorkerError):
+    """Rollout replicas are gone, and cannot be made anew within the session."""
 
 
 class ServedWeights:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,24 +81,32 @@ def running(model: str, name: str, cwd: Path, *extra: str) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_replicas_that_are_killed_in_the_rollout_come_back_and_change_no_number(
+def test_replicas_and_a_training_rank_that_are_killed_come_back_and_change_no_number(
     staleness: int, model: str, tmp_path: Path
 ) -> None:
-    """One in the second step; then, when it serves again, both in the third: none is left, and the first that is back
-    gets the current weights before it serves."""
+    """One replica in the second step, whose samples the other takes over; the other in the third, when at most one is
+    left that may not be back; the training rank in the fourth, with which the session is lost."""
     extra = ["--schedule.max_staleness", str(staleness)]
     with running(model, "killed", tmp_path, *extra) as run:
         run.wait_for(lambda: '"sample","group":5,' in run.journal(), "a sample of step 2")
         run.kill("rollout-1")
-        run.wait_for(lambda: "replica 1 serves again" in run.text(), "the replica that was killed")
-        run.process.wait(120) if run.process.poll() is None else None
-        said = run.text()
-        assert run.process.returncode == 0, said
+        run.wait_for(lambda: '"sample","group":9,' in run.journal(), "a sample of step 3")
+        run.kill("rollout-0")
+        run.wait_for(lambda: '"sample","group":13,' in run.journal(), "a sample of step 4")
+        run.kill("actor-0")
+        run.process.wait(240)
+    said = run.text()
+    assert run.process.returncode == 0, said
     assert "replica 1 was lost and is started again (1 of 3 in a row)" in said
+    assert "replica 0 was lost and is started again (1 of 3 in a row)" in said
+    assert "serves again after" in said
+    assert "session was lost and is started again from its newest whole checkpoint (1 of 3 in a row): actor" in said
+    assert "resumed from" in said
     assert sorted(account(run.run / "journal").items()) == [(at, f"trained in step {at // 4 + 1}") for at in range(16)]
     assert sum(line["event"] == "sample" for line in lines(run.run / "journal")) == 64
     view = in_one_process(model, [*TASK, *TWO_REPLICAS, *extra], tmp_path / "whole")
     found = run.metrics()
+    assert found.keys() == {1, 2, 3, 4}
     for step, whole in enumerate(view.steps, 1):
-        assert measured([{name: found[step][name] for name in whole if name in found[step]}]) == measured([dict(whole)])
-    time.sleep(0)
+        mine = {name: found[step][name] for name in whole}
+        assert measured([mine]) == measured([dict(whole)])
