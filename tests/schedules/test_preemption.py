@@ -74,5 +74,5 @@ def test_what_samples_had_when_the_machine_was_taken_away_is_not_sampled_again(
     steps = [*first.steps, *rest.steps]
     assert len(steps) == len(whole.steps)
     for mine, theirs in zip(steps, whole.steps, strict=True):
-        assert mine == {name: pytest.approx(value, abs=1e-6) for name, value in theirs.items()}
+        assert mine == {name: pytest.approx(value, abs=2e-5) for name, value in theirs.items()}
     assert decoded < 40 * (48 - made) or staleness, "what was kept was sampled again"
