@@ -137,6 +137,9 @@ class RlStage(Stage):
     def settle(self) -> None:
         self.source.settle()
 
+    def saving(self, step: int) -> None:
+        self.source.saving(step)
+
     def saved(self, step: int, oldest: int) -> None:
         self.source.saved(step, oldest)
 

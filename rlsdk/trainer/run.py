@@ -177,6 +177,7 @@ def trainer_of(start: Start, materials: Materials, stage: Stage, session: Sessio
         save_timeout_s=start.config.deadlines.save_s,
         stop=start.stop,
         preempted=lambda: start.stop.is_preempted,
+        in_background=start.config.checkpoint.background,
     )
 
 

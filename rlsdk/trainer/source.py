@@ -237,10 +237,14 @@ class GroupSource:
         they are made again."""
         return self._state
 
+    def saving(self, step: int) -> None:
+        """A checkpoint of this step is begun."""
+        if self._journal is not None:
+            self._journal.open(step)
+
     def saved(self, step: int, oldest: int) -> None:
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
         if self._journal is not None:
-            self._journal.open(step)
             self._journal.forget(oldest - self._config.max_staleness - 1)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:

@@ -122,6 +122,9 @@ class Stage(ABC):
     def settle(self) -> None:  # noqa: B027 - a working default
         """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
 
+    def saving(self, step: int) -> None:  # noqa: B027 - a working default
+        """A checkpoint of this step is begun: what is noted from here on is behind it."""
+
     def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
 
