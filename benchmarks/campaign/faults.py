@@ -160,9 +160,9 @@ FAULTS = (
     Fault("controller killed (-9)", _controller),
     Fault("controller terminated (SIGTERM)", _terminated),
     Fault("grader killed (-9)", _grader, goes_on=True),
-    Fault("engine process killed (-9)", _engine),
-    Fault("Ray's gcs killed (-9)", _daemon("gcs_server")),
-    Fault("Ray's raylet killed (-9)", _daemon("raylet")),
+    Fault("engine process killed (-9)", _engine, goes_on=True),
+    Fault("Ray's gcs killed (-9)", _daemon("gcs_server"), goes_on=True),
+    Fault("Ray's raylet killed (-9)", _daemon("raylet"), goes_on=True),
     Fault("disk full", _full_disk),
     Fault("newest checkpoint damaged", _damaged),
 )

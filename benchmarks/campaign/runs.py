@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from rlsdk.api.chaos import CLOCK
 from rlsdk.trainer.checkpoint import CheckpointStore, damage
 from rlsdk.trainer.trackers import read_lines, read_metrics
 
@@ -27,8 +28,6 @@ TASK = (
     "--trainer.save_every_steps", "2", "--trainer.run_name", "run",
 )  # fmt: skip
 """Fractions of a second a step."""
-CLOCK = ("time/", "throughput/", "rewards/graded_again", "memory/")
-"""Beginnings of the metrics that say how long it took, or that a fault happened."""
 END_S = 240.0
 """For a run to end by itself."""
 

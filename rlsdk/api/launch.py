@@ -16,7 +16,8 @@ from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.run import RunResult, StopFlag
+    from rlsdk.trainer.run import RunResult
+    from rlsdk.trainer.stopping import StopFlag
 
 
 MANIFEST = "manifest.json"

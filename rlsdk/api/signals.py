@@ -34,10 +34,14 @@ class Stopped:
 
 @contextmanager
 def stop_on_signal(
-    stop: Callable[[], None], say: Callable[[str], None], second: Callable[[int], None] | None = None
+    stop: Callable[[], None],
+    say: Callable[[str], None],
+    second: Callable[[int], None] | None = None,
+    *,
+    preempt: Callable[[], None] | None = None,
 ) -> Iterator[Stopped]:
     """First SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleaning up but without saving.
-    `second` says how, given the number of the signal.
+    `second` says how, given the number of the signal. A first SIGTERM calls `preempt` instead, where it is given.
 
     A SIGHUP that is ignored (`nohup`) stays so.
     """
@@ -50,6 +54,10 @@ def stop_on_signal(
         if stopped.number is not None:
             (second or _leave)(number)
         stopped.number = number
+        if number == signal.SIGTERM and preempt is not None:
+            preempt()
+            say("stopping for SIGTERM: what runs is stopped, kept and saved; once more stops at once, without saving")
+            return
         stop()
         say("stopping: the step is finished and saved first; once more stops at once, without saving")
 
@@ -65,16 +73,19 @@ def stop_on_signal(
 
 
 @contextmanager
-def stop_on_interrupt(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+def stop_on_interrupt(
+    stop: Callable[[], None], say: Callable[[str], None], preempt: Callable[[], None] | None = None
+) -> Iterator[None]:
     """For a program that goes on after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
-    raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `stop`, and end it after the run.
+    raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `preempt` and `stop`, and end it after
+    the run.
 
     Does nothing outside of the main thread, where Python takes no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with stop_on_signal(stop, say, second=_interrupted) as stopped:
+    with stop_on_signal(stop, say, second=_interrupted, preempt=preempt) as stopped:
         yield
     if stopped.number not in (None, signal.SIGINT):
         sys.exit(stopped.exit_code)

@@ -203,10 +203,10 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
     with written(settings, **given) as brought:
         resolved = resolve(brought.settings, training)
 
-        from rlsdk.trainer.run import StopFlag
+        from rlsdk.trainer.stopping import StopFlag
 
         stop = StopFlag()
-        with shown(view) as watching, stop_on_interrupt(stop.set, watching.notice), _threads():
+        with shown(view) as watching, stop_on_interrupt(stop.set, watching.notice, stop.preempt), _threads():
             for text in brought.notices:
                 watching.notice(text)
             launched = launch(resolved, watching, stop, bring=brought.moved)

@@ -247,6 +247,22 @@ def replay(
     run(run_dir, _with_trust([], trust_run))
 
 
+@app.command(context_settings=FIELDS, help="Kill processes of a run, and count what that costs; fields as for train.")
+def chaos(
+    context: typer.Context,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(help="ROLE@MOMENT, as rollout@update; may be repeated. Unset: every one, in a drawn order."),
+    ] = None,
+    faults: Annotated[int, typer.Option(min=0, help="How many in all; 0: each once.")] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the order, the step and the process.")] = 0,
+    folder: Annotated[Path, typer.Option(help="New folder for the runs and chaos.json.")] = Path("chaos"),
+) -> None:
+    from rlsdk.cli.chaos import run
+
+    run(context.args, kill or [], faults, seed, folder)
+
+
 @app.command("make-model", help="A small random model with a byte tokenizer, to try things out offline.")
 def make_model(
     folder: Annotated[Path, typer.Argument(help="New folder.")],

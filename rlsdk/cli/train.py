@@ -27,10 +27,10 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
     """Checks everything that can be checked, then trains; prints how it goes."""
     resolved = resolve(Settings(flags=args), training)
 
-    from rlsdk.trainer.run import StopFlag
+    from rlsdk.trainer.stopping import StopFlag
 
     stop = StopFlag()
-    with ConsoleView() as view, stop_on_signal(stop.set, view.notice) as stopped:
+    with ConsoleView() as view, stop_on_signal(stop.set, view.notice, preempt=stop.preempt) as stopped:
         return launch(resolved, view, stop), stopped
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,8 +26,19 @@ from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
 """For hosts to close."""
+_LOOK_S = 0.1
 _SHORT_GRACE_S = 1.0
 """For hosts to close when a worker has failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """What the hosts of a role were built from."""
+
+    host: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    py_executable: str | None
 
 
 class Cluster:
@@ -35,6 +48,7 @@ class Cluster:
         self.placement = pools.placement
         self.settings = pools.settings
         self.groups: dict[str, WorkerGroup] = {}
+        self._recipes: dict[str, _Recipe] = {}
         self._pools = pools
         self._local = local
         self._closed = False
@@ -138,14 +152,52 @@ class Cluster:
             port=self._hold_port(role, workers),
             settings=self.settings,
         )
-        infos = self._build(host, workers, contexts, tuple(args), dict(kwargs or {}))
+        recipe = _Recipe(host=host, args=tuple(args), kwargs=dict(kwargs or {}), py_executable=py_executable)
+        infos = self._build(recipe, workers, contexts)
         members = [
             Member(worker=worker, ctx=ctx, parallel=infos[ctx.rank].parallel)
             for worker, ctx in zip(workers, contexts, strict=True)
         ]
         group = WorkerGroup(role, members, infos[0].methods, put=self.put, timeout_s=self.settings.timeout_s)
         self.groups[role] = group
+        self._recipes[role] = recipe
         return group
+
+    def can_restart(self, role: str) -> bool:
+        """Whether its processes host nothing else, so that one of them can be made anew."""
+        return role in self.groups and self.placement.roles_of(self.placement.pool_of(role).name) == [role]
+
+    def restart(self, role: str, rank: int) -> None:
+        """Ends the process of one rank, starts another on its device, and builds the rank's host there, as it was built
+        first. The other ranks must not be in a collective with it: replicas are not.
+
+        Raises:
+            WorkerError: the old process could not be ended, or the new one does not come up.
+            RlsdkError: what the host's constructor raised.
+        """
+        assert self.can_restart(role), f"role {role!r} shares its processes"
+        group, recipe = self.groups[role], self._recipes[role]
+        old = group.members[rank]
+        worker = self._pools.replace(self.placement.pool_of(role), recipe.py_executable, old.worker.device)
+        here = worker.known()
+        accelerators = here.accelerators if len(old.ctx.bundles) == 1 else old.ctx.accelerators
+        ctx = replace(old.ctx, node=here.node, accelerators=accelerators)
+        info = self._build(recipe, [worker], [ctx])[rank]
+        group.replace(rank, Member(worker=worker, ctx=ctx, parallel=info.parallel))
+
+    def find_lost(self, wait_s: float) -> str | None:
+        """A process of the run that is gone, in words; None: all are there. A death may be seen a while after the error
+        that it causes: it is waited for as long as `wait_s`."""
+        end = time.monotonic() + wait_s
+        while True:
+            if (daemon := dead_daemon()) is not None:
+                return daemon
+            for worker in self._pools.every():
+                if worker.death() is not None:
+                    return worker.where()
+            if time.monotonic() > end:
+                return None
+            time.sleep(_LOOK_S)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """Closes every host, ends every worker, gives the devices back. Safe to call twice.
@@ -185,17 +237,12 @@ class Cluster:
         return int(ports[0])
 
     def _build(
-        self,
-        host: str,
-        workers: Sequence[WorkerHandle],
-        contexts: Sequence[RankContext],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, recipe: _Recipe, workers: Sequence[WorkerHandle], contexts: Sequence[RankContext]
     ) -> dict[int, HostInfo]:
         """Makes the hosts, all at once; returns what each says of itself, by rank."""
         requests = [
             Request(
-                ref=worker.create(CreateHost(host=host, ctx=ctx, args=args, kwargs=kwargs)),
+                ref=worker.create(CreateHost(host=recipe.host, ctx=ctx, args=recipe.args, kwargs=recipe.kwargs)),
                 worker=worker,
                 role=ctx.role,
                 rank=ctx.rank,
@@ -204,6 +251,6 @@ class Cluster:
         ]
         timeout_s = self.settings.timeout_s
         infos: dict[int, HostInfo] = Pending(
-            requests, doing=f"building {host}", join=dict, timeout_s=timeout_s
+            requests, doing=f"building {recipe.host}", join=dict, timeout_s=timeout_s
         ).result()
         return infos

@@ -43,7 +43,7 @@ class WorkerGroup:
         timeout_s: float,
     ) -> None:
         self.role = role
-        self.members = members
+        self.members = list(members)
         self.methods = methods
         self.timeout_s = timeout_s
         self._put = put
@@ -111,6 +111,7 @@ class WorkerGroup:
         call = self._call(rank, method, shared, {})
         request = self._request(rank, self.members[rank].worker.call(call, concurrent=spec.concurrent))
         result: Future[Any] = Future()
+        result.set_running_or_notify_cancel()  # who waits may go away: the answer comes all the same
 
         def done(found: Future[Any]) -> None:
             try:
@@ -120,6 +121,16 @@ class WorkerGroup:
 
         request.ref.future().add_done_callback(done)
         return result
+
+    def death(self, rank: int) -> BaseException | None:
+        """Why the process of a rank is gone; None while it lives. Does not block."""
+        return self.members[rank].worker.death()
+
+    def replace(self, rank: int, member: Member) -> None:
+        """Has a new process stand for a rank whose old one is gone."""
+        self.members[rank] = member
+        self._bystanders[rank] = self._request(rank, None)
+        self._unanswered[rank] = []
 
     def peers(self) -> list[WorkerPeer]:
         """A handle per rank that can be sent to another worker."""

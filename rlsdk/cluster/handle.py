@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rlsdk.cluster.logs import last_lines
@@ -61,6 +64,23 @@ class WorkerHandle:
         import ray
 
         ray.kill(self.actor, no_restart=True)
+
+    def end(self, timeout_s: float) -> None:
+        """Kills the process, and waits until it is gone: what comes after it finds its device free.
+
+        Raises:
+            WorkerError: it is still there.
+        """
+        import ray
+
+        self.kill()
+        if ray.wait([self._live], timeout=timeout_s / 2)[0]:
+            return
+        if self.info is not None and self.info.node_id == ray.get_runtime_context().get_node_id():
+            with suppress(ProcessLookupError):  # one that was stopped does not hear Ray
+                os.kill(self.info.pid, signal.SIGKILL)
+        if not ray.wait([self._live], timeout=timeout_s / 2)[0]:
+            raise WorkerError(f"the process on {self.where()} could not be ended within {timeout_s:g} s")
 
     def known(self) -> WorkerInfo:
         """Where it lives.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,14 @@ from rlsdk.cluster.nodes import choose_nodes
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
-from rlsdk.interfaces import PlacementError
+from rlsdk.interfaces import PlacementError, WorkerError
 
 _log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 60.0
 """For what Ray promised to have: placement groups, worker processes."""
+_DEATH_TIMEOUT_S = 20.0
+"""For a process that was killed to be gone."""
 _SHORT_GRACE_S = 1.0
 """For hosts to close after a worker died: the others probably hang in a collective with it."""
 _GPU_SHARE = 0.125
@@ -40,6 +43,9 @@ class WorkerPools:
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Any] = {}
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
+        self._lock = threading.Lock()
+        """Held where workers are made and where all are ended: none is made behind the end."""
+        self._closed = False
 
     def start(self, interpreters: Mapping[str, str]) -> None:
         """Reserves every device and starts the workers on each that its roles need, without waiting for them.
@@ -81,10 +87,31 @@ class WorkerPools:
         _await_ready(self._workers[key], max(_READY_TIMEOUT_S, self.settings.timeout_s))
         return self._workers[key]
 
+    def replace(self, pool: PoolSpec, py_executable: str | None, device: int) -> WorkerHandle:
+        """Ends the worker on a device and starts another there, with nothing in it; waits until it is up.
+
+        Raises:
+            WorkerError: the old one could not be ended, the new one did not start, or all workers were ended meanwhile.
+        """
+        workers = self._workers[pool.name, py_executable]
+        workers[device].end(_DEATH_TIMEOUT_S)
+        with self._lock:
+            if self._closed:
+                raise WorkerError(f"pool {pool.name!r} was closed")
+            workers[device] = new = self._start_worker(pool, device, py_executable)
+        _await_ready([new], max(_READY_TIMEOUT_S, self.settings.timeout_s))
+        return new
+
+    def every(self) -> list[WorkerHandle]:
+        """All workers that were started and are known to have been up."""
+        return [worker for pool in self._workers.values() for worker in pool if worker.info is not None]
+
     def close(self, grace_s: float) -> None:
         """Gives hosts `grace_s` seconds to close, ends every worker, gives the devices back."""
         import ray
 
+        with self._lock:
+            self._closed = True
         workers = [worker for pool in self._workers.values() for worker in pool]
         _close_hosts([worker for worker in workers if worker.info is not None], grace_s)
         for worker in workers:

@@ -21,6 +21,7 @@ from rlsdk.config.evaluation import (
     Measure,
     WatchConfig,
 )
+from rlsdk.config.faults import FaultsConfig
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, preference_optim_spec
@@ -62,6 +63,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvalConfig",
     "EvalSetConfig",
+    "FaultsConfig",
     "JudgeConfig",
     "JudgeEngineConfig",
     "LengthConfig",

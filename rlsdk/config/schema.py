@@ -15,6 +15,7 @@ from rlsdk.config.algorithm import AlgorithmConfig
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
+from rlsdk.config.faults import FaultsConfig
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.rewards import RewardConfig, RewardLimitsConfig, judge_pool_problems, reward_problems
@@ -267,6 +268,8 @@ class RunConfig(Section):
     """When groups are made, and with which weights."""
     deadlines: DeadlinesConfig = DeadlinesConfig()
     """Seconds after which a wait is an error."""
+    faults: FaultsConfig = FaultsConfig()
+    """What a run does by itself when a process of it is lost."""
     sft: SftConfig = SftConfig()
     """Supervised training on the reference answers."""
     preferences: PreferencesConfig = PreferencesConfig()
@@ -302,6 +305,12 @@ class RunConfig(Section):
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from reward_model_problems(self.reward_models)
         yield from self._evaluation_problems()
+        if self.checkpoint.background and self.train.ema_decay is not None:
+            yield Problem(
+                "checkpoint.background",
+                "True with train.ema_decay: the average of the weights is written from what the next update changes; "
+                "leave one of the two out",
+            )
         if self.needs_values:
             trainer = self.trainer
             yield from critic_warmup_problems(

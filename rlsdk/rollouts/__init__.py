@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlsdk.rollouts.batches import make_batch
-from rlsdk.rollouts.client import GenerationClient, Replica
+from rlsdk.rollouts.client import GenerationClient, Replica, Restarts
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
 from rlsdk.rollouts.packed import PackedOutputs
 from rlsdk.rollouts.pump import Collected, Lost, Pump
@@ -30,6 +30,7 @@ __all__ = [
     "Published",
     "Pump",
     "Replica",
+    "Restarts",
     "RolloutStream",
     "Sample",
     "Schedule",

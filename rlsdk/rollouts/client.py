@@ -8,6 +8,7 @@ seeds make the same tokens there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
@@ -24,11 +25,14 @@ from rlsdk.interfaces import (
     WorkerError,
 )
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.health import Event, Health, State
 from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
 
 LOOK_S = 0.5
 """Longest that a replica is asked to wait for a sample before it answers with none."""
+SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
+"""A replica without progress for this share of its deadline, or so many seconds, gets nothing new."""
 
 
 class Replica(Protocol):
@@ -62,6 +66,45 @@ class Replica(Protocol):
     async def resume(self, keep_cache: bool) -> None: ...
 
 
+class Restarts(Protocol):
+    """Starts lost replicas anew."""
+
+    @property
+    def health(self) -> Sequence[Health]:
+        """Of every replica, in their order."""
+        ...
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        """Comes back when the replica at this place serves the current weights from a new process.
+
+        Args:
+            at: which one.
+            life: of the process that was lost.
+            error: what it was lost by.
+
+        Raises:
+            BaseException: what keeps it from that, for good.
+        """
+        ...
+
+
+SampleSeed = tuple[int | None, int]
+"""Seed of a request, and index of a sample: what its tokens follow from."""
+Kept = tuple[GenerationRequest, GenerationOutput]
+"""What an unfinished sample has: all its tokens so far."""
+
+
+class NoRestarts:
+    """Satisfies `Restarts`: what is lost stays so."""
+
+    def __init__(self, count: int) -> None:
+        self.health = [Health() for _ in range(count)]
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        self.health[at].handle(Event.GIVEN_UP)
+        raise error
+
+
 @dataclass(eq=False)
 class _Flight:
     """A request on its way."""
@@ -87,6 +130,9 @@ class _Line:
     """A replica and what it has to do."""
 
     replica: Replica
+    health: Health
+    life: int = 0
+    """Of the process that has these samples."""
     samples: int = 0
     tokens: int = 0
     to_send: list[GenerationRequest] = field(default_factory=list)
@@ -95,6 +141,8 @@ class _Line:
     moved: float = 0.0
     """When `seen` last changed."""
     error: BaseException | None = None
+    """What it was lost by; None: it serves."""
+    paused: bool = False
     busy_s: float = 0.0
     """Seconds with a sample to make, up to `since`."""
     since: float | None = None
@@ -136,18 +184,27 @@ class GenerationClient:
     """Sends requests, gives each sample to whoever waits for it. Lives on one event loop; `run` must be running."""
 
     def __init__(
-        self, replicas: Sequence[Replica], *, progress_s: float, max_attempts: int = 3, adapts: bool = False
+        self,
+        replicas: Sequence[Replica],
+        *,
+        progress_s: float,
+        max_attempts: int = 3,
+        adapts: bool = False,
+        restarts: Restarts | None = None,
     ) -> None:
         """Connects to nothing yet.
 
         Args:
             replicas: at least one.
-            progress_s: a replica that has work and decodes no token for so long is an error.
+            progress_s: a replica that has work and decodes no token for so long is lost.
             max_attempts: replicas that may lose a request before it is given up.
             adapts: samples under way at each replica follow its measured throughput, up to `Replica.max_running`.
+            restarts: starts lost replicas anew; None: they stay lost.
         """
+        self._restarts = restarts or NoRestarts(len(replicas))
         self._lines = [
-            _Line(replica, meter=ConcurrencyMeter(replica.max_running) if adapts else None) for replica in replicas
+            _Line(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
+            for replica, health in zip(replicas, self._restarts.health, strict=True)
         ]
         self._limits = adapts or len(replicas) > 1
         self._progress_s = progress_s
@@ -159,6 +216,9 @@ class GenerationClient:
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
         self._interrupted = False
+        self._halted = False
+        self._kept: list[Kept] = []
+        self._begun: dict[SampleSeed, GenerationOutput] = {}
 
     def busy_s(self) -> float:
         """Seconds in which replicas had samples to make, added up over them. May be called from any thread."""
@@ -182,25 +242,66 @@ class GenerationClient:
 
     async def go_on(self, *, keep_cache: bool) -> None:
         """Goes on with what `interrupt` stopped; `keep_cache`: with the keys and values of older weights."""
-        alive = [line for line in self._lines if line.error is None]
-        await asyncio.gather(*(line.replica.resume(keep_cache) for line in alive if line.replica.keeps_unfinished))
-        for line in alive:
+        await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._lines))))
+        for line in self._lines:
             line.moved = time.monotonic()
-        self._interrupted = False
+        self._interrupted = self._halted
         self._flush_soon()
+
+    async def halt(self, timeout_s: float) -> Sequence[Kept]:
+        """Stops all decoding for good. What is waited for does not come any more.
+
+        Args:
+            timeout_s: replicas that have not told by then what their samples had are left alone.
+
+        Returns:
+            What unfinished samples have, and the request of each.
+        """
+        self._interrupted = self._halted = True
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end and any(line.samples and line.error is None for line in self._lines):
+            for at, line in enumerate(self._lines):
+                names = [name for name, flight in self._flights.items() if flight.replica == at]
+                if names and line.error is None:
+                    with contextlib.suppress(Exception):  # its own loop learns of it
+                        await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
+            await asyncio.sleep(LOOK_S / 10)
+        begun = [
+            (flight.request, output)
+            for flight in self._flights.values()
+            for index, output in flight.begun.items()
+            if index in flight.samples
+        ]
+        return [*self._kept, *begun]
+
+    def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
+        """What samples of requests to come have already, from an earlier process: they go on behind that."""
+        self._begun.update(begun)
+
+    async def _resume(self, at: int, keep_cache: bool) -> None:
+        line = self._lines[at]
+        if line.paused and line.error is None:
+            life, line.paused = line.life, False
+            try:
+                await line.replica.resume(keep_cache)
+            except Exception as error:
+                self._line_failed(at, life, error)
 
     async def _interrupt(self, at: int) -> None:
         line = self._lines[at]
         while self._sending:  # What is on its way out must have arrived: an abort means what an engine has.
             await asyncio.wait(set(self._sending))
-        if line.error is not None:
-            return
-        if line.replica.keeps_unfinished:
-            await line.replica.pause()
-            return
-        while line.samples and line.error is None:
-            await line.replica.abort([name for name, flight in self._flights.items() if flight.replica == at])
-            await asyncio.sleep(LOOK_S / 50)
+        life = line.life
+        try:
+            if line.error is None and line.replica.keeps_unfinished:
+                line.paused = True
+                await line.replica.pause()
+                return
+            while line.samples and line.error is None:
+                await line.replica.abort([name for name, flight in self._flights.items() if flight.replica == at])
+                await asyncio.sleep(LOOK_S / 50)
+        except Exception as error:
+            self._line_failed(at, life, error)
 
     def generate(
         self, request: GenerationRequest, *, priority: int = 0
@@ -214,10 +315,22 @@ class GenerationClient:
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
         flight = _Flight(request, priority, {index: loop.create_future() for index in indices})
-        self._flights[request.request_id] = flight
         result = dict(flight.samples)
-        self._enqueue(flight)
+        if self._begun and (begun := self._begun_of(request, indices)):
+            for index, output in begun.items():
+                self._continue(flight, output, flight.samples.pop(index))
+            flights = _reissued(flight)
+        else:
+            flights = [flight]
+        for one in flights:
+            self._flights[one.request.request_id] = one
+            self._enqueue(one)
         return result
+
+    def _begun_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
+        seeds = {index: (request.sampling.seed, index) for index in indices}
+        found = {index: self._begun.pop(seed) for index, seed in seeds.items() if seed in self._begun}
+        return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
     async def run(self) -> None:
         """Collects from every replica until it is cancelled."""
@@ -254,7 +367,7 @@ class GenerationClient:
         self._flush_is_due = False
         if self._interrupted:
             return
-        errors = [line.error for line in self._lines if line.error is not None]
+        errors = [line.error for line in self._lines if line.error is not None and line.health.state is State.RETIRED]
         if len(errors) == len(self._lines):
             self._give_up(errors[-1])
         while self._queue and (at := self._choose()) is not None:
@@ -268,7 +381,8 @@ class GenerationClient:
 
     def _choose(self) -> int | None:
         """The replica with the least outstanding tokens among those with a free slot."""
-        alive = [at for at, line in enumerate(self._lines) if line.error is None]
+        healthy = [line.error is None and line.health.state is State.HEALTHY for line in self._lines]
+        alive = [at for at, is_healthy in enumerate(healthy) if is_healthy]
         if self._limits:
             alive = [at for at in alive if self._lines[at].samples < self._lines[at].limit]
         return min(alive, key=lambda at: (self._lines[at].tokens, at), default=None)
@@ -276,7 +390,7 @@ class GenerationClient:
     def _assign(self, flight: _Flight, at: int) -> None:
         line = self._lines[at]
         if not line.samples:
-            line.moved = time.monotonic()
+            line.moved, line.life = time.monotonic(), line.health.life
         flight.replica = at
         flight.attempts += 1
         line.count(len(flight.samples))
@@ -284,24 +398,61 @@ class GenerationClient:
         line.to_send.append(flight.request)
 
     async def _send(self, at: int, requests: Sequence[GenerationRequest]) -> None:
+        life = self._lines[at].life
         try:
             await self._lines[at].replica.submit(requests)
         except Exception as error:
-            self._line_failed(at, error)
+            self._line_failed(at, life, error)
 
     async def _collect(self, at: int) -> None:
-        """Asks one replica for as long as it has work."""
+        """Asks one replica for as long as it has work, through any number of its lives."""
         line = self._lines[at]
         while True:
-            if not line.samples:
+            if not line.samples and line.error is None:
                 self._work[at].clear()
                 await self._work[at].wait()
-            try:
-                came = await line.replica.collect(LOOK_S)
-            except Exception as error:
-                self._line_failed(at, error)
+            life = line.life
+            if line.error is None:
+                try:
+                    self._take(at, await self._answer(at))
+                except Exception as error:
+                    self._line_failed(at, life, error)
+            if line.error is not None and not await self._is_revived(at):
                 return
-            self._take(at, came)
+
+    async def _answer(self, at: int) -> Collected:
+        """What one replica has made; one that does not answer at all is held to the deadline of progress, too.
+
+        Raises:
+            DeadlineError: it did not, or decoded nothing for as long.
+        """
+        line = self._lines[at]
+        asked = asyncio.ensure_future(line.replica.collect(LOOK_S))
+        try:
+            while line.error is None:
+                done, _ = await asyncio.wait({asked}, timeout=LOOK_S * 2)
+                if done:
+                    return asked.result()
+                self._check_progress(at)
+            raise line.error
+        finally:
+            asked.cancel()
+
+    async def _is_revived(self, at: int) -> bool:
+        """Waits for a new process in place of one that was lost; False where there will be none."""
+        line = self._lines[at]
+        assert line.error is not None
+        try:
+            await self._restarts.revive(at, line.life, line.error)
+        except Exception as error:
+            line.error = error
+        else:
+            line.error, line.paused, line.seen = None, False, (None, 0)
+            line.life, line.moved = line.health.life, time.monotonic()
+            if line.meter is not None:
+                line.meter = ConcurrencyMeter(line.replica.max_running)
+        self._flush_soon()
+        return line.error is None
 
     def _take(self, at: int, came: Collected) -> None:
         line = self._lines[at]
@@ -312,18 +463,27 @@ class GenerationClient:
                 self._request_lost(at, name, lost.error)
         line.measure(came, waiting=bool(self._queue) and not self._interrupted)
         progress = (came.num_decoded, line.seen[1] + len(came.outputs))
-        if progress != line.seen:
+        if progress != line.seen or came.lost:
             line.seen, line.moved = progress, time.monotonic()
-        elif line.samples and not self._interrupted and time.monotonic() - line.moved > self._progress_s:
-            self._line_failed(
-                at,
-                DeadlineError(
-                    f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
-                    f"{self._progress_s:g} s (deadlines.rollout_s)"
-                ),
-            )
+            line.health.handle(Event.ANSWERED, line.life)
+        else:
+            self._check_progress(at)
         if self._queue:
             self._flush_soon()
+
+    def _check_progress(self, at: int) -> None:
+        """Raises `DeadlineError` where a replica that has work made no progress for too long."""
+        line = self._lines[at]
+        silent_s = time.monotonic() - line.moved
+        if not line.samples or self._interrupted:
+            return
+        if silent_s > self._progress_s:
+            raise DeadlineError(
+                f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
+                f"{self._progress_s:g} s (deadlines.rollout_s)"
+            )
+        if silent_s > min(self._progress_s * SUSPECT_SHARE, SUSPECT_S):
+            line.health.handle(Event.LATE, line.life)
 
     def _finish(self, at: int, output: GenerationOutput) -> None:
         flight = self._flights.get(output.request_id)
@@ -338,7 +498,10 @@ class GenerationClient:
             del self._flights[output.request_id]
         if (begun := flight.begun.get(output.sample_index)) is not None:
             output = joined(begun, output)
-        if self._interrupted and output.finish_reason is FinishReason.ABORT:
+        if self._halted and output.finish_reason is FinishReason.ABORT:
+            if len(output.token_ids):
+                self._kept.append((flight.request, output))
+        elif self._interrupted and output.finish_reason is FinishReason.ABORT:
             self._continue(flight, output, future)
         elif not future.done():
             future.set_result(output)
@@ -362,14 +525,17 @@ class GenerationClient:
             self._lines[at].tokens -= flight.tokens
             _fail(flight, error)
 
-    def _line_failed(self, at: int, error: BaseException) -> None:
-        """Issues again what a replica had, for the others to take."""
+    def _line_failed(self, at: int, life: int, error: BaseException) -> None:
+        """Issues again what a process of a replica had, for others to take."""
         line = self._lines[at]
-        if line.error is not None:
+        if line.error is not None or line.life != life:
             return
         line.error = error
+        line.health.handle(Event.FAILED, life)
         line.count(-line.samples)
         line.tokens = 0
+        line.to_send.clear()
+        self._work[at].set()
         for flight in [flight for flight in self._flights.values() if flight.replica == at]:
             del self._flights[flight.request.request_id]
             if flight.attempts < self._max_attempts:

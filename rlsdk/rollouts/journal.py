@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest
 from rlsdk.rollouts.group import GroupTask, Sample
-from rlsdk.rollouts.records import record_of
+from rlsdk.rollouts.records import record_of, unfinished_record
 
 FOLDER = "journal"
 """Of a run's folder."""
@@ -67,6 +67,10 @@ class Journal:
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         """A sample that was made and graded; `name` sets a greedy baseline apart."""
         self.write("sample", group=task.ordinal, name=name, sample=index, **record_of(sample, task.prompt.prompt_ids))
+
+    def unfinished(self, request: GenerationRequest, output: GenerationOutput) -> None:
+        """What a sample had that was stopped."""
+        self.write("unfinished", **unfinished_record(request, output))
 
     def flush(self) -> None:
         """What was written survives the end of this machine."""
@@ -151,6 +155,8 @@ class Recorded:
     """By step: the groups that it took."""
     updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """By step: figures of its updates."""
+    unfinished: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
+    """By seed of the request and index of the sample: records of what was stopped."""
 
     def no_newer(self, version: int) -> Recorded:
         """Only samples whose every token is of this version or an older one, and no plan."""
@@ -158,7 +164,10 @@ class Recorded:
             ordinal: {key: record for key, record in group.items() if _newest(record) <= version}
             for ordinal, group in self.samples.items()
         }
-        return Recorded(samples=kept, updates=self.updates)
+        unfinished = {
+            key: record for key, record in self.unfinished.items() if _newest({"spans": [record["span"]]}) <= version
+        }
+        return Recorded(samples=kept, updates=self.updates, unfinished=unfinished)
 
 
 def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Recorded:
@@ -182,6 +191,8 @@ def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Rec
             case "sample":
                 group = found.samples.setdefault(int(line["group"]), {})
                 group[str(line["name"]), int(line["sample"])] = line
+            case "unfinished":
+                found.unfinished[int(line["seed"]), int(line["sample"])] = line
             case "train" if int(line["step"]) > after:
                 found.trained[int(line["step"])] = tuple(map(int, line["groups"]))
             case "train":

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import CheckpointError, FinishReason, RlsdkError, Span, Trajectory, VersionRun
+from rlsdk.interfaces import (
+    CheckpointError,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    RlsdkError,
+    Span,
+    Trajectory,
+    VersionRun,
+)
 from rlsdk.rollouts.group import Failure, Grade, Sample
 
 DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
@@ -49,6 +58,33 @@ def trajectory_from(record: Mapping[str, Any], prompt_ids: Sequence[int]) -> Tra
             spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=dict(record.get("info", {}))
         )
     except (KeyError, TypeError, ValueError, RlsdkError, binascii.Error) as error:
+        raise _damaged(error) from error
+
+
+def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
+    """What a sample has that was stopped; it goes by seed and index, from which its tokens follow."""
+    span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
+    return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(span)}
+
+
+def unfinished_from(record: Mapping[str, Any]) -> GenerationOutput:
+    """The output of a record, of a request that has no name yet.
+
+    Raises:
+        CheckpointError: the record is damaged.
+    """
+    try:
+        span = _span_from(record["span"])
+        assert span.log_probs is not None
+        return GenerationOutput(
+            request_id="",
+            sample_index=int(record["sample"]),
+            token_ids=span.token_ids,
+            log_probs=span.log_probs,
+            finish_reason=FinishReason.ABORT,
+            versions=span.versions,
+        )
+    except (KeyError, TypeError, ValueError, AssertionError, RlsdkError, binascii.Error) as error:
         raise _damaged(error) from error
 
 

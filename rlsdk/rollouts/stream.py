@@ -24,13 +24,14 @@ from rlsdk.interfaces import (
     Span,
     Trajectory,
 )
-from rlsdk.rollouts.client import GenerationClient, Replica
+from rlsdk.rollouts.client import GenerationClient, Kept, Replica, Restarts, SampleSeed
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
 
 Rollout = Callable[..., Awaitable[Trajectory]]
 Deliver = Callable[[Sample | BaseException], None]
 """Takes a sample, or what ended the rollout of its group."""
+_HALT_GRACE_S = 5.0
 GREEDY = "greedy"
 """Name of the requests of greedy baselines."""
 Inbox = queue.SimpleQueue[Any]
@@ -82,6 +83,7 @@ class RolloutStream:
         *,
         grader: Grader | None = None,
         graders: Mapping[str, Grader] | None = None,
+        restarts: Restarts | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -91,8 +93,10 @@ class RolloutStream:
             options: how groups are made.
             grader: None: samples are not graded, every score is 0.
             graders: of groups from these sources, in place of `grader`.
+            restarts: starts lost replicas anew; None: they stay lost.
         """
         self._replicas = replicas
+        self._restarts = restarts
         self._codec = codec
         self._options = options
         self._grader = grader
@@ -143,6 +147,23 @@ class RolloutStream:
         """
         self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
 
+    def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
+        """Samples that go on behind what they had in an earlier process, by seed and index."""
+        self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
+
+    def halt(self, timeout_s: float) -> Sequence[Kept]:
+        """Stops all decoding for good, and waits for the grades of what is made; what unfinished samples have. Nothing
+        that is under way is delivered any more but what was being graded."""
+        found = asyncio.run_coroutine_threadsafe(self._halt(timeout_s), self._loop)
+        return found.result(timeout_s + _HALT_GRACE_S)
+
+    async def _halt(self, timeout_s: float) -> Sequence[Kept]:
+        end = time.monotonic() + timeout_s
+        kept = await self._client.halt(timeout_s)
+        while self._grading.pending and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return kept
+
     def busy_s(self) -> float:
         """Seconds in which a replica had samples to make, on the average of the replicas."""
         return self._client.busy_s() / self._client.num_replicas
@@ -189,7 +210,10 @@ class RolloutStream:
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = GenerationClient(
-            self._replicas, progress_s=self._options.progress_s, adapts=self._options.adapts_concurrency
+            self._replicas,
+            progress_s=self._options.progress_s,
+            adapts=self._options.adapts_concurrency,
+            restarts=self._restarts,
         )
         self._grading = _Grading(self._grader, self._graders, self._codec)
         collecting = asyncio.create_task(self._client.run())
@@ -339,18 +363,22 @@ class _Grading:
         self._graders = graders
         self._codec = codec
         self._waiting: list[_Waiting] = []
+        self.pending = 0
+        """Samples that were added and have no grade yet."""
 
     def add(self, task: GroupTask, trajectory: Trajectory, deliver: Deliver) -> None:
         """`deliver` is called with the graded sample, or with what went wrong."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append((task, trajectory, deliver))
+        self.pending += 1
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         try:
             self._submit(waiting)
         except Exception as error:
+            self.pending -= len(waiting)
             for _, _, deliver in waiting:
                 deliver(error)
 
@@ -367,6 +395,7 @@ class _Grading:
 
     def _grade(self, grader: Grader | None, waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
         if grader is None:
+            self.pending -= len(waiting)
             for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
                 deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
             return
@@ -383,7 +412,11 @@ class _Grading:
             for (task, trajectory, _), text in zip(waiting, texts, strict=True)
         ]
         grades = asyncio.wrap_future(grader.submit(samples))
-        grades.add_done_callback(lambda done: _deliver(done, waiting, texts))
+        grades.add_done_callback(lambda done: self._graded(done, waiting, texts))
+
+    def _graded(self, done: asyncio.Future[Sequence[Grade]], waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
+        self.pending -= len(waiting)
+        _deliver(done, waiting, texts)
 
 
 def _deliver(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, comparable_log_probs
@@ -22,6 +23,7 @@ from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
+from rlsdk.trainer.fleet import Fleet, fleet_of
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -30,9 +32,12 @@ from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.pool_times import FILE as TIMES_FILE
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
+from rlsdk.trainer.ranks import RememberedLayouts
 from rlsdk.trainer.rl import RlOptions, RlStage
 from rlsdk.trainer.sampler import Draw, scores_of
 from rlsdk.trainer.samples import SampleLog
+from rlsdk.trainer.serving import ServedWeights
+from rlsdk.trainer.session import sharding_manager
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
@@ -48,18 +53,27 @@ if TYPE_CHECKING:
 def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
     """Reinforcement learning on a running session."""
     trainer, view = config.trainer, materials.output.view
-    stream = open_stream(config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice)
+    fleet = _fleet(config, registry, session, view)
+    weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
+    stream = open_stream(
+        config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice, fleet
+    )
     connect_judges(materials.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
     exact = session.actor.role.model.dtype == "float32"
 
     def sync() -> SyncReport:
-        report = session.weights().sync(state.policy_version, expect_change=exact and state.expects_change)
+        report = weights.sync(state.policy_version, expect_change=exact and state.expects_change)
         state.expects_change = False
         return report
 
-    def enter() -> AbstractContextManager[SyncReport]:
-        return session.turns.rollout(sync)
+    @contextmanager
+    def enter() -> Iterator[SyncReport]:
+        with session.turns.rollout(sync) as report:
+            try:
+                yield report
+            finally:
+                weights.leave()
 
     phase = RolloutPhase(enter, stream, view)
     decay = config.train.ema_decay
@@ -69,7 +83,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
         if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
             view.notice(warning)
-    publisher = _publisher(config, session, stream, state, phase, view, expects_change=exact)
+    publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
     algorithm = algorithm_of(config, registry, materials)
     source = GroupSource(
         stream,
@@ -110,6 +124,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
                 pieces=TokenCodec(materials.tokenizer).pieces,
             ),
             max_staleness=config.schedule.max_staleness,
+            preempt_s=config.faults.preempt_s,
         ),
         StageSettings(
             steps=trainer.steps,
@@ -121,6 +136,22 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         state,
         eval_options(config),
         None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
+        weights,
+    )
+
+
+def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:
+    """What starts lost replicas anew, where that can be done."""
+    actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
+    timeout_s = config.deadlines.sync_s
+    return fleet_of(
+        session,
+        lambda rollout: sharding_manager(config.sharding, registry, actor, rollout, timeout_s=timeout_s),
+        max_restarts=config.faults.replica_restarts,
+        keeps_copy=config.schedule.overlaps,
+        drains=config.schedule.on_new_weights == "drain",
+        timeout_s=timeout_s,
+        notice=view.notice,
     )
 
 
@@ -163,7 +194,7 @@ def _made_by(config: RunConfig) -> str:
 
 def _publisher(
     config: RunConfig,
-    session: Session,
+    weights: ServedWeights,
     stream: RolloutStream,
     state: TrainerState,
     phase: RolloutPhase,
@@ -175,7 +206,7 @@ def _publisher(
     if not config.schedule.overlaps:
         return TurnsPublisher(phase)
     return OverlappedPublisher(
-        session,
+        weights,
         stream,
         state,
         on_new_weights=config.schedule.on_new_weights,

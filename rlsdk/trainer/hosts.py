@@ -184,6 +184,11 @@ class TrainHost:
         """From now on a sync takes the engine's own weights again."""
         self.source.release()
 
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def close_transports(self) -> None:
+        """Lets go of what is kept from sync to sync: the next one is to other replicas."""
+        self.source.close()
+
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
         return self.source.fingerprints(transfers)

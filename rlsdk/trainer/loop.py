@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from rlsdk.trainer.card import model_card
 from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.reference import reference_state
+from rlsdk.trainer.saving import BackgroundWork
 from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
+from rlsdk.trainer.stopping import PreemptedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
@@ -47,6 +50,11 @@ def export_policy(
     folder.mkdir(parents=True)
     with session.turns.using(session.actor.name):
         session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
+    complete_export(tokenizer, folder, card)
+
+
+def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
+    """Puts the tokenizer and the card beside exported weights."""
     tokenizer.save_pretrained(str(folder))
     if card is not None:
         atomic_write_text(folder / CARD, card)
@@ -65,6 +73,8 @@ class Trainer:
         keep_checkpoints: int,
         save_timeout_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
+        preempted: Callable[[], bool] = lambda: False,
+        in_background: bool = False,
     ) -> None:
         """Starts nothing.
 
@@ -76,6 +86,8 @@ class Trainer:
             keep_checkpoints: newest ones that are kept.
             save_timeout_s: deadline of each role's part of a checkpoint; None: that of its group.
             stop: asked between steps; True saves and returns.
+            preempted: the machine is taken away: what runs beside the steps is not waited for.
+            in_background: checkpoints are written while the run goes on.
         """
         self.stage = stage
         self.session = session
@@ -84,8 +96,17 @@ class Trainer:
         self.config_text = config_text
         self.save_timeout_s = save_timeout_s
         self.stop = stop
+        self.preempted = preempted
         self.last_checkpoint: Path | None = None
         self.store = CheckpointStore(stage.output.run_dir / stage.settings.folder, keep_checkpoints)
+        self.in_background = in_background and not session.trained_move
+        if in_background and session.trained_move:
+            self.output.view.notice(
+                "checkpoint.background has no effect: trained roles take turns on their devices with others, and "
+                "checkpoints are written while they have them"
+            )
+        self._background = BackgroundWork()
+        self._saving_step = 0
 
     def fit(self) -> None:
         """Steps until the stage is over or a stop is requested, which is saved.
@@ -96,13 +117,20 @@ class Trainer:
             OutputError: figures cannot be written; a save was tried.
         """
         with _heap_at_rest():
-            self._fit()
+            try:
+                self._fit()
+                self._finish_save()
+            finally:
+                with suppress(Exception):  # another error is told
+                    self._background.wait()
 
     def _fit(self) -> None:
         settings = self.stage.settings
         self._settle_best()
         self.stage.begin()
         while self.stage.step < settings.steps and not self.stop() and self.ended_early is None:
+            if self._background.is_done:
+                self._finish_save()
             try:
                 metrics = self.stage.advance()
                 last = self.stage.step == settings.steps
@@ -110,13 +138,19 @@ class Trainer:
             except OutputError:
                 self._rescue()
                 raise
+            except PreemptedError:
+                break
             refused = self._call_back(metrics)
             failed = failed or refused
             ending = self.stop() or failed is not None or self.ended_early is not None
+            if self.preempted() and failed is None:
+                break
             if self._is_save_due(last=last, ending=ending) or self.stage.evaluations.is_best(self.stage.step):
                 self.save()
             if failed is not None:
                 raise failed
+        if self.preempted():
+            self._save_preempted()
         if self.ended_early is not None and self.stage.step < settings.steps:
             self.output.view.notice(self.ended_early)
 
@@ -146,13 +180,21 @@ class Trainer:
 
     def save(self) -> Path:
         """Writes a checkpoint: the state of every trained role, the model, and everything else a resume needs."""
+        self._finish_save()
         self.stage.settle()
         step = self.stage.step
+        self._saving_step = step
         state = {**self.stage.state_dict(), **reference_state(self.session.reference, self.store.folder)}
         best = self.best if self.stage.evaluations.is_best(step) else None
-        with self.output.view.phase("save"), self.store.write(step, state, best=best) as draft:
+        self.stage.saving(step)
+        with ExitStack() as stack:
+            stack.enter_context(self.output.view.phase("save"))
+            if self.in_background:
+                self._background.start(self._begin_save(self.store.write(step, copy.deepcopy(state), best=best)))
+                return self.store.path_of(step)
+            draft = stack.enter_context(self.store.write(step, state, best=best))
             self.session.save_roles(draft, timeout_s=self.save_timeout_s)
-            if self.stage.settings.exports and self.session.actor.can(Capability.EXPORT):
+            if self._exports:
                 export_policy(
                     self.session,
                     self.tokenizer,
@@ -162,7 +204,15 @@ class Trainer:
                 )
             self.stage.save_parts(draft)
             atomic_write_text(draft / "config.yaml", self.config_text)
-        self.last_checkpoint = self.store.folder / f"step_{step:08d}"
+        return self._is_saved()
+
+    @property
+    def _exports(self) -> bool:
+        return self.stage.settings.exports and self.session.actor.can(Capability.EXPORT)
+
+    def _is_saved(self) -> Path:
+        step = self._saving_step
+        self.last_checkpoint = self.store.path_of(step)
         self.stage.saved(step, min(step for step, _ in self.store.whole()))
         self.output.view.saved(step, self.last_checkpoint)
         return self.last_checkpoint
@@ -182,11 +232,64 @@ class Trainer:
             trained_by=TRAINED_BY.get(self.stage.settings.folder, ""),
         )
 
+    def _begin_save(self, writing: AbstractContextManager[Path]) -> Callable[[], None]:
+        """Asks the roles for their parts, ahead of whatever is asked of them next; returns what waits for those, and
+        completes the checkpoint."""
+        with ExitStack() as stack:
+            draft = stack.enter_context(writing)
+            answers = self.session.begin_save_roles(draft)
+            if self._exports:
+                (draft / MODEL_FOLDER).mkdir()
+                answers.append(self.session.actor.submit("save_pretrained", str(draft / MODEL_FOLDER)))
+            entered = stack.pop_all()
+        card = self.card() if self._exports else None
+
+        def finish() -> None:
+            with entered:
+                for answer in answers:
+                    answer.result(self.save_timeout_s)
+                if self._exports:
+                    complete_export(self.tokenizer, draft / MODEL_FOLDER, card)
+                atomic_write_text(draft / "config.yaml", self.config_text)
+
+        return finish
+
+    def _finish_save(self) -> None:
+        """Waits for the checkpoint that is written meanwhile.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._background.wait():
+            self._is_saved()
+
+    def _save_preempted(self) -> None:
+        """Keeps what runs, and saves the last whole step, where that can be resumed exactly; otherwise an earlier
+        checkpoint and the journal are."""
+        step = self.stage.step
+        self._finish_save()
+        exact = self.stage.halt()
+        last = step == self.stage.settings.steps
+        if (
+            not step
+            or self.last_checkpoint == self.store.path_of(step)
+            or not self._is_save_due(last=last, ending=True)
+        ):
+            return
+        if exact:
+            self.save()
+        else:
+            self.output.view.notice(
+                f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes it "
+                "again from the newest checkpoint, and its samples come from the journal"
+            )
+
     def _rescue(self) -> None:
         """Saves the last whole step where that can still be done; what keeps it from that is said, not raised."""
         try:
             if self.output.run_dir.is_dir() and self.stage.settings.save_every is not None:
                 self.save()
+                self._finish_save()
         except (RlsdkError, OSError) as error:
             self.output.view.notice(f"no checkpoint of step {self.stage.step}: {error}")
 

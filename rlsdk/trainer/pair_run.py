@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles, with_dtype
+from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run import RunResult, Start, StopFlag, export_model, prepared, trainer_of
+from rlsdk.trainer.run import RunResult, Start, export_model, fit, prepared, trainer_of
 from rlsdk.trainer.run_folder import find_checkpoint, run_lock
 from rlsdk.trainer.session import Session, start_role, start_roles
+from rlsdk.trainer.stopping import StopFlag
 from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 if TYPE_CHECKING:
@@ -36,44 +38,52 @@ def run_pairs(
     began = time.perf_counter()
     config = with_dtype(config, device)
     with run_lock(run_dir):
-        start = Start(
-            config=config,
-            registry=registry,
-            run_dir=run_dir,
-            device=device,
-            table=pair_roles(config, kind, roles(config, device, needed=kind.role_names)),
-            checkpoint=find_checkpoint(config, run_dir, kind.checkpoints, view.notice),
-            half_way=None,
-            view=view,
-            stop=stop,
-        )
-        with prepared(start, rewarded=False, supervised=False) as (materials, cluster):
-            pairs = read_pairs(materials)
-            start = replace(
-                start,
-                config=pairs.config,
-                table=pair_roles(pairs.config, kind, roles(config, device, needed=kind.role_names)),
+        lives = Lives(config, run_dir, view, stop)
+        result = lives.run(
+            lambda config: _train(
+                kind,
+                Start(
+                    config=config,
+                    registry=registry,
+                    run_dir=run_dir,
+                    device=device,
+                    table=pair_roles(config, kind, roles(config, device, needed=kind.role_names)),
+                    checkpoint=find_checkpoint(config, run_dir, kind.checkpoints, view.notice),
+                    view=view,
+                    stop=stop,
+                    lives=lives,
+                ),
             )
-            turns = start.turns()
-            groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
-            session = Session(roles=groups, turns=turns, cluster=cluster)
-            stage = pair_stage(kind, materials, pairs, session)
-            with closing(stage):
-                trainer = trainer_of(start, materials, stage, session)
-                if start.checkpoint is not None:
-                    trainer.restore(start.checkpoint)
-                    view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
-                start.accept()
-                trainer.fit()
-                if (best := trainer.load_best()) is not None:
-                    view.notice(f"model/ is that of the best checkpoint: {best.line()}")
-            export_model(session, materials.tokenizer, run_dir / "model", trainer.card())
+        )
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _train(kind: PairTraining, start: Start) -> RunResult:
+    """One session of training on pairs."""
+    with prepared(start, rewarded=False, supervised=False) as (materials, cluster):
+        pairs = read_pairs(materials)
+        needed = roles(start.config, start.device, needed=kind.role_names)
+        start = replace(start, config=pairs.config, table=pair_roles(pairs.config, kind, needed))
+        turns = start.turns()
+        make = functools.partial(start_role, registry=start.registry, cluster=cluster)
+        session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
+        stage = pair_stage(kind, materials, pairs, session)
+        with closing(stage):
+            trainer = trainer_of(start, materials, stage, session)
+            if start.checkpoint is not None:
+                trainer.restore(start.checkpoint)
+                start.view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
+            start.accept()
+            fit(start, trainer)
+            if (best := trainer.load_best()) is not None:
+                start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+        export_model(session, materials.tokenizer, start.run_dir / "model", trainer.card())
     return RunResult(
-        run_dir=run_dir,
+        run_dir=start.run_dir,
         steps=stage.step,
-        stopped=stop(),
-        seconds=time.perf_counter() - began,
-        checkpoint=run_dir / "model",
+        stopped=start.stop(),
+        seconds=0.0,
+        checkpoint=start.run_dir / "model",
         first_eval=stage.evaluations.first or {},
         last_eval=stage.evaluations.last or stage.last,
         best=trainer.best,

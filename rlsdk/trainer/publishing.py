@@ -12,7 +12,7 @@ from rlsdk.interfaces import SyncReport
 if TYPE_CHECKING:
     from rlsdk.rollouts import RolloutStream
     from rlsdk.trainer.phases import RolloutPhase
-    from rlsdk.trainer.session import Session
+    from rlsdk.trainer.serving import ServedWeights
     from rlsdk.trainer.state import TrainerState
 
 Done = Callable[[BaseException | None], None]
@@ -70,7 +70,7 @@ class OverlappedPublisher:
 
     def __init__(
         self,
-        session: Session,
+        weights: ServedWeights,
         stream: RolloutStream,
         state: TrainerState,
         *,
@@ -82,7 +82,7 @@ class OverlappedPublisher:
         """Starts nothing.
 
         Args:
-            session: whose actor's weights go to its rollout engine.
+            weights: of the actor, on their way to its rollout engine.
             stream: what runs on the replicas.
             state: gives the version of the weights.
             on_new_weights: what running samples do. `drain`: there are none when `publish` is called.
@@ -90,7 +90,7 @@ class OverlappedPublisher:
             timeout_s: for each pause and resume.
             synced: told of each report.
         """
-        self._session = session
+        self._weights = weights
         self._stream = stream
         self._state = state
         self._on_new_weights = on_new_weights
@@ -110,7 +110,7 @@ class OverlappedPublisher:
     def hold(self) -> None:
         """See `Publisher`. Blocks until the copy is made."""
         self._held = self._version()
-        self._session.actor.run("hold_weights", timeout_s=self._timeout_s)
+        self._weights.hold()
 
     def publish(self, done: Done) -> None:
         self.close()
@@ -137,7 +137,7 @@ class OverlappedPublisher:
             self._bring(version, changed)
             self.seconds = time.perf_counter() - start
             if held:
-                self._session.actor.run("release_weights", timeout_s=self._timeout_s)
+                self._weights.release()
         except BaseException as error:
             done(error)
         else:
@@ -147,7 +147,7 @@ class OverlappedPublisher:
         running = self._on_new_weights != "drain"
         if running:
             self._stream.interrupt(self._timeout_s)
-        self._report = report = self._session.weights().sync(version, expect_change=changed)
+        self._report = report = self._weights.sync(version, expect_change=changed)
         if running:
             self._stream.go_on(self._timeout_s, keep_cache=self._on_new_weights == "keep")
         self._synced(report)

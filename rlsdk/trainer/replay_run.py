@@ -17,16 +17,18 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of
+from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
 from rlsdk.trainer.rl import learn_from, update_figures
 from rlsdk.trainer.roles import roles, without_roles
-from rlsdk.trainer.run import Start, StopFlag, prepared
+from rlsdk.trainer.run import Start, prepared
 from rlsdk.trainer.run_folder import run_lock
 from rlsdk.trainer.session import Session, start_role, start_roles
 from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.stopping import StopFlag
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -58,10 +60,9 @@ def run_replay(
             run_dir=run_dir,
             device=device,
             table=roles(config, device, needed=[name for name in needed_roles(config) if name != ROLLOUT]),
-            checkpoint=None,
-            half_way=None,
             view=view,
             stop=StopFlag(),
+            lives=Lives(config, run_dir, view, StopFlag()),
         )
         # Given answers belong to what is learned: they are read where a run that grades reads them.
         with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (materials, cluster):

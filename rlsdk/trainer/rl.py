@@ -20,9 +20,11 @@ from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.samples import SampleLog, shown_samples
+from rlsdk.trainer.serving import ServedWeights
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import staleness_metrics
 from rlsdk.trainer.watch import LearningWatch
 
@@ -39,6 +41,8 @@ class RlOptions:
     """Logged with their text, each step."""
     max_staleness: int = 0
     """Above 0, groups are made while a step trains."""
+    preempt_s: float = 60.0
+    """From the news that the machine is taken away to the end."""
 
 
 class RlStage(Stage):
@@ -57,9 +61,10 @@ class RlStage(Stage):
         state: TrainerState,
         when: EvalOptions | None = None,
         average: PolicyAverage | None = None,
+        weights: ServedWeights | None = None,
     ) -> None:
-        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas; `when` is
-        about `evaluation`."""
+        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas by `weights`;
+        `when` is about `evaluation`."""
         self.source = source
         self.learner = learner
         self.phase = phase
@@ -73,7 +78,9 @@ class RlStage(Stage):
         self.settings = settings
         self.state = state
         self.average = average
+        self.weights = weights
         self._step_of = {state.policy_version: 0}
+        self._halted = self._settled = False
         self._watch = LearningWatch()
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
@@ -111,10 +118,27 @@ class RlStage(Stage):
             with self.output.view.phase("rollout"), clock.measure("rollout"):
                 return self.source.next()
         with self.output.view.phase("rollout"), self.phase.clocked(clock):
-            return self.source.next()
+            try:
+                return self.source.next()
+            except PreemptedError:
+                self.halt()  # before the replicas are put to sleep
+                raise
+
+    def preempt(self) -> None:
+        self.source.preempt()
+
+    def halt(self) -> bool:
+        if not self._halted:
+            limit_s = self.options.preempt_s / 3
+            self._halted, self._settled = True, self.source.settle(limit_s)
+            self.source.halt(limit_s)
+        return self._settled
 
     def settle(self) -> None:
         self.source.settle()
+
+    def saving(self, step: int) -> None:
+        self.source.saving(step)
 
     def saved(self, step: int, oldest: int) -> None:
         self.source.saved(step, oldest)
@@ -146,6 +170,8 @@ class RlStage(Stage):
             self.average.load(checkpoint)
 
     def close(self) -> None:
+        if self.weights is not None:
+            self.weights.close()
         self.source.close()
 
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
@@ -174,6 +200,7 @@ class RlStage(Stage):
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
+            **({"faults/replica_restarts": float(lost)} if self.weights and (lost := self.weights.restarts) else {}),
             **self.source.timeline.metrics(self.publisher.seconds),
             **clock.metrics(),
         }

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Role, RunConfig, dump_config, needed_roles, role_of, sft_optim_spec, with_dtype
 from rlsdk.config.role_names import ACTOR, REF
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import BestRecord, read_state
+from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.loop import Trainer, export_policy
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.reference import FOLDER, find_reference
@@ -25,6 +26,7 @@ from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.run_folder import accept_config, find_checkpoint, run_lock
 from rlsdk.trainer.session import Session, sharding_manager, start_cluster, start_role, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.stopping import StopFlag
 from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
@@ -55,19 +57,6 @@ class RunResult:
     """Why it ended before its last step by itself, in words."""
 
 
-class StopFlag:
-    """Set by a signal handler; the loop looks at it between steps."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-    def set(self) -> None:
-        self.is_set = True
-
-    def __call__(self) -> bool:
-        return self.is_set
-
-
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """What a run starts with."""
@@ -78,12 +67,13 @@ class Start:
     device: str
     """`cpu` or `cuda`, where the placement leaves it open."""
     table: Sequence[Role]
-    checkpoint: Path | None
-    """Of reinforcement learning, to go on from."""
-    half_way: Path | None
-    """Of supervised training, to go on from."""
     view: RunView
     stop: StopFlag
+    lives: Lives
+    checkpoint: Path | None = None
+    """Of reinforcement learning, to go on from."""
+    half_way: Path | None = None
+    """Of supervised training, to go on from."""
 
     def accept(self) -> None:
         """Nothing can refuse the run any more, and nothing of it was written yet."""
@@ -120,41 +110,52 @@ def run_train(
     if (recipe := config.algorithm.recipe) is not None:
         view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
     with run_lock(run_dir):
-        checkpoint = find_checkpoint(config, run_dir, notice=view.notice)
-        half_way = None
-        if checkpoint is None and config.sft.is_asked:
-            half_way = find_checkpoint(config, run_dir, CHECKPOINTS, view.notice)
-        start = Start(
-            config=config,
-            registry=registry,
-            run_dir=run_dir,
-            device=device,
-            table=roles(config, device),
-            checkpoint=checkpoint,
-            half_way=half_way,
-            view=view,
-            stop=stop,
+        lives = Lives(config, run_dir, view, stop)
+        result = lives.run(
+            lambda config: _train(
+                Start(
+                    config=config,
+                    registry=registry,
+                    run_dir=run_dir,
+                    device=device,
+                    table=roles(config, device),
+                    view=view,
+                    stop=stop,
+                    lives=lives,
+                )
+            )
         )
-        with prepared(start, supervised=checkpoint is None) as (materials, cluster):
-            start = replace(start, config=materials.config, table=roles(materials.config, device))
-            session = _rl_session(start, cluster, materials)
-            stage = rl_stage(start.config, registry, materials, session)
-            with closing(stage):
-                trainer = trainer_of(start, materials, stage, session)
-                if checkpoint is not None:
-                    trainer.restore(checkpoint)
-                    start.accept()
-                    view.notice(f"resumed from {checkpoint} at step {stage.step}")
-                trainer.fit()
-                return _result(trainer, stage, run_dir, began, stop)
+    return replace(result, seconds=time.perf_counter() - began)
 
 
-def _result(trainer: Trainer, stage: RlStage, run_dir: Path, began: float, stop: StopFlag) -> RunResult:
+def _train(start: Start) -> RunResult:
+    """One session of a run, from where `trainer.resume` says."""
+    config, view = start.config, start.view
+    checkpoint = find_checkpoint(config, start.run_dir, notice=view.notice)
+    half_way = None
+    if checkpoint is None and config.sft.is_asked:
+        half_way = find_checkpoint(config, start.run_dir, CHECKPOINTS, view.notice)
+    start = replace(start, checkpoint=checkpoint, half_way=half_way)
+    with prepared(start, supervised=checkpoint is None) as (materials, cluster):
+        start = replace(start, config=materials.config, table=roles(materials.config, start.device))
+        session = _rl_session(start, cluster, materials)
+        stage = rl_stage(start.config, start.registry, materials, session)
+        with closing(stage):
+            trainer = trainer_of(start, materials, stage, session)
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
+                start.accept()
+                view.notice(f"resumed from {checkpoint} at step {stage.step}")
+            fit(start, trainer)
+            return _result(trainer, stage, start)
+
+
+def _result(trainer: Trainer, stage: RlStage, start: Start) -> RunResult:
     return RunResult(
-        run_dir=run_dir,
+        run_dir=start.run_dir,
         steps=stage.step,
-        stopped=stop(),
-        seconds=time.perf_counter() - began,
+        stopped=start.stop(),
+        seconds=0.0,
         checkpoint=trainer.last_checkpoint,
         first_eval=stage.evaluations.first or {},
         last_eval=stage.evaluations.last,
@@ -166,6 +167,7 @@ def _result(trainer: Trainer, stage: RlStage, run_dir: Path, began: float, stop:
 
 def trainer_of(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
     """The loop over one stage of the run."""
+    start.lives.has_begun = True
     return Trainer(
         stage,
         session,
@@ -174,7 +176,15 @@ def trainer_of(start: Start, materials: Materials, stage: Stage, session: Sessio
         keep_checkpoints=start.config.trainer.keep_checkpoints,
         save_timeout_s=start.config.deadlines.save_s,
         stop=start.stop,
+        preempted=lambda: start.stop.is_preempted,
+        in_background=start.config.checkpoint.background,
     )
+
+
+def fit(start: Start, trainer: Trainer) -> None:
+    """Trains until the stage is over, or the run is asked to stop."""
+    with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
+        trainer.fit()
 
 
 def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:
@@ -231,7 +241,7 @@ def _supervise(
             trainer.restore(start.half_way)
             start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
         start.accept()
-        trainer.fit()
+        fit(start, trainer)
         if (best := trainer.load_best()) is not None:
             start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
     return stage, trainer
@@ -246,30 +256,40 @@ def run_sft(
     if not config.sft.is_asked:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     with run_lock(run_dir):
-        start = Start(
-            config=config,
-            registry=registry,
-            run_dir=run_dir,
-            device=device,
-            table=_sft_table(config, device),
-            checkpoint=None,
-            half_way=find_checkpoint(config, run_dir, CHECKPOINTS, view.notice),
-            view=view,
-            stop=stop,
+        lives = Lives(config, run_dir, view, stop)
+        result = lives.run(
+            lambda config: _train_supervised(
+                Start(
+                    config=config,
+                    registry=registry,
+                    run_dir=run_dir,
+                    device=device,
+                    table=_sft_table(config, device),
+                    half_way=find_checkpoint(config, run_dir, CHECKPOINTS, view.notice),
+                    view=view,
+                    stop=stop,
+                    lives=lives,
+                )
+            )
         )
-        with prepared(start, rewarded=False) as (materials, cluster):
-            start = replace(start, config=materials.config, table=_sft_table(materials.config, device))
-            turns = start.turns()
-            groups = start_roles(start.table, functools.partial(start_role, registry=registry, cluster=cluster), turns)
-            session = Session(roles=groups, turns=turns, cluster=cluster)
-            done, trainer = _supervise(start, materials, session, measured=True)
-            export_model(session, materials.tokenizer, run_dir / "model", trainer.card())
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _train_supervised(start: Start) -> RunResult:
+    """One session of supervised training."""
+    with prepared(start, rewarded=False) as (materials, cluster):
+        start = replace(start, config=materials.config, table=_sft_table(materials.config, start.device))
+        turns = start.turns()
+        make = functools.partial(start_role, registry=start.registry, cluster=cluster)
+        session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
+        done, trainer = _supervise(start, materials, session, measured=True)
+        export_model(session, materials.tokenizer, start.run_dir / "model", trainer.card())
     return RunResult(
-        run_dir=run_dir,
+        run_dir=start.run_dir,
         steps=done.step,
-        stopped=stop(),
-        seconds=time.perf_counter() - began,
-        checkpoint=run_dir / "model",
+        stopped=start.stop(),
+        seconds=0.0,
+        checkpoint=start.run_dir / "model",
         first_eval=done.evaluations.first or {},
         last_eval={**done.last, **done.evaluations.last},
         best=trainer.best,
@@ -313,7 +333,11 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
         if start.config.placement.ray_address is not None:
             building.result()
         cluster = stack.enter_context(start.cluster())
-        yield building.result(), cluster
+        try:
+            yield building.result(), cluster
+        except RlsdkError as error:
+            start.lives.check(error, cluster)
+            raise
 
 
 def _close(building: Future[Materials]) -> None:

@@ -15,7 +15,7 @@ from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.interfaces import BackendKind, BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.checkpoint import older_whole
-from rlsdk.trainer.groups import BatchStore, RoleGroup
+from rlsdk.trainer.groups import Answer, BatchStore, RoleGroup
 from rlsdk.trainer.hosts import EngineOptions
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.turns import DeviceTurns
@@ -99,6 +99,19 @@ class Session:
             (folder / name).mkdir()
             with self.turns.using(name, training=True):
                 group.run("save_checkpoint", str(folder / name), timeout_s=timeout_s)
+
+    def begin_save_roles(self, folder: Path) -> list[Answer]:
+        """As `save_roles`, without waiting: what is asked of the roles later comes behind it."""
+        answers = []
+        for name, group in self.trained.items():
+            (folder / name).mkdir()
+            answers.append(group.submit("save_checkpoint", str(folder / name)))
+        return answers
+
+    @property
+    def trained_move(self) -> bool:
+        """A role that is trained takes turns on its devices."""
+        return any(group.role.pool in self.turns.shared for group in self.trained.values())
 
     def load_roles(self, checkpoint: Path, *, timeout_s: float | None = None) -> None:
         """Restores every trained role from `checkpoint/ROLE`.

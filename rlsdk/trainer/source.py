@@ -28,12 +28,13 @@ from rlsdk.rollouts import (
     Updated,
 )
 from rlsdk.rollouts.journal import Journal, Recorded, read_journal
-from rlsdk.rollouts.records import grade_from, trajectory_from
+from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
 from rlsdk.rollouts.schedule import Command, Event
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pool_times import PoolTimes
 from rlsdk.trainer.publishing import Publisher
 from rlsdk.trainer.sampler import Draw, group_task
+from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import Lengths, Timeline
 
 
@@ -200,11 +201,26 @@ class GroupSource:
         self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
         return self._schedule.served == self._schedule.trained
 
-    def settle(self) -> None:
-        """Waits until the newest weights are served: where samples drain, all that older ones began is made then."""
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Waits until the newest weights are served: where samples drain, all that older ones began is made then. False
+        where that took too long."""
         if self._config.overlaps and self._thread is not None:
-            self._wait(lambda: self._schedule.settled)
+            if not self._wait(lambda: self._schedule.settled, timeout_s):
+                return False
             self._inbox.put(_Quiet(False))
+        return True
+
+    def preempt(self) -> None:
+        """Who waits in `next`, or will, gets a `PreemptedError`. Safe in a signal handler."""
+        self._ready.put(PreemptedError("the machine is taken away"))
+
+    def halt(self, timeout_s: float) -> None:
+        """Stops what runs for good; what it has is written into the journal."""
+        kept = self._stream.halt(timeout_s)
+        if self._journal is not None:
+            for request, output in kept:
+                self._journal.unfinished(request, output)
+            self._journal.flush()
 
     @property
     def rejected(self) -> Sequence[Group]:
@@ -221,10 +237,14 @@ class GroupSource:
         they are made again."""
         return self._state
 
+    def saving(self, step: int) -> None:
+        """A checkpoint of this step is begun."""
+        if self._journal is not None:
+            self._journal.open(step)
+
     def saved(self, step: int, oldest: int) -> None:
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
         if self._journal is not None:
-            self._journal.open(step)
             self._journal.forget(oldest - self._config.max_staleness - 1)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
@@ -241,6 +261,7 @@ class GroupSource:
             if self._max_groups_per_step is not None and not self._drains:
                 # Who replaces whom depends on time: a sample may find itself in an earlier step than before.
                 self._recorded = self._recorded.no_newer(version)
+            self._stream.begin_with({key: unfinished_from(one) for key, one in self._recorded.unfinished.items()})
         self._schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 
@@ -280,10 +301,10 @@ class GroupSource:
             )
             self._journal.flush()
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        """Until the driver has come so far, or has failed."""
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Until the driver has come so far, or has failed; False where that took too long."""
         with self._changed:
-            self._changed.wait_for(lambda: condition() or self._failed is not None)
+            return self._changed.wait_for(lambda: condition() or self._failed is not None, timeout_s)
 
     # On the driver's thread:
 

@@ -111,8 +111,19 @@ class Stage(ABC):
         """Behind a step, before it is saved: evaluations that are due."""
         self.evaluations.after(self.step, last=last)
 
+    def preempt(self) -> None:  # noqa: B027 - a working default
+        """The machine is taken away: `advance` ends with a `PreemptedError` where it waits for others. Safe in a signal
+        handler."""
+
+    def halt(self) -> bool:
+        """Stops what runs beside the steps, for good. False where a checkpoint of now could not be resumed exactly."""
+        return True
+
     def settle(self) -> None:  # noqa: B027 - a working default
         """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
+
+    def saving(self, step: int) -> None:  # noqa: B027 - a working default
+        """A checkpoint of this step is begun: what is noted from here on is behind it."""
 
     def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""

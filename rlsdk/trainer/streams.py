@@ -15,7 +15,7 @@ from rlsdk.interfaces import (
     SamplingParams,
 )
 from rlsdk.registry import Registry
-from rlsdk.rollouts import RolloutStream, StreamOptions
+from rlsdk.rollouts import Restarts, RolloutStream, StreamOptions
 from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution
 from rlsdk.trainer.evaluation import EvalSet, Evaluation
 from rlsdk.trainer.evaluations import EvalOptions
@@ -39,8 +39,10 @@ def open_stream(
     tokenizer: Any,
     rewards: RunRewards | None = None,
     notice: Callable[[str], None] = print,
+    restarts: Restarts | None = None,
 ) -> RolloutStream:
-    """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`."""
+    """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`, `restarts` starts
+    lost replicas anew."""
     rollout, rewards = config.rollout, rewards or RunRewards()
     spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(
@@ -60,6 +62,7 @@ def open_stream(
         ),
         grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
         graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
+        restarts=restarts,
     )
 
 

@@ -1,0 +1,117 @@
+"""How a replica is: a pure state machine, so that what was lost serves again by one way only, a completed sync."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from enum import StrEnum, auto
+
+
+class State(StrEnum):
+    """Of one replica."""
+
+    HEALTHY = auto()
+    """Serves the current weights."""
+    SUSPECT = auto()
+    """Has work and is late with an answer: it keeps what it has, and gets nothing new."""
+    LOST = auto()
+    """Dead, or silent for too long: what it had goes to others."""
+    RESTARTING = auto()
+    """Its process is being made anew."""
+    SYNCING = auto()
+    """Its new process is up and has no weights yet."""
+    RETIRED = auto()
+    """It was lost too often, and stays away."""
+
+
+class Event(StrEnum):
+    """What is seen of a replica, or done with it."""
+
+    ANSWERED = auto()
+    """It made progress."""
+    LATE = auto()
+    """It has work and made no progress for a while."""
+    FAILED = auto()
+    """It died, was silent for too long, or could not be started, or brought its weights."""
+    RESTART = auto()
+    """A new process is asked for."""
+    STARTED = auto()
+    """The new process is up, and its engine is built."""
+    SYNCED = auto()
+    """A sync has ended with its receipt, which was checked."""
+    GIVEN_UP = auto()
+    """It is not started again."""
+
+
+_S, _E = State, Event
+_NEXT: Mapping[tuple[State, Event], State] = {
+    (_S.HEALTHY, _E.ANSWERED): _S.HEALTHY,
+    (_S.HEALTHY, _E.LATE): _S.SUSPECT,
+    (_S.HEALTHY, _E.SYNCED): _S.HEALTHY,
+    (_S.HEALTHY, _E.FAILED): _S.LOST,
+    (_S.SUSPECT, _E.ANSWERED): _S.HEALTHY,
+    (_S.SUSPECT, _E.LATE): _S.SUSPECT,
+    (_S.SUSPECT, _E.SYNCED): _S.HEALTHY,
+    (_S.SUSPECT, _E.FAILED): _S.LOST,
+    (_S.LOST, _E.RESTART): _S.RESTARTING,
+    (_S.LOST, _E.GIVEN_UP): _S.RETIRED,
+    (_S.RESTARTING, _E.STARTED): _S.SYNCING,
+    (_S.RESTARTING, _E.FAILED): _S.LOST,
+    (_S.SYNCING, _E.SYNCED): _S.HEALTHY,
+    (_S.SYNCING, _E.FAILED): _S.LOST,
+}
+_STRAY = frozenset((Event.ANSWERED, Event.LATE, Event.FAILED))
+"""May come late, from a process that is gone: then they change nothing."""
+
+
+def after(state: State, event: Event) -> State:
+    """The next state.
+
+    Raises:
+        ValueError: an event that cannot come now: a driver's mistake.
+    """
+    found = _NEXT.get((state, event))
+    if found is None and event in _STRAY:
+        return state
+    if found is None:
+        raise ValueError(f"{event} cannot come while a replica is {state}")
+    return found
+
+
+class Health:
+    """One replica's state, and how often it was started. May be used from any thread."""
+
+    def __init__(self) -> None:
+        """Healthy: before its first weights come, a sync is on its way to every replica."""
+        self._lock = threading.Lock()
+        self.state = State.HEALTHY
+        self.life = 0
+        """Number of its process: what an earlier one is heard of says nothing about this one."""
+        self.in_a_row = 0
+        """Restarts since it last made progress."""
+
+    @property
+    def serves(self) -> bool:
+        """It has work, or may get some."""
+        return self.state in (State.HEALTHY, State.SUSPECT)
+
+    def handle(self, event: Event, life: int | None = None) -> State:
+        """Notes what has happened.
+
+        Args:
+            event: as it happened.
+            life: the process that it is about; None: the one of now.
+
+        Raises:
+            ValueError: an event that cannot come now.
+        """
+        with self._lock:
+            if life is not None and life != self.life:
+                return self.state
+            self.state = after(self.state, event)
+            if event is Event.RESTART:
+                self.life += 1
+                self.in_a_row += 1
+            elif event is Event.ANSWERED and self.state is State.HEALTHY:
+                self.in_a_row = 0
+            return self.state

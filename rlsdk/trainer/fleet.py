@@ -1,0 +1,331 @@
+"""The rollout replicas of a run: which of them serve, and with which weights. What is lost is started anew, and serves
+again when a sync of its own, or everybody's next, has ended with its receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from textwrap import shorten
+from typing import TYPE_CHECKING, Protocol
+
+from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
+from rlsdk.rollouts.health import Event, Health, State
+from rlsdk.trainer.ranks import MortalGroup, SomeRanks
+from rlsdk.trainer.serving import ReplicasLostError, ServedWeights
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.session import Session
+
+LOOK_S = 0.5
+SAID = 200
+"""Characters of an error that a notice repeats."""
+STUCK_S = 10.0
+"""A publish that nothing holds up comes sooner."""
+
+MakeManager = Callable[["RoleGroup"], ShardingManager]
+
+
+class Restarter(Protocol):
+    """A cluster, as far as a fleet needs it."""
+
+    def restart(self, role: str, rank: int) -> None: ...
+
+
+class Fleet(ServedWeights):
+    """Satisfies `rlsdk.rollouts.Restarts`. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: MortalGroup,
+        restarter: Restarter,
+        make_manager: MakeManager,
+        *,
+        max_restarts: int,
+        keeps_copy: bool,
+        drains: bool,
+        timeout_s: float,
+        notice: Callable[[str], None],
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            session: whose actor's weights go to its rollout engine.
+            group: the ranks of the rollout engine.
+            restarter: makes the process of a rank anew.
+            make_manager: binds some of the ranks to the actor.
+            max_restarts: of one replica in a row, without progress in between.
+            keeps_copy: the actor trains while replicas serve: a copy of what they serve is kept.
+            drains: weights are published only when all samples are made.
+            timeout_s: of each call of the actor, and of a sync's waits for ranks.
+            notice: told what happened.
+        """
+        super().__init__(session, timeout_s=timeout_s)
+        self._group = group
+        self._restarter = restarter
+        self._make_manager = make_manager
+        self._max_restarts = max_restarts
+        self._keeps_copy, self._drains = keeps_copy, drains
+        self._notice = notice
+        self.health: Sequence[Health] = [Health() for _ in range(session.rollout.world_size)]
+        self._restarts = 0
+        self._way = threading.RLock()
+        """Held by who moves weights: one sync at a time."""
+        self._changed = threading.Condition()
+        self._errors: dict[int, BaseException] = {}
+        self._waiting: dict[int, list[Future[None]]] = {}
+        self._source: int | None = None
+        """Version that the actor's side would bring now, where that is what replicas serve; None: it is another."""
+        self._is_held = False
+        self._manager: tuple[tuple[tuple[int, int], ...], ShardingManager, SomeRanks] | None = None
+        """With the ranks, and their lives, that it was made for."""
+        self._has_synced = False
+        self._closed = False
+
+    # Of `ServedWeights`:
+
+    def hold(self) -> None:
+        with self._way:
+            self._source = None
+            super().hold()
+            self._is_held = True
+
+    def release(self) -> None:
+        """The copy stays: a replica that is lost may need it."""
+
+    def leave(self) -> None:
+        if not self._keeps_copy:
+            with self._way:
+                self._source = None
+
+    def sync(self, version: int, *, expect_change: bool) -> SyncReport:
+        """See `ServedWeights`. Replicas that are away, or lost on the way, do not hold up the others; where all are,
+        the first that is back is waited for."""
+        with self._way:
+            self._source = None
+            if self._keeps_copy and not self._is_held:
+                super().hold()
+            self._is_held = False
+            while True:
+                ranks = self._there()
+                report = self._sync_ranks(ranks, version, expect_change)
+                if report is not None:
+                    self._source = version
+                    self._bless(ranks)
+                    return report
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    def close(self) -> None:
+        """Nothing is started any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # Of `Restarts`:
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        found: Future[None] = Future()
+        found.set_running_or_notify_cancel()
+        self._lost(at, life, error, found)
+        await asyncio.wrap_future(found)
+
+    def _lost(self, at: int, life: int, error: BaseException, waiting: Future[None] | None = None) -> None:
+        """Begins a restart, unless one is under way or behind."""
+        health = self.health[at]
+        with self._changed:
+            begins = health.life == life and health.state not in (State.RESTARTING, State.RETIRED)
+            if begins and not self._closed:
+                self._errors[at] = error
+                health.handle(Event.FAILED)
+                begins = self._begin_restart(at)
+            if waiting is not None:
+                self._waiting.setdefault(at, []).append(waiting)
+            self._tell(at)
+        if begins and not self._closed:
+            threading.Thread(target=self._restart, args=(at,), name="rlsdk-restart", daemon=True).start()
+
+    def _begin_restart(self, at: int) -> bool:
+        """Called with the state in hand; False where it was lost too often."""
+        health, error = self.health[at], self._errors[at]
+        said = shorten(str(error).splitlines()[0], SAID)
+        if health.in_a_row >= self._max_restarts:
+            health.handle(Event.GIVEN_UP)
+            self._errors[at] = ReplicasLostError(
+                f"replica {at} of {self._session.rollout.backend!r} was lost and is not started again "
+                f"(faults.replica_restarts {self._max_restarts}): {error}"
+            )
+            self._notice(f"warning: replica {at} is lost for good after {health.in_a_row} restarts in a row: {said}")
+            return False
+        health.handle(Event.RESTART)
+        self._notice(
+            f"warning: replica {at} was lost and is started again ({health.in_a_row} of {self._max_restarts} in a "
+            f"row); others take what it had: {said}"
+        )
+        return True
+
+    def _tell(self, at: int) -> None:
+        """Answers who waits for a replica, where its fate is known. Called with the state in hand."""
+        state = self.health[at].state
+        if self.health[at].serves:
+            for waiting in self._waiting.pop(at, ()):
+                waiting.set_result(None)
+        elif state is State.RETIRED:
+            for waiting in self._waiting.pop(at, ()):
+                waiting.set_exception(self._errors[at])
+        self._changed.notify_all()
+
+    # On a thread of each restart:
+
+    def _restart(self, at: int) -> None:
+        began = time.monotonic()
+        life = self.health[at].life
+        try:
+            self._restarter.restart(self._session.rollout.name, at)
+        except Exception as error:
+            with self._changed:
+                self.health[at].handle(Event.FAILED, life)
+            self._lost(at, life, error)
+            return
+        with self._changed:
+            self.health[at].handle(Event.STARTED, life)
+            self._restarts += 1
+            self._tell(at)
+        self._catch_up(at, life)
+        if self.health[at].serves and self.health[at].life == life:
+            self._notice(f"replica {at} serves again after {time.monotonic() - began:.1f} s")
+
+    def _catch_up(self, at: int, life: int) -> None:
+        """Brings what the others serve to one that has just been started; or waits for the next publish, which brings
+        it newer weights."""
+        stuck_since = time.monotonic()
+        while self.health[at].state is State.SYNCING and self.health[at].life == life and not self._closed:
+            if self._way.acquire(timeout=LOOK_S):
+                try:
+                    self._sync_alone(at)
+                finally:
+                    self._way.release()
+                if not self._is_stuck():
+                    stuck_since = time.monotonic()
+                elif time.monotonic() - stuck_since > STUCK_S:
+                    self._end(at, life)
+                    return
+            else:
+                stuck_since = time.monotonic()
+            with self._changed:
+                if self.health[at].state is State.SYNCING:
+                    self._changed.wait(LOOK_S)
+
+    def _sync_alone(self, at: int) -> None:
+        """Called with the way in hand; does nothing where the weights that are served cannot be had."""
+        if self.health[at].state is not State.SYNCING or self._source is None:
+            return
+        try:
+            if self._sync_ranks([at], self._source, False) is not None:
+                self._bless([at])
+        except Exception as error:
+            self._lost(at, self.health[at].life, error)
+
+    def _is_stuck(self) -> bool:
+        """Newer weights are published when all samples are made, and nobody is left to make them."""
+        return self._keeps_copy and self._drains and self._source is None and not any(h.serves for h in self.health)
+
+    def _end(self, at: int, life: int) -> None:
+        with self._changed:
+            health = self.health[at]
+            if health.life == life and health.state is State.SYNCING:
+                health.handle(Event.FAILED)
+                health.handle(Event.GIVEN_UP)
+                self._errors[at] = ReplicasLostError(
+                    "every rollout replica was lost while newer weights waited to be published: the weights that "
+                    "samples under way were begun with are gone"
+                )
+                self._tell(at)
+
+    # With the way in hand:
+
+    def _there(self) -> list[int]:
+        """Ranks whose process is up; waits for the first of those that are on their way.
+
+        Raises:
+            BaseException: there is none, and none is on its way.
+        """
+        with self._changed:
+            while True:
+                ranks = [at for at, h in enumerate(self.health) if h.serves or h.state is State.SYNCING]
+                if ranks:
+                    return ranks
+                if self._closed or all(h.state is State.RETIRED for h in self.health):
+                    raise self._errors[max(self._errors)]
+                self._changed.wait(LOOK_S)
+
+    def _sync_ranks(self, ranks: Sequence[int], version: int, expect_change: bool) -> SyncReport | None:
+        """None: some of them were lost on the way, which is seen to."""
+        manager, called = self._manager_of(ranks)
+        called.gone.clear()
+        try:
+            return manager.sync(version, expect_change=expect_change)
+        except RlsdkError:
+            if not called.gone:
+                raise
+            self._manager = None
+            for rank, error in list(called.gone.items()):
+                self._lost(rank, self.health[rank].life, error)
+            return None
+
+    def _manager_of(self, ranks: Sequence[int]) -> tuple[ShardingManager, SomeRanks]:
+        """What brings weights to these ranks. Whoever was brought some before by another is asked anew: what the two
+        ends keep from sync to sync is of one set of ranks."""
+        key = tuple((rank, self.health[rank].life) for rank in ranks)
+        if self._manager is None or self._manager[0] != key:
+            if self._has_synced:
+                self._session.actor.run("close_transports", timeout_s=self._timeout_s)
+            self._has_synced = True
+            called = SomeRanks(self._group, list(ranks), self._timeout_s)
+            self._manager = key, self._make_manager(replace(self._session.rollout, group=called)), called
+        return self._manager[1], self._manager[2]
+
+    def _bless(self, ranks: Sequence[int]) -> None:
+        """A sync to these has ended with receipts that were checked."""
+        with self._changed:
+            for rank in ranks:
+                if self.health[rank].serves or self.health[rank].state is State.SYNCING:
+                    self.health[rank].handle(Event.SYNCED)
+                self._tell(rank)
+
+
+def fleet_of(
+    session: Session,
+    make_manager: MakeManager,
+    *,
+    max_restarts: int,
+    keeps_copy: bool,
+    drains: bool,
+    timeout_s: float,
+    notice: Callable[[str], None],
+) -> Fleet | None:
+    """None where a replica cannot be made anew: its process is the actor's too, or of no cluster."""
+    cluster, group = session.cluster, session.rollout.group
+    if not max_restarts or not isinstance(cluster, Cluster) or not isinstance(group, WorkerGroup):
+        return None
+    if not cluster.can_restart(session.rollout.name):
+        return None
+    return Fleet(
+        session,
+        group,
+        cluster,
+        make_manager,
+        max_restarts=max_restarts,
+        keeps_copy=keeps_copy,
+        drains=drains,
+        timeout_s=timeout_s,
+        notice=notice,
+    )

@@ -1,0 +1,110 @@
+"""A run whose processes die goes on within the same command: from its newest whole checkpoint, in a new session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from rlsdk.config import RunConfig
+from rlsdk.interfaces import DeadlineError, RlsdkError, WeightSyncError, WorkerError
+from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.serving import ReplicasLostError
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.events import RunView
+
+DEATH_S = 3.0
+"""How much later than the error that it causes a death may be seen."""
+SAID = 200
+"""Characters of an error that a notice repeats."""
+
+_Result = TypeVar("_Result")
+
+
+class SessionLostError(WorkerError):
+    """A process that the session cannot do without is gone."""
+
+    def __init__(self, noticed: RlsdkError) -> None:
+        """`noticed`: what that led to."""
+        super().__init__(str(noticed))
+        self.noticed = noticed
+
+
+class Mortal(Protocol):
+    """A cluster, as far as this needs it."""
+
+    def find_lost(self, wait_s: float) -> str | None: ...
+
+
+class Lives:
+    """Makes a run's session anew, as long as it gets on: a new checkpoint begins the count again."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, view: RunView, stop: Callable[[], bool]) -> None:
+        """Starts nothing.
+
+        Args:
+            config: of the run; `faults.session_restarts` is how often.
+            run_dir: its folder.
+            view: is told.
+            stop: a run that is to end is not begun again.
+        """
+        self._config = config
+        self._run_dir = run_dir
+        self._view = view
+        self._stop = stop
+        self.has_begun = False
+        """Steps were made: what dies before that died of how it was started, and is told at once."""
+        self.restarts = 0
+        self._in_a_row = 0
+        self._mark = self._newest()
+
+    def run(self, attempt: Callable[[RunConfig], _Result]) -> _Result:
+        """Calls `attempt` until it ends without a `SessionLostError`.
+
+        Args:
+            attempt: starts the session and trains, resumed as the configuration it is given says.
+
+        Raises:
+            RlsdkError: what the session was lost by, where it is not begun again.
+        """
+        config = self._config
+        while True:
+            try:
+                return attempt(config)
+            except SessionLostError as lost:
+                config = self._again(lost.noticed)
+
+    def check(self, error: RlsdkError, cluster: Mortal) -> None:
+        """Raises `SessionLostError` where a session that may be begun again ended by the loss of a process."""
+        if not self.has_begun or not isinstance(error, WorkerError | WeightSyncError) or self._stop():
+            return
+        if isinstance(error, DeadlineError | ReplicasLostError) or cluster.find_lost(DEATH_S) is not None:
+            raise SessionLostError(error) from error
+
+    def _again(self, error: RlsdkError) -> RunConfig:
+        mark, most = self._newest(), self._config.faults.session_restarts
+        if mark != self._mark:
+            self._mark, self._in_a_row = mark, 0
+        if self._in_a_row >= most:
+            if most:
+                error.add_note(f"the session was started again {most} times in a row without a new checkpoint "
+                               f"(faults.session_restarts {most})")  # fmt: skip
+            raise error
+        self._in_a_row += 1
+        self.restarts += 1
+        place = "its newest whole checkpoint" if any(mark) else "the beginning: there is no checkpoint yet"
+        said = shorten(str(error).splitlines()[0], SAID)
+        self._view.notice(
+            f"warning: the session was lost and is started again from {place} ({self._in_a_row} of {most} in a row): "
+            f"{said}"
+        )
+        resume = "auto" if any(mark) else self._config.trainer.resume
+        trainer = self._config.trainer.model_copy(update={"resume": resume})
+        return self._config.model_copy(update={"trainer": trainer})
+
+    def _newest(self) -> tuple[int, ...]:
+        """Of each kind of checkpoint, which was the last to be written."""
+        folders = sorted(path for path in self._run_dir.glob("*checkpoints") if path.is_dir())
+        return tuple(max((found.order for found in CheckpointStore(path, 1).find()), default=0) for path in folders)

@@ -1,0 +1,60 @@
+"""How a run is asked to end: after its step, or as soon as can be because the machine is taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rlsdk.interfaces import RlsdkError
+
+
+class PreemptedError(RlsdkError):
+    """The machine is taken away: what was waited for will not be made by this process."""
+
+
+class StopFlag:
+    """Set by a signal handler; the loop looks at it between steps."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.is_preempted = False
+        self._interrupt: Callable[[], None] | None = None
+        self._deadline_s: float | None = None
+        self._timer: threading.Timer | None = None
+
+    def set(self) -> None:
+        """The step is finished first."""
+        self.is_set = True
+
+    def preempt(self) -> None:
+        """What a step waits for is given up. Safe in a signal handler."""
+        self.is_set = self.is_preempted = True
+        if self._deadline_s is not None and self._timer is None:
+            self._timer = threading.Timer(self._deadline_s, _end)
+            self._timer.daemon = True
+            self._timer.start()
+        if self._interrupt is not None:
+            self._interrupt()
+
+    @contextmanager
+    def interrupting(self, interrupt: Callable[[], None], deadline_s: float) -> Iterator[None]:
+        """Inside, `preempt` calls `interrupt`, and a second SIGTERM follows after so many seconds."""
+        self._interrupt, self._deadline_s = interrupt, deadline_s
+        if self.is_preempted:
+            self.preempt()
+        try:
+            yield
+        finally:
+            self._interrupt = self._deadline_s = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def __call__(self) -> bool:
+        return self.is_set
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,114 @@
+"""Processes of a real run that are killed: it goes on by itself, and its numbers are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import assert_gone, command, descendants, environment, wait_for
+from test_schedule import TASK, in_one_process, measured
+
+from rlsdk.rollouts.journal import account, lines
+
+TWO_REPLICAS = [
+    "--placement.preset", "disaggregated", "--placement.devices_per_node", "3", "--placement.devices", "{rollout: 2}",
+    "--rollout.max_running_samples", "1", "--schedule.journal", "all", "--trainer.save_every_steps", "1",
+    "--eval.every_steps", "null",
+]  # fmt: skip
+"""One sample is decoded at a time: which ones share a decoding step depends on when replicas come and go."""
+
+
+class Running:
+    """A command that runs, and the processes of it that do the work."""
+
+    def __init__(self, arguments: Sequence[str], name: str, cwd: Path) -> None:
+        self.run = cwd / "runs" / name
+        self.output = cwd / f"{name}.txt"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command(*arguments, "--trainer.run_name", name), cwd=cwd, env=environment(), stdout=output,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def worker(self, name: str) -> psutil.Process | None:
+        """The process that hosts the roles of a device, `POOL-DEVICE`, while it lives."""
+        log = str(self.run / "logs" / f"{name}.log")
+        for process in descendants(self.process.pid):
+            with suppress(OSError, psutil.Error):
+                alive = process.status() != psutil.STATUS_ZOMBIE
+                if alive and os.readlink(f"/proc/{process.pid}/fd/1") == log:
+                    return process
+        return None
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> psutil.Process:
+        process = self.worker(name)
+        assert process is not None, f"no {name}: {self.text()}"
+        process.send_signal(number)
+        return process
+
+    def has_sample_of(self, group: int) -> bool:
+        """A sample of this group was made."""
+        return any(line["event"] == "sample" and line["group"] == group for line in lines(self.run / "journal"))
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        wait_for(lambda: self.process.poll() is not None or condition(), what)
+        assert self.process.poll() is None, self.text()
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        found = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        return {line["step"]: line for line in found if "policy/loss" in line}
+
+
+@contextmanager
+def running(model: str, name: str, cwd: Path, *extra: str) -> Iterator[Running]:
+    run = Running(["train", "--model", model, *TASK, *TWO_REPLICAS, *extra], name, cwd)
+    try:
+        yield run
+    finally:
+        others = descendants(run.process.pid)
+        if run.process.poll() is None:
+            run.process.kill()
+        run.process.wait()
+        assert_gone(others)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_replicas_and_a_training_rank_that_are_killed_come_back_and_change_no_number(
+    staleness: int, model: str, tmp_path: Path
+) -> None:
+    """One replica in the second step, whose samples the other takes over; the other in the third, when at most one is
+    left that may not be back; the training rank in the fourth, with which the session is lost."""
+    extra = ["--schedule.max_staleness", str(staleness)]
+    with running(model, "killed", tmp_path, *extra) as run:
+        run.wait_for(lambda: run.has_sample_of(5), "a sample of step 2")
+        run.kill("rollout-1")
+        run.wait_for(lambda: run.has_sample_of(9), "a sample of step 3")
+        run.kill("rollout-0")
+        run.wait_for(lambda: run.has_sample_of(13), "a sample of step 4")
+        run.kill("actor-0")
+        run.process.wait(240)
+    said = run.text()
+    assert run.process.returncode == 0, said
+    assert "replica 1 was lost and is started again (1 of 3 in a row)" in said
+    assert "replica 0 was lost and is started again (1 of 3 in a row)" in said
+    assert "serves again after" in said
+    assert "session was lost and is started again from its newest whole checkpoint (1 of 3 in a row): actor" in said
+    assert "resumed from" in said
+    assert sorted(account(run.run / "journal").items()) == [(at, f"trained in step {at // 4 + 1}") for at in range(16)]
+    assert sum(line["event"] == "sample" for line in lines(run.run / "journal")) == 64
+    view = in_one_process(model, [*TASK, *TWO_REPLICAS, *extra], tmp_path / "whole")
+    found = run.metrics()
+    assert found.keys() == {1, 2, 3, 4}
+    for step, whole in enumerate(view.steps, 1):
+        mine = {name: found[step][name] for name in whole}
+        assert measured([mine]) == measured([dict(whole)])
