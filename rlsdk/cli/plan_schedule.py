@@ -53,7 +53,9 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         rates, lengths = measured_rates(Path(given), read_metrics(Path(given)), measured)
         rates = replace(rates, max_running=rollout.max_running_samples)
     elif "=" in given:
-        rates, said = parse_rates(given, max_running=rollout.max_running_samples, devices_per_replica=rollout.tp_size)
+        rates, said = parse_rates(
+            given, max_running=rollout.max_running_samples, devices_per_replica=rollout.num_devices
+        )
         lengths = log_normal_lengths(
             middle=said["median"],
             p99=said["p99"],

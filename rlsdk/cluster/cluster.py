@@ -113,8 +113,8 @@ class Cluster:
             args: the same for every rank.
             kwargs: the same for every rank.
             py_executable: interpreter of another environment; the role then has processes of its own.
-            devices_per_rank: devices of one node that a rank spans (an engine that spreads over several by itself);
-                its process is that of the first.
+            devices_per_rank: devices of one node, or of whole nodes, that a rank spans (an engine that spreads over
+                several by itself); its process is that of the first.
 
         Raises:
             ConfigError: unknown role, a host that is no class path, devices that do not divide, an interpreter that

@@ -129,6 +129,12 @@ class RolloutConfig(Section):
     (schedule.on_new_weights recompute or keep), otherwise fixed, so that the same run gives the same numbers."""
     tp_size: PositiveInt = 1
     """Devices over which one replica is split (tensor parallel)."""
+    pp_size: PositiveInt = 1
+    """Pipeline stages of one replica, each of `tp_size * dp_size` devices."""
+    dp_size: PositiveInt = 1
+    """Copies of attention inside one replica, which share the experts of a mixture (data-parallel attention)."""
+    ep_size: PositiveInt = 1
+    """Devices over which a replica deals out whole experts; 1 splits each expert as dense layers are split."""
     options: Options = empty_mapping()
     """The backend's own options; also written `rollout.BACKEND.OPTION`."""
     engine_kwargs: Options = empty_mapping()
@@ -137,6 +143,18 @@ class RolloutConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
+        stage = self.tp_size * self.dp_size
+        if stage % self.ep_size:
+            yield Problem(
+                "ep_size",
+                f"{self.ep_size}: expected a divisor of the {stage} devices of a stage (tp_size {self.tp_size} x "
+                f"dp_size {self.dp_size})",
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tp_size * self.pp_size * self.dp_size
 
 
 class PoolConfig(Section):

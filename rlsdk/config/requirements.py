@@ -11,6 +11,14 @@ from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
 
+REPLICA_AXES = {
+    Capability.TENSOR_PARALLEL: "tp_size",
+    Capability.PIPELINE_PARALLEL: "pp_size",
+    Capability.DATA_PARALLEL: "dp_size",
+    Capability.EXPERT_PARALLEL: "ep_size",
+}
+"""What a rollout backend must claim to split a replica along an axis, and the field of that axis."""
+
 
 def role_requirements(
     config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
@@ -50,8 +58,9 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
                 yield Capability.MIN_P, f"{measure.field}.min_p"
         if rollout.stop_strings:
             yield Capability.STOP_STRINGS, "rollout.stop_strings"
-        if rollout.tp_size > 1:
-            yield Capability.TENSOR_PARALLEL, "rollout.tp_size"
+        for capability, field in REPLICA_AXES.items():
+            if getattr(rollout, field) > 1:
+                yield capability, f"rollout.{field}"
     elif role.model.head in HEAD_CAPABILITY:
         yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
     elif role.is_trained and config.algorithm.entropy_coef:

@@ -48,6 +48,12 @@ class ModelTensors:
         """Parameters, tied copies counted once."""
         return sum(map(math.prod, self.shapes.values()))
 
+    def replica_numel(self, spec: RolloutSpec) -> int:
+        """Parameters on each device of a replica: experts are shared by all of its devices, everything else by those
+        of one copy of attention."""
+        experts = sum(math.prod(shape) for name, shape in self.shapes.items() if ".experts." in name)
+        return (self.numel - experts) // (spec.tp_size * spec.pp_size) + experts // spec.num_devices
+
     def layout(self, ctx: RankContext, dtype: str, boxes: Iterable[tuple[str, Box]] | None = None) -> WeightLayout:
         """Of a rank that holds or wants these boxes; None: every tensor whole."""
         held = tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()) if boxes is None else tuple(boxes)

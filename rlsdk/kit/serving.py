@@ -43,11 +43,19 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
         )
     for name, value, least in (
         ("tp_size", spec.tp_size, 1),
+        ("pp_size", spec.pp_size, 1),
+        ("dp_size", spec.dp_size, 1),
+        ("ep_size", spec.ep_size, 1),
         ("max_running", spec.max_running, 1),
         ("max_model_tokens", spec.max_model_tokens, 2),
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: expected {least} or more")
+    if (spec.tp_size * spec.dp_size) % spec.ep_size:
+        raise ConfigError(
+            f"ep_size {spec.ep_size}: expected a divisor of the {spec.tp_size * spec.dp_size} devices of a stage "
+            f"(tp_size {spec.tp_size} x dp_size {spec.dp_size})"
+        )
 
 
 def whole_layout(

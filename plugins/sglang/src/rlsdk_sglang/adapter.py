@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
+from rlsdk.kit import intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.staging import batches
@@ -117,7 +118,9 @@ class ServedModel:
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Readies the schedulers; returns what speaks against serving this model."""
         with self._session():
-            return sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+            found = sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+            lacking = intake.unserved(shapes, self._command("boxes"))
+        return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
 
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the schedulers compute from."""
@@ -197,17 +200,19 @@ class ServedModel:
         """What each scheduler answered."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        answers = [Answer() for _ in range(self._home.num_ranks)]
+        # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
+        answers = [[Answer() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
+        payloads = [_payload(Command(name, arguments, tuple(a.address for a in by_stage))) for by_stage in answers]
         asked = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[_payload(Command(name, arguments, answer.address)) for answer in answers],
+            serialized_named_tensors=payloads,
             load_format=inside.LOADER,
             flush_cache=False,
             selector="target",
         )
         self._sure(self._front.update_weights_from_tensor(asked))
         values = []
-        for rank, answer in enumerate(answers):
-            value, error = answer.read()
+        for rank, answer in enumerate(answer for by_stage in answers for answer in by_stage):
+            value, error = answer.read(self._ctx.timeout_s if self._home.num_stages > 1 else 0.0)
             if error is not None:
                 raise RlsdkError(f"scheduler {rank} of SGLang could not {name!r}: {error}")
             values.append(value)

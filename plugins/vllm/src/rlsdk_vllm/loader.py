@@ -62,10 +62,10 @@ def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:
 
 
 def faults(model: nn.Module) -> list[str]:
-    """Why the pieces are not all of what is served: canonical tensors that went nowhere, parameters that the engine
-    repacked or that no canonical tensor reaches."""
+    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
+    reaches. A tensor of which this worker holds nothing may be another's: who asks all workers looks for that."""
     pieces = served_pieces(model)
-    found = [f"canonical tensor {name!r} could not be followed into the engine" for name, p in pieces.items() if not p]
+    found: list[str] = []
     reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
     live: dict[int, str] = {}
     for name, parameter in model.named_parameters():
