@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RankContext, RolloutSpec
-from rlsdk.kit.replica_devices import set_environment, visible_devices
+from rlsdk.kit.replica_devices import visible_devices
 from rlsdk_vllm import adapter
 from rlsdk_vllm.config import VllmOptions
 
@@ -105,7 +105,7 @@ def test_across_nodes_workers_are_rays_in_the_bundles_of_the_replica(monkeypatch
     ctx = on_gpus("0", "1", "0", "1", nodes=("a", "a", "b", "b"), first_bundle=4)
     made = parallel_config(monkeypatch, **given(ctx, spec))
     assert (made.distributed_executor_backend, made.world_size) == ("ray", 4)
-    with set_environment(adapter.spread_environment(ctx, spec)):
+    with adapter.replica_environment(ctx, spec):
         # As vLLM's executor reads it (`RayExecutorV2._init_executor`): as many bundles as workers, none twice.
         import vllm.envs as envs
 
@@ -120,7 +120,7 @@ def test_across_nodes_workers_are_rays_in_the_bundles_of_the_replica(monkeypatch
 def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     show = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
-    with set_environment(adapter.spread_environment(on_gpus("5", "6"), spec_of(tp_size=2))):
+    with adapter.replica_environment(on_gpus("5", "6"), spec_of(tp_size=2)):
         assert subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip() == "5,6"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
     assert adapter.spread_environment(on_gpus("5"), spec_of()) == {}
@@ -137,6 +137,29 @@ def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch
 def test_what_vllm_cannot_split_is_refused(ctx: RankContext, sizes: dict[str, int], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         adapter.check_split(ctx, spec_of(**sizes), VllmOptions())
+
+
+def test_a_cpu_serves_one_stage() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.pp_size 2: vLLM on a CPU serves one stage"):
+        adapter.check_split(RankContext(role="rollout"), spec_of(pp_size=2), VllmOptions())
+
+
+def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -> None:
+    def scheduling(ctx: RankContext, **options: Any) -> bool | None:
+        made: dict[str, Any] = {}
+
+        class Arguments:
+            __dataclass_fields__ = dict.fromkeys(["model"])
+
+            def __init__(self, **arguments: Any) -> None:
+                made.update(arguments)
+
+        adapter.engine_args(Arguments, ctx, spec_of(), VllmOptions(**options), {})
+        found: bool | None = made["async_scheduling"]
+        return found
+
+    assert scheduling(on_gpus("0"), asynchronous=True) is None, "vLLM's own choice, which is to do so"
+    assert scheduling(on_gpus("0")) is False
 
 
 def test_copies_of_attention_on_several_nodes_are_refused() -> None:

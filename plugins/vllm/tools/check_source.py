@@ -64,6 +64,7 @@ USED = (
     Use("v1/engine/output_processor.py", "RequestOutputCollector.get"),
     Use("v1/executor/multiproc_executor.py", "MultiprocExecutor.collective_rpc", ("method", "timeout", "args")),
     Use("v1/engine/core_client.py", "InprocClient.shutdown"),
+    Use("envs.py", "disable_envs_cache"),
     Use("v1/engine/core_client.py", "AsyncMPClient.call_utility_all_async", ("method",)),
     Use("v1/engine/core.py", "EngineCore.shutdown"),
     Use("v1/engine/core.py", "EngineCoreProc.run_engine_core"),

@@ -240,11 +240,12 @@ def sampling_params(sample: Sample) -> dict[str, Any]:
 
 
 def _progress(report: Mapping[str, Any], seen: int) -> Progress:
-    """What a report of all so far adds to what was seen."""
+    """What a report adds to what was seen. It holds what is new, or (from a server that was started otherwise) all."""
     about = report["meta_info"]
     ended = about["finish_reason"]
-    log_probs = [entry[0] for entry in about["output_token_logprobs"][seen:]]
-    tokens = list(report["output_ids"][seen:])
+    total = about["completion_tokens"]
+    log_probs = [entry[0] for entry in _new(about["output_token_logprobs"], seen, total)]
+    tokens = list(_new(report["output_ids"], seen, total))
     if ended is not None and ended["type"] == "abort" and ended.get("status_code") is not None:
         raise ValueError(ended.get("message"))
     spans = about.get("weight_versions") if ended is not None else None
@@ -254,6 +255,13 @@ def _progress(report: Mapping[str, Any], seen: int) -> Progress:
         finished=None if ended is None else REASONS[ended["type"]],
         versions=[(int(span["version"]), span["end"] - span["start"]) for span in spans] if spans else None,
     )
+
+
+def _new(values: Sequence[Any], seen: int, total: int) -> Sequence[Any]:
+    """Of a list of all `total` values, or of those alone that come after the first `seen`: the latter. SGLang's report
+    of an abort repeats the last token where none is new."""
+    first = seen if len(values) >= total else 0
+    return values[first : first + total - seen]
 
 
 def _payload(command: Command) -> bytes:

@@ -28,7 +28,7 @@ from rlsdk_sglang.quiet import QuietEngine
 
 OWNED = {
     *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size", "nnodes"),
-    "tokenizer_worker_num",
+    *("tokenizer_worker_num", "enable_weights_cpu_backup"),
     *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
 }
 """Arguments without whose values nothing here works."""
@@ -106,10 +106,13 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "mem_fraction_static": options.memory_share,
         "max_total_tokens": num_cached_tokens(ctx, spec, options),
         "enable_memory_saver": not on_cpu,
-        "enable_weights_cpu_backup": not on_cpu,
+        # A copy on the host of weights that the next update overwrites is a model's worth of memory and traffic.
+        "enable_weights_cpu_backup": not on_cpu and spec.load_weights,
         # Else each scheduler keeps a core busy while there is nothing to do.
         "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
+        # Reports hold what is new. Else each holds the whole response: work of the square of its length.
+        "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
     if not on_cpu:

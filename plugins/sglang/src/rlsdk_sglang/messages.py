@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 END = b"\n"
 """Of a whole answer: none has another line."""
 POLL_S = 0.002
@@ -55,7 +54,7 @@ class Answer:
                 carry a command out a little later.
         """
         deadline = time.monotonic() + wait_s
-        with os.fdopen(self._file, "rb") as file:
+        with os.fdopen(self._file, "rb"):
             while not (data := os.pread(self._file, os.fstat(self._file).st_size, 0)).endswith(END):
                 if time.monotonic() > deadline:
                     return None, "it gave no answer (it must run on this machine, as the same user)"

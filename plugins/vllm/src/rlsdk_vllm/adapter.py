@@ -98,9 +98,27 @@ def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     return visible_devices(ctx)
 
 
+@contextmanager
+def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
+    """Inside, vLLM and the processes that it starts see the devices of this replica."""
+    from vllm import envs
+
+    settings = spread_environment(ctx, spec)
+    if settings:
+        # Engines that were started in this process before have vLLM remember what the environment was then.
+        envs.disable_envs_cache()
+    with set_environment(settings):
+        yield
+
+
 def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
     """Raises: ConfigError: vLLM cannot split a replica like that."""
     check_devices(ctx, spec)
+    if ctx.device == "cpu" and spec.pp_size > 1:
+        raise ConfigError(
+            f"rollout.pp_size {spec.pp_size}: vLLM on a CPU serves one stage (0.32 with two loses requests); give "
+            "rollout.tp_size, or --rollout-backend sglang"
+        )
     stage = spec.tp_size * spec.dp_size
     if spec.ep_size not in (1, stage):
         raise ConfigError(
@@ -193,12 +211,12 @@ class VllmEngine(ABC):
         """Brings weights to where the workers compute from."""
         if not self.is_spread:
             self.call_workers("rlsdk_write", shards)
-            return
-        for block in batches(shards, STAGING_BYTES):
+        for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
             if self._far:
                 self.call_workers("rlsdk_take_copy", block.values(), block.entries)
             else:
                 self.call_workers("rlsdk_take", block.name, block.entries)
+        self.call_workers("rlsdk_rebuild")
 
     def fingerprints(self) -> list[Fingerprints]:
         """By worker."""
@@ -244,7 +262,7 @@ class InProcessEngine(VllmEngine):
             explained_start(spec),
             started_within(ctx.timeout_s),
             eager_processes(arguments, ctx),
-            set_environment(spread_environment(ctx, spec)),
+            replica_environment(ctx, spec),
         ):
             self._engine = LLMEngine.from_engine_args(arguments)
         WORLD.users += 1
@@ -367,7 +385,8 @@ def engine_args(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
         "enable_sleep_mode": not on_cpu,
-        "async_scheduling": False,
+        # Its own choice where the engine has a process of its own; in this one every step is waited for.
+        "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,
     }
     if on_cpu:

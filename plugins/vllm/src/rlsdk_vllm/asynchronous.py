@@ -10,7 +10,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
-from rlsdk.kit.replica_devices import set_environment
 from rlsdk_vllm.adapter import (
     Progress,
     VllmEngine,
@@ -22,8 +21,8 @@ from rlsdk_vllm.adapter import (
     prepare_environment,
     progress_of,
     prompt_of,
+    replica_environment,
     sampling_params,
-    spread_environment,
     undisturbed_process,
 )
 from rlsdk_vllm.config import VllmOptions
@@ -62,7 +61,7 @@ class AsyncEngine(VllmEngine):
                 cores_end_with_this_thread(),
                 started_within(ctx.timeout_s),
                 eager_processes(arguments, ctx),
-                set_environment(spread_environment(ctx, spec)),
+                replica_environment(ctx, spec),
             ):
                 return AsyncLLM.from_engine_args(arguments)
 

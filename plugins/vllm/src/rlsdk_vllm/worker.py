@@ -47,6 +47,10 @@ class WorkerExtension:
         """As `rlsdk_take`, on another node: the values come with the call."""
         self.rlsdk_write(copied(values, entries))
 
+    def rlsdk_rebuild(self) -> None:
+        """Makes what attention derives from weights, once all of them have come."""
+        loader.rebuild(self.model_runner.get_model(), self.model_runner.model_config.dtype)
+
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""
         return {name: [(p.box.offset, p.box.size) for p in parts] for name, parts in self._rlsdk_pieces.items()}
