@@ -236,9 +236,9 @@ class ShardingConfig(Section):
         "auto", "in_process", "shared_memory", "shared_file", "object_store", "inline", "process_group", "cuda_ipc"
     ] = "auto"
     """How bytes go between a training and a rollout process. auto: for each pair the quickest that reaches, by where
-    the two stand: in_process, shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere).
-    inline: in the answers of calls. process_group: point to point by torch.distributed (gloo; NCCL between GPUs, not
-    yet run). cuda_ipc: between two processes on one GPU (not yet run). What stays in one process is viewed there where
-    the one that is named does not reach."""
+    the two stand: in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs;
+    shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the answers of
+    calls. process_group between CPUs: gloo. cuda_ipc and NCCL have not been run. What stays in one process is viewed
+    there where the one that is named does not reach."""
     bucket_mb: PositiveInt = 64
     """MiB: bound of the extra memory that a transfer takes on each side."""

@@ -70,9 +70,11 @@ class ModelTensors:
             tied=self.tied,
         )
 
-    def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec) -> WeightLayout:
-        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside."""
-        return replace(self.layout(ctx, spec.model.dtype), rank=0)
+    def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec, *, on_host: bool = False) -> WeightLayout:
+        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside; `on_host` as in
+        `rlsdk.kit.serving.whole_layout`."""
+        place = replace(ctx, device="cpu") if on_host else ctx
+        return replace(self.layout(place, spec.model.dtype), rank=0)
 
 
 @dataclass(frozen=True)

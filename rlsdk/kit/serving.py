@@ -59,7 +59,12 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
 
 
 def whole_layout(
-    ctx: RankContext, dtype: str, shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+    ctx: RankContext,
+    dtype: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    tied: Mapping[str, str],
+    *,
+    on_host: bool = False,
 ) -> WeightLayout:
     """The layout of an engine that takes every tensor whole, in this process.
 
@@ -68,11 +73,12 @@ def whole_layout(
         dtype: of every tensor.
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
+        on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
     """
     return WeightLayout(
         rank=0,
         node=ctx.node,
-        device=ctx.device,
+        device="cpu" if on_host else ctx.device,
         process=f"{ctx.node}:{os.getpid()}",
         tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()),
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),

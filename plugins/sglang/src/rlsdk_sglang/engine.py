@@ -99,7 +99,7 @@ class SglangRolloutEngine(RolloutEngine):
                 self.engine.call(self._withdraw, samples)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=True)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:

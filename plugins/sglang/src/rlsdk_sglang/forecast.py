@@ -36,5 +36,5 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
     processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
+    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=True),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -36,5 +36,5 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     apart = options.asynchronous or spec.num_devices > 1
     processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
+    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=apart),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
