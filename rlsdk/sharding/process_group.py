@@ -148,7 +148,7 @@ class ProcessGroupTransport(Transport):
             return dist.ProcessGroupGloo(store, rank, 2, gloo)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
-        group = dist.ProcessGroupNCCL(store, rank, 2, options)
+        group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
         # NCCL makes its communicator with the first byte: here, while nobody else's is made.
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         (group.send([byte], 1, 0) if rank == 0 else group.recv([byte], 0, 0)).wait(limit)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, SyncReceipt, TensorMeta, WeightLayout, WeightShard
+from rlsdk.interfaces import Box, SyncReceipt, TensorMeta, WeightLayout, WeightShard
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.source import WeightSource
 from rlsdk.sharding.target import WeightTarget
@@ -58,7 +58,8 @@ class Ask:
     def local(self) -> None:
         return None
 
-    def call(self, method: str, bucket: Bucket, *, timeout_s: float) -> Any:
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        (bucket,) = args
         self._pipe.send(bucket)
         if not self._pipe.poll(timeout_s):
             raise TimeoutError(f"no answer to {method} in {timeout_s:g} s")

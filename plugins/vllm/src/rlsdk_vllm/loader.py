@@ -74,7 +74,7 @@ def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:
     return pieces
 
 
-def derived(model: nn.Module) -> dict[str, nn.Module]:
+def derived(model: nn.Module) -> dict[str, Any]:
     """Attention layers that compute from tensors made out of weights, by name: latent attention multiplies with the two
     halves of `kv_b_proj`, transposed. No loader reaches those; `rebuild` makes them again."""
     reached = _storages(served_pieces(model))
