@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlsdk.cluster.messages import WorkerInfo
 from rlsdk.cluster.placement import PoolSpec
@@ -24,6 +24,10 @@ class WorkerSettings:
     log_dir: str | None
     """Absolute."""
     preload: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every worker gets, besides those of its node."""
+    network_interface: str | None = None
+    """Of every rendezvous; None: the address by which Ray knows a node."""
 
     def threads(self, pool: PoolSpec) -> int:
         return self.num_threads or pool.cpus_per_device

@@ -197,6 +197,12 @@ class PlacementConfig(Section):
     `reward` stands for every reward model that is not named itself. A role without a pool runs beside the actor."""
     ray_address: str | None = None
     """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
+    forward_env: tuple[str, ...] = ("NCCL_*", "GLOO_*", "HF_*")
+    """Environment variables of this process that workers of the cluster at `ray_address` get: names, or patterns. What
+    holds TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in its name goes only where it is named in full."""
+    network_interface: str | None = None
+    """Network interface (eth0) of every rendezvous between nodes, of NCCL and of gloo; null: the address by which Ray
+    knows a node, and each library's own choice."""
 
     @model_validator(mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -168,11 +169,14 @@ def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
 
 def _addresses() -> list[str]:
     """IPv4 addresses of this host, the one that leads outside first and loopback last. A host's own name is no help: it
-    often stands for loopback."""
+    often stands for loopback. Where GLOO_SOCKET_IFNAME names an interface, its address comes first."""
     import fcntl
 
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError, KeyError):
+            chosen = struct.pack("256s", os.environ["GLOO_SOCKET_IFNAME"].encode()[:15])
+            found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, chosen)[20:24]))
         with suppress(OSError):
             probe.connect(("192.0.2.1", 9))  # Reserved for documentation; nothing is sent.
             found.append(probe.getsockname()[0])
