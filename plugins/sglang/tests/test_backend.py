@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cases import make_engine
 
-from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
-from rlsdk_sglang import launch
+from rlsdk.interfaces import (
+    ConfigError,
+    GenerationRequest,
+    Head,
+    ModelSpec,
+    RankContext,
+    RolloutSpec,
+    SamplingParams,
+)
+from rlsdk_sglang import adapter, launch
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.engine import SglangRolloutEngine
 from rlsdk_sglang.launch import engine_arguments
@@ -99,3 +110,67 @@ def test_devices_that_a_replica_cannot_have_are_refused(qwen2: Path) -> None:
         engine_arguments(on_gpus("0", "1"), spec_of(qwen2, tp_size=4), SglangOptions())
     with pytest.raises(ConfigError, match="spans 2 nodes; a replica of 'sglang' stands on one"):
         engine_arguments(on_gpus("0", "0", nodes=("a", "b")), spec_of(qwen2, tp_size=2), SglangOptions())
+
+
+def report(tokens: list[int], total: int, ended: dict[str, Any] | None = None) -> dict[str, Any]:
+    log_probs = [(-float(token), token, None) for token in tokens]
+    about = {"finish_reason": ended, "completion_tokens": total, "output_token_logprobs": log_probs}
+    return {"output_ids": tokens, "meta_info": about}
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [report([1, 2], 2), report([3], 3), report([4], 4, {"type": "length"})],
+        # A server that was started otherwise.
+        [report([1, 2], 2), report([1, 2, 3], 3), report([1, 2, 3, 4], 4, {"type": "length"})],
+        # The report of an abort repeats the last token.
+        [report([1, 2], 2), report([3, 4], 4), report([4], 4, {"type": "abort"})],
+    ],
+)
+def test_reports_of_what_is_new_and_of_everything_add_up_alike(reports: list[dict[str, Any]]) -> None:
+    tokens: list[int] = []
+    log_probs: list[float] = []
+    for one in reports:
+        progress = adapter._progress(one, len(tokens))
+        tokens += progress.token_ids
+        log_probs += progress.log_probs
+    assert tokens == [1, 2, 3, 4]
+    assert log_probs == [-1.0, -2.0, -3.0, -4.0]
+    assert progress.finished is not None
+
+
+def test_a_sample_is_reported_once_and_not_again_with_every_token(qwen2: Path) -> None:
+    """What crosses grows with the length of a response and not with its square."""
+    engine = make_engine(qwen2)
+    seen: list[int] = []
+    take = adapter._progress
+
+    def counted(report: Any, known: int) -> Any:
+        seen.append(len(report["output_ids"]))
+        return take(report, known)
+
+    async def sample() -> Any:
+        request = GenerationRequest(request_id="r", prompt_ids=(5, 6), sampling=SamplingParams(max_tokens=64))
+        return [output async for output in engine.generate([request])]
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adapter, "_progress", counted)
+            (output,) = asyncio.run(sample())
+    finally:
+        engine.close()
+    assert sum(seen) <= len(output.token_ids) + 1
+
+
+@pytest.mark.parametrize("own_weights", [True, False])
+def test_no_copy_is_kept_of_weights_that_an_update_overwrites(qwen2: Path, own_weights: bool) -> None:
+    """And `sleep(1)`, which promises to keep weights, then leaves them where they are."""
+    spec = spec_of(qwen2, load_weights=own_weights)
+    assert engine_arguments(on_gpus("0"), spec, SglangOptions())["enable_weights_cpu_backup"] is own_weights
+    released: list[list[str]] = []
+    engine = SglangRolloutEngine()
+    engine.ctx, engine.spec, engine.released, engine.lock = on_gpus("0"), spec, set(), threading.RLock()
+    engine.engine = SimpleNamespace(sleep=lambda parts: released.append(list(parts)) or 0)  # type: ignore[assignment]
+    engine.sleep(1)
+    assert released == [["weights", "kv_cache"] if own_weights else ["kv_cache"]]
