@@ -35,7 +35,7 @@ def check_shared_folder(folder: Path, node_ids: Sequence[str], run_on_node: RunO
     """Has every node read what this process wrote into the folder, and reads what each wrote.
 
     Args:
-        folder: exists here.
+        folder: of this run; made here where it is missing.
         node_ids: nodes of the run.
         run_on_node: calls `answer` there.
 
@@ -44,6 +44,7 @@ def check_shared_folder(folder: Path, node_ids: Sequence[str], run_on_node: RunO
     """
     token = uuid.uuid4().hex
     question = folder / f"{PREFIX}{token}"
+    folder.mkdir(parents=True, exist_ok=True)
     question.write_text(token, encoding="ascii")
     faults = []
     try:

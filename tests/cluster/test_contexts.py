@@ -6,8 +6,9 @@ import pytest
 
 from rlsdk.cluster.contexts import WorkerSettings, leading_devices, rank_contexts
 from rlsdk.cluster.messages import WorkerInfo
-from rlsdk.cluster.placement import PoolSpec
+from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.interfaces import ConfigError
+from rlsdk.planning.places import place
 
 
 def pool(*devices_per_node: int) -> PoolSpec:
@@ -52,3 +53,16 @@ def test_a_rank_knows_the_node_of_each_of_its_devices() -> None:
     assert whole.accelerators == ("0", "1", "0", "1")
     assert whole.device_nodes == ("host0", "host0", "host1", "host1")
     assert whole.bundles == (0, 1, 2, 3)
+
+
+def test_a_plan_puts_a_replica_of_two_nodes_where_a_run_would() -> None:
+    """32 devices on 4 nodes, replicas of 16: two of them, each on whole nodes."""
+    placement = PlacementSpec(pools=(pool(8, 8, 8, 8),), roles={"actor": "p", "rollout": "p"})
+    places = place(
+        placement, num_nodes=4, devices_per_node=8, devices_per_rank={"actor": 1, "rollout": 16}, seed=0, timeout_s=1.0
+    )
+    assert len(places.contexts["actor"]) == 32
+    first, second = places.contexts["rollout"]
+    assert [len(set(ctx.device_nodes)) for ctx in (first, second)] == [2, 2]
+    assert set(first.device_nodes).isdisjoint(second.device_nodes)
+    assert first.accelerators == (*map(str, range(8)), *map(str, range(8)))

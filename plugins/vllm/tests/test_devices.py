@@ -87,6 +87,7 @@ def test_left_to_itself_vllm_refuses_more_workers_than_this_process_sees(monkeyp
         ({"tp_size": 2, "pp_size": 2}, 4, "mp"),
         ({"tp_size": 4, "ep_size": 4}, 4, "mp"),
         ({"tp_size": 2, "dp_size": 2, "ep_size": 4}, 2, "mp"),
+        ({"dp_size": 2}, 1, "mp"),  # vLLM itself would take Ray, in whose actor this process is
     ],
 )
 def test_a_replica_of_one_node_has_workers_of_its_own(

@@ -409,7 +409,7 @@ def engine_args(
 def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
     """Who starts vLLM's workers. Left to itself vLLM counts the devices that this process sees, one, and refuses; or
     takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
-    if spec.tp_size * spec.pp_size == 1:
+    if spec.num_devices == 1:
         return None
     return "ray" if ctx.device != "cpu" and spans_nodes(ctx) else "mp"
 
