@@ -11,13 +11,8 @@ from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
 
-REPLICA_AXES = {
-    Capability.TENSOR_PARALLEL: "tp_size",
-    Capability.PIPELINE_PARALLEL: "pp_size",
-    Capability.DATA_PARALLEL: "dp_size",
-    Capability.EXPERT_PARALLEL: "ep_size",
-}
-"""What a rollout backend must claim to split a replica along an axis, and the field of that axis."""
+REPLICA_AXES = ("tp_size", "pp_size", "dp_size", "ep_size")
+"""Fields that split a replica. A backend claims that it spreads one over devices; its engine says along which axes."""
 
 
 def role_requirements(
@@ -58,9 +53,10 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
                 yield Capability.MIN_P, f"{measure.field}.min_p"
         if rollout.stop_strings:
             yield Capability.STOP_STRINGS, "rollout.stop_strings"
-        for capability, field in REPLICA_AXES.items():
+        for field in REPLICA_AXES:
             if getattr(rollout, field) > 1:
-                yield capability, f"rollout.{field}"
+                yield Capability.TENSOR_PARALLEL, f"rollout.{field}"
+                break
     elif role.model.head in HEAD_CAPABILITY:
         yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
     elif role.is_trained and config.algorithm.entropy_coef:

@@ -25,9 +25,6 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,
                     Capability.TENSOR_PARALLEL,
-                    Capability.PIPELINE_PARALLEL,
-                    Capability.DATA_PARALLEL,
-                    Capability.EXPERT_PARALLEL,
                 }
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,
