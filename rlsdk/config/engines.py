@@ -197,7 +197,7 @@ class PlacementConfig(Section):
     `reward` stands for every reward model that is not named itself. A role without a pool runs beside the actor."""
     ray_address: str | None = None
     """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
-    forward_env: tuple[str, ...] = ("NCCL_*", "GLOO_*", "HF_*")
+    forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
     """Environment variables of this process that workers of the cluster at `ray_address` get: names, or patterns. What
     holds TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in its name goes only where it is named in full."""
     network_interface: str | None = None
