@@ -8,12 +8,13 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes compatibility lint format benchmarks campaign clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-gpu compatibility lint format benchmarks campaign clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
+	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
@@ -70,6 +71,12 @@ check-vllm-modes: environment-vllm
 	@$(ENV)-vllm/bin/rlsdk plugins check vllm --set tp_size=2 --report docs/conformance/vllm-tp2.json
 	@$(ENV)-vllm/bin/rlsdk plugins check vllm --option asynchronous=true --set tp_size=2 \
 		--report docs/conformance/vllm-tp2-asynchronous.json
+
+# In an environment that is there (torch for CUDA, transformers, pytest): nothing is installed or fetched.
+GPU_PYTHON ?= $(PYTHON)
+GPU_MINUTES ?= 10
+check-gpu:
+	@$(GPU_PYTHON) tools/check_gpu --minutes $(GPU_MINUTES)
 
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py

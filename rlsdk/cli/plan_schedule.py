@@ -53,7 +53,9 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         rates, lengths = measured_rates(Path(given), read_metrics(Path(given)), measured)
         rates = replace(rates, max_running=rollout.max_running_samples)
     elif "=" in given:
-        rates, said = parse_rates(given, max_running=rollout.max_running_samples, devices_per_replica=rollout.tp_size)
+        rates, said = parse_rates(
+            given, max_running=rollout.max_running_samples, devices_per_replica=rollout.num_devices
+        )
         lengths = log_normal_lengths(
             middle=said["median"],
             p99=said["p99"],
@@ -88,11 +90,11 @@ def devices_of_run(run_dir: Path) -> Devices:
     # How many devices there are does not depend on what they are.
     placement = placement_of(config.placement, needed_roles(config), "cpu")
     count = {pool.name: pool.num_devices for pool in placement.pools}
-    tp_size = config.rollout.tp_size
+    per_replica = config.rollout.num_devices
     return Devices(
         train=count[placement.roles[ACTOR]],
-        replicas=count[placement.roles[ROLLOUT]] // tp_size,
-        per_replica=tp_size,
+        replicas=count[placement.roles[ROLLOUT]] // per_replica,
+        per_replica=per_replica,
         max_running=config.rollout.max_running_samples,
     )
 

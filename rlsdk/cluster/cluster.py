@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,15 +14,17 @@ from typing import Any
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
 from rlsdk.cluster.daemons import dead_daemon
+from rlsdk.cluster.environment import forwarded
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
-from rlsdk.cluster.nodes import connect
+from rlsdk.cluster.nodes import connect, run_on_node
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
+from rlsdk.cluster.shared_folder import check_shared_folder
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
 from rlsdk.kit.object_store import use_store
 
@@ -66,6 +70,9 @@ class Cluster:
         seed: int = 0,
         preload: Sequence[str] = (),
         interpreters: Mapping[str, str] | None = None,
+        forward_env: Sequence[str] = (),
+        network_interface: str | None = None,
+        shared_folder: Path | None = None,
     ) -> Cluster:
         """Takes the devices and starts a worker on each; does not wait for the workers.
 
@@ -80,9 +87,14 @@ class Cluster:
             preload: modules that every worker imports as soon as it is up, while the controller goes on.
             interpreters: role -> interpreter of another environment, for roles that will have one: their workers start
                 at once, and a pool of such roles only has no others.
+            forward_env: names and patterns of environment variables that workers of a cluster at `address` get from
+                this process; those of a cluster that is started here have all of them anyway.
+            network_interface: of every rendezvous; None: the address by which Ray knows a node.
+            shared_folder: must be one and the same on all nodes; not looked at where there is one node.
 
         Raises:
-            PlacementError: the cluster does not have what is asked for; shows asked against available.
+            PlacementError: the cluster does not have what is asked for (shows asked against available), or the folder
+                is not shared.
             ConfigError: an interpreter that cannot host a worker.
         """
         settings = WorkerSettings(
@@ -92,11 +104,16 @@ class Cluster:
             seed=seed,
             log_dir=str(log_dir.absolute()) if log_dir else None,
             preload=tuple(preload),
+            environment=forwarded(os.environ, forward_env if address is not None else (), network_interface),
+            network_interface=network_interface,
         )
         cluster = cls(WorkerPools(placement, settings), connect(address, placement))
         use_store(RayObjectStore())
         try:
             cluster._pools.start(interpreters or {})
+            nodes = cluster._pools.node_ids
+            if shared_folder is not None and len(nodes) > 1:
+                check_shared_folder(shared_folder, nodes, partial(run_on_node, timeout_s=timeout_s))
         except BaseException:
             cluster.close()
             raise
@@ -127,8 +144,8 @@ class Cluster:
             args: the same for every rank.
             kwargs: the same for every rank.
             py_executable: interpreter of another environment; the role then has processes of its own.
-            devices_per_rank: devices of one node that a rank spans (an engine that spreads over several by itself);
-                its process is that of the first.
+            devices_per_rank: devices of one node, or of whole nodes, that a rank spans (an engine that spreads over
+                several by itself); its process is that of the first.
 
         Raises:
             ConfigError: unknown role, a host that is no class path, devices that do not divide, an interpreter that

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlsdk.cluster.messages import WorkerInfo
 from rlsdk.cluster.placement import PoolSpec
@@ -24,24 +24,32 @@ class WorkerSettings:
     log_dir: str | None
     """Absolute."""
     preload: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every worker gets, besides those of its node."""
+    network_interface: str | None = None
+    """Of every rendezvous; None: the address by which Ray knows a node."""
 
     def threads(self, pool: PoolSpec) -> int:
         return self.num_threads or pool.cpus_per_device
 
 
 def leading_devices(pool: PoolSpec, role: str, devices_per_rank: int) -> list[int]:
-    """First device of every rank, where a rank takes `devices_per_rank` neighbours of one node.
+    """First device of every rank, where a rank takes `devices_per_rank` neighbours: of one node, or whole nodes.
 
     Raises:
-        ConfigError: they do not divide the devices of a node.
+        ConfigError: a rank would get a part of one node and a part of another.
     """
-    uneven = [count for count in pool.devices_per_node if devices_per_rank < 1 or count % devices_per_rank]
-    if uneven:
-        raise ConfigError(
-            f"{role}: {devices_per_rank} devices a rank do not divide the {uneven[0]} devices that pool {pool.name!r} "
-            f"has on a node (devices_per_node {pool.devices_per_node})"
-        )
-    return list(range(0, pool.num_devices, devices_per_rank))
+    leads = list(range(0, pool.num_devices, devices_per_rank)) if devices_per_rank > 0 else [0]
+    for lead in leads:
+        nodes = set(pool.node_of_device[lead : lead + devices_per_rank])
+        held = sum(pool.devices_per_node[node] for node in nodes)
+        if lead + devices_per_rank > pool.num_devices or not nodes or (len(nodes) > 1 and held != devices_per_rank):
+            counts = " + ".join(map(str, pool.devices_per_node))
+            raise ConfigError(
+                f"{role}: {devices_per_rank} devices a rank do not divide the {counts} devices that pool "
+                f"{pool.name!r} has by node (devices_per_node {pool.devices_per_node}), nor fill whole nodes"
+            )
+    return leads
 
 
 def rendezvous_address(infos: Sequence[WorkerInfo]) -> str:
@@ -80,6 +88,9 @@ def rank_contexts(
             seed=settings.seed,
             timeout_s=settings.collective_timeout_s,
             bundles=tuple(range(rank * devices_per_rank, (rank + 1) * devices_per_rank)),
+            device_nodes=tuple(
+                worker.node for worker in infos[rank * devices_per_rank : (rank + 1) * devices_per_rank]
+            ),
         )
         for rank, info in enumerate(leads)
     ]

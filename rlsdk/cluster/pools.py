@@ -73,6 +73,11 @@ class WorkerPools:
                     "else took the devices, or a node has died: see `ray status`"
                 )
 
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Every node of the run, each once."""
+        return tuple(dict.fromkeys(node for nodes in self._nodes.values() for node in nodes))
+
     def workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
         """The workers of a pool under one interpreter, in device order; waits until they are up.
 
@@ -129,14 +134,16 @@ class WorkerPools:
         environment = "" if py_executable is None else f"-env{len(self._workers)}"
         name = f"{pool.name}-{device}{environment}"
         worker_id = f"{name}-{uuid.uuid4().hex}"
-        own_environment: dict[str, Any] = {"runtime_env": {"py_executable": py_executable}} if py_executable else {}
+        own: dict[str, Any] = {"py_executable": py_executable} if py_executable else {}
+        if self.settings.environment:
+            own["env_vars"] = dict(self.settings.environment)
         bundle = PlacementGroupSchedulingStrategy(self._reserved[pool.name], placement_group_bundle_index=device)
         options = {
             "num_cpus": 0,
             "num_gpus": _GPU_SHARE if pool.device == "cuda" else 0,
             "max_concurrency": _MAX_CALLS,
             "scheduling_strategy": bundle,
-            **own_environment,
+            **({"runtime_env": own} if own else {}),
         }
         actor = (
             ray.remote(DeviceWorker)
@@ -148,6 +155,7 @@ class WorkerPools:
                 log_path=os.path.join(self.settings.log_dir, f"{name}.log") if self.settings.log_dir else None,
                 import_paths=_import_paths(own=py_executable is None),
                 preload=self.settings.preload,
+                network_interface=self.settings.network_interface,
             )
         )
         return WorkerHandle(actor, worker_id, pool.name, device)

@@ -22,6 +22,7 @@ from typing import Any
 from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
+from rlsdk.cluster.environment import address_of
 from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, WorkerInfo
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.scratch import make_scratch_dir
@@ -50,6 +51,7 @@ class DeviceWorker:
         log_path: str | None,
         import_paths: Sequence[str],
         preload: Sequence[str],
+        network_interface: str | None = None,
     ) -> None:
         """Everything slow happens on the engine thread, so that the process answers as soon as it is up."""
         global _here
@@ -59,6 +61,7 @@ class DeviceWorker:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         sys.path += [path for path in import_paths if path not in sys.path]
         self.worker_id = worker_id
+        self.network_interface = network_interface
         self.logs = _redirect_output(log_path)
         self.hosts: dict[str, Any] = {}
         self.methods: dict[str, dict[str, MethodSpec]] = {}
@@ -73,7 +76,8 @@ class DeviceWorker:
         """Answers at once, whatever the engine does."""
         import ray
 
-        address = ray.util.get_node_ip_address()
+        own = self.network_interface
+        address = ray.util.get_node_ip_address() if own is None else address_of(own)
         context = ray.get_runtime_context()
         return WorkerInfo(
             worker_id=self.worker_id,

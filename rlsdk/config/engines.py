@@ -129,6 +129,12 @@ class RolloutConfig(Section):
     (schedule.on_new_weights recompute or keep), otherwise fixed, so that the same run gives the same numbers."""
     tp_size: PositiveInt = 1
     """Devices over which one replica is split (tensor parallel)."""
+    pp_size: PositiveInt = 1
+    """Pipeline stages of one replica, each of `tp_size * dp_size` devices."""
+    dp_size: PositiveInt = 1
+    """Copies of attention inside one replica, which share the experts of a mixture (data-parallel attention)."""
+    ep_size: PositiveInt = 1
+    """Devices over which a replica deals out whole experts; 1 splits each expert as dense layers are split."""
     options: Options = empty_mapping()
     """The backend's own options; also written `rollout.BACKEND.OPTION`."""
     engine_kwargs: Options = empty_mapping()
@@ -137,6 +143,18 @@ class RolloutConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
+        stage = self.tp_size * self.dp_size
+        if stage % self.ep_size:
+            yield Problem(
+                "ep_size",
+                f"{self.ep_size}: expected a divisor of the {stage} devices of a stage (tp_size {self.tp_size} x "
+                f"dp_size {self.dp_size})",
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tp_size * self.pp_size * self.dp_size
 
 
 class PoolConfig(Section):
@@ -179,6 +197,12 @@ class PlacementConfig(Section):
     `reward` stands for every reward model that is not named itself. A role without a pool runs beside the actor."""
     ray_address: str | None = None
     """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
+    forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
+    """Environment variables of this process that workers of the cluster at `ray_address` get: names, or patterns. What
+    holds TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in its name goes only where it is named in full."""
+    network_interface: str | None = None
+    """Network interface (eth0) of every rendezvous between nodes, of NCCL and of gloo; null: the address by which Ray
+    knows a node, and each library's own choice."""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,9 +242,9 @@ class ShardingConfig(Section):
         "auto", "in_process", "shared_memory", "shared_file", "object_store", "inline", "process_group", "cuda_ipc"
     ] = "auto"
     """How bytes go between a training and a rollout process. auto: for each pair the quickest that reaches, by where
-    the two stand: in_process, shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere).
-    inline: in the answers of calls. process_group: point to point by torch.distributed (gloo; NCCL between GPUs, not
-    yet run). cuda_ipc: between two processes on one GPU (not yet run). What stays in one process is viewed there where
-    the one that is named does not reach."""
+    the two stand: in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs;
+    shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the answers of
+    calls. process_group between CPUs: gloo. cuda_ipc and NCCL have not been run. What stays in one process is viewed
+    there where the one that is named does not reach."""
     bucket_mb: PositiveInt = 64
     """MiB: bound of the extra memory that a transfer takes on each side."""

@@ -11,6 +11,9 @@ from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
 
+REPLICA_AXES = ("tp_size", "pp_size", "dp_size", "ep_size")
+"""Fields that split a replica. A backend claims that it spreads one over devices; its engine says along which axes."""
+
 
 def role_requirements(
     config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
@@ -50,8 +53,10 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
                 yield Capability.MIN_P, f"{measure.field}.min_p"
         if rollout.stop_strings:
             yield Capability.STOP_STRINGS, "rollout.stop_strings"
-        if rollout.tp_size > 1:
-            yield Capability.TENSOR_PARALLEL, "rollout.tp_size"
+        for field in REPLICA_AXES:
+            if getattr(rollout, field) > 1:
+                yield Capability.TENSOR_PARALLEL, f"rollout.{field}"
+                break
     elif role.model.head in HEAD_CAPABILITY:
         yield HEAD_CAPABILITY[role.model.head], role.fields["backend"]
     elif role.is_trained and config.algorithm.entropy_coef:

@@ -41,7 +41,7 @@ class Role:
     options: Options = field(default_factory=dict)
     """The backend's own options, as they were written."""
     devices_per_rank: int = 1
-    """Devices of one node that a rank spans."""
+    """Devices that a rank spans: of one node, or all of several nodes."""
     pool: str = ""
     """Name of its pool; empty until the run is placed."""
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -150,11 +150,14 @@ def rollout_role(config: RunConfig) -> Role:
             max_model_tokens=config.max_model_tokens,
             max_running=rollout.max_running_samples,
             tp_size=rollout.tp_size,
+            pp_size=rollout.pp_size,
+            dp_size=rollout.dp_size,
+            ep_size=rollout.ep_size,
             load_weights=False,
             engine_kwargs=dict(rollout.engine_kwargs),
         ),
         options=rollout.options,
-        devices_per_rank=rollout.tp_size,
+        devices_per_rank=rollout.num_devices,
         fields={
             "backend": "rollout.backend",
             "options": f"rollout.{rollout.backend}",

@@ -23,7 +23,8 @@ class Capability(StrEnum):
     DATA_PARALLEL = "data_parallel"
     """Train: more than one data-parallel rank."""
     TENSOR_PARALLEL = "tensor_parallel"
-    """Both: a tensor-parallel size above one."""
+    """Both: a tensor-parallel size above one. Rollout: a replica of several devices; which of `pp_size`, `dp_size` and
+    `ep_size` an engine takes, it says when it is built (ConfigError), before a request comes."""
     PIPELINE_PARALLEL = "pipeline_parallel"
     """Train: a pipeline-parallel size above one."""
     CONTEXT_PARALLEL = "context_parallel"

@@ -62,6 +62,8 @@ class RankContext:
     """A folder on this node for temporary files, removed when the run ends."""
     bundles: tuple[int, ...] = ()
     """Rollout with its own workers: the placement-group bundles this replica may use, first is its own."""
+    device_nodes: tuple[str, ...] = ()
+    """Node of each device of this rank, in the order of `bundles`; the first is `node`. Empty: all are on `node`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +142,23 @@ class RolloutSpec:
     max_running: int = 256
     """Most samples that the engine decodes at once, of all calls of `generate` together; the others wait."""
     tp_size: int = 1
+    """Devices over which attention and dense layers are split."""
+    pp_size: int = 1
+    """Pipeline stages."""
+    dp_size: int = 1
+    """Copies of attention inside the replica, each with `tp_size` devices and requests of its own; the experts of a
+    mixture are shared by all of them."""
+    ep_size: int = 1
+    """Devices over which whole experts are dealt out; of the `tp_size * dp_size` of a stage. 1: experts are split as
+    dense layers are."""
     load_weights: bool = True
     """False: weights arrive by `update_weights` before the first request; start without reading the checkpoint."""
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)
     """Raw pass-through to the engine's own constructor."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica: `tp_size * pp_size * dp_size`."""
+        return self.tp_size * self.pp_size * self.dp_size

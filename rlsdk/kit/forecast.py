@@ -48,6 +48,12 @@ class ModelTensors:
         """Parameters, tied copies counted once."""
         return sum(map(math.prod, self.shapes.values()))
 
+    def replica_numel(self, spec: RolloutSpec) -> int:
+        """Parameters on each device of a replica: experts are shared by all of its devices, everything else by those
+        of one copy of attention."""
+        experts = sum(math.prod(shape) for name, shape in self.shapes.items() if ".experts." in name)
+        return (self.numel - experts) // (spec.tp_size * spec.pp_size) + experts // spec.num_devices
+
     def layout(self, ctx: RankContext, dtype: str, boxes: Iterable[tuple[str, Box]] | None = None) -> WeightLayout:
         """Of a rank that holds or wants these boxes; None: every tensor whole."""
         held = tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()) if boxes is None else tuple(boxes)
@@ -64,9 +70,11 @@ class ModelTensors:
             tied=self.tied,
         )
 
-    def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec) -> WeightLayout:
-        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside."""
-        return replace(self.layout(ctx, spec.model.dtype), rank=0)
+    def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec, *, on_host: bool = False) -> WeightLayout:
+        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside; `on_host` as in
+        `rlsdk.kit.serving.whole_layout`."""
+        place = replace(ctx, device="cpu") if on_host else ctx
+        return replace(self.layout(place, spec.model.dtype), rank=0)
 
 
 @dataclass(frozen=True)

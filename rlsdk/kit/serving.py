@@ -43,15 +43,28 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
         )
     for name, value, least in (
         ("tp_size", spec.tp_size, 1),
+        ("pp_size", spec.pp_size, 1),
+        ("dp_size", spec.dp_size, 1),
+        ("ep_size", spec.ep_size, 1),
         ("max_running", spec.max_running, 1),
         ("max_model_tokens", spec.max_model_tokens, 2),
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: expected {least} or more")
+    if (spec.tp_size * spec.dp_size) % spec.ep_size:
+        raise ConfigError(
+            f"ep_size {spec.ep_size}: expected a divisor of the {spec.tp_size * spec.dp_size} devices of a stage "
+            f"(tp_size {spec.tp_size} x dp_size {spec.dp_size})"
+        )
 
 
 def whole_layout(
-    ctx: RankContext, dtype: str, shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+    ctx: RankContext,
+    dtype: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    tied: Mapping[str, str],
+    *,
+    on_host: bool = False,
 ) -> WeightLayout:
     """The layout of an engine that takes every tensor whole, in this process.
 
@@ -60,11 +73,12 @@ def whole_layout(
         dtype: of every tensor.
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
+        on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
     """
     return WeightLayout(
         rank=0,
         node=ctx.node,
-        device=ctx.device,
+        device="cpu" if on_host else ctx.device,
         process=f"{ctx.node}:{os.getpid()}",
         tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()),
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),

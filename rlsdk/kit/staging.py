@@ -54,6 +54,10 @@ class Staging:
         self._used = -(-(self._used + size) // ALIGNMENT) * ALIGNMENT
         return True
 
+    def values(self) -> bytes:
+        """A copy of what was put in, for who cannot map this memory."""
+        return bytes(self._map[: self._used])
+
     def clear(self) -> None:
         self.entries, self._used = [], 0
 
@@ -73,6 +77,12 @@ def attached(block: BlockName, entries: Sequence[Sequence[Any]]) -> Iterator[Ite
             yield (_shard(whole, Entry(*values)) for values in entries)
         finally:
             del whole
+
+
+def copied(values: bytes, entries: Sequence[Sequence[Any]]) -> Iterator[WeightShard]:
+    """The shards of a block whose values came along (`Staging.values`)."""
+    whole = torch.frombuffer(bytearray(values), dtype=torch.uint8)
+    return (_shard(whole, Entry(*entry)) for entry in entries)
 
 
 def _shard(whole: Tensor, entry: Entry) -> WeightShard:

@@ -47,8 +47,8 @@ def batch_sizes(config: RunConfig, actor: Role, *, num_replicas: int, dp_size: i
         BatchSize(
             what="rollout, each replica", prompts=share, samples=share * trainer.samples_per_prompt,
             tokens=share * trainer.samples_per_prompt * longest,
-            note=f"{num_replicas} {'replica' if num_replicas == 1 else 'replicas'}, {config.rollout.tp_size} "
-            f"{'device' if config.rollout.tp_size == 1 else 'devices'} each",
+            note=f"{num_replicas} {'replica' if num_replicas == 1 else 'replicas'}, {config.rollout.num_devices} "
+            f"{'device' if config.rollout.num_devices == 1 else 'devices'} each",
         ),
         BatchSize(what="decoded at once", prompts=None, samples=running, tokens=running * longest, note="each replica"),
         BatchSize(

@@ -88,6 +88,10 @@ def place(
                 seed=seed,
                 timeout_s=timeout_s,
                 bundles=tuple(range(rank * width, (rank + 1) * width)),
+                device_nodes=tuple(
+                    f"node {chosen[pool.name][pool.node_of_device[device]]}"
+                    for device in range(rank * width, (rank + 1) * width)
+                ),
             )
             for rank in range(len(leads))
         )

@@ -259,7 +259,7 @@ def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary
     return Work(
         num_parameters=reshard.num_parameters,
         actor_devices=len(roles.places.contexts[ACTOR]),
-        rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.tp_size,
+        rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.num_devices,
         sync_bytes=reshard.num_bytes // max(reshard.targets, 1),
         samples=config.trainer.samples_per_step,
         forward_passes=forward_passes(config),

@@ -177,5 +177,6 @@ def _check_spec(spec: RolloutSpec) -> None:
             "engine_kwargs empty"
         )
     check_rollout_spec(spec)
-    if spec.tp_size != 1:
-        raise ConfigError(f"backend 'transformers' is one process: tp_size {spec.tp_size} must be 1")
+    for name in ("tp_size", "pp_size", "dp_size"):
+        if getattr(spec, name) != 1:
+            raise ConfigError(f"backend 'transformers' is one process: {name} {getattr(spec, name)} must be 1")

@@ -1,5 +1,5 @@
-"""CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles and not yet
-run, so it is taken only by name."""
+"""CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles and not yet run
+on a GPU: where a handle cannot be opened, the sync goes on through the host (`target.fetch`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import WeightLayout, WeightShard
+from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 
@@ -24,6 +25,7 @@ class CudaIpcTransport(Transport):
     take turns, and stay from one sync to the next; the driver frees them with the process that made them."""
 
     name = "cuda_ipc"
+    stays_on_device = True
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
@@ -56,7 +58,7 @@ class CudaIpcTransport(Transport):
             try:
                 self._opened[key] = self._open({field: handle[field] for field in HANDLE})
             except RuntimeError as error:
-                raise WeightSyncError(
+                raise AttachError(
                     f"the source's memory on cuda:{handle['device']} cannot be opened: {error}"
                 ) from error
         return checked(self._opened[key], handle, metas)

@@ -292,10 +292,13 @@ def choose_transports(
 
 
 def choose_transport(source: WeightLayout, target: WeightLayout, transports: Sequence[type[Transport]]) -> str:
-    """Name of the first transport that reaches from `source` to `target`."""
-    for transport in transports:
-        if transport.reaches(source, target):
-            return transport.name
+    """Name of the first transport that reaches from `source` to `target`: between two accelerators of those that never
+    pass through the host, where there is one."""
+    reaching = [transport for transport in transports if transport.reaches(source, target)]
+    on_devices = "cpu" not in (source.device, target.device)
+    direct = [transport for transport in reaching if on_devices and transport.stays_on_device]
+    if reaching:
+        return (direct or reaching)[0].name
     raise LayoutError(
         f"no transport reaches from source rank {source.rank} on {source.node} to target rank {target.rank} on "
         f"{target.node}; tried: {[transport.name for transport in transports]}; sharding.transport: auto finds one"

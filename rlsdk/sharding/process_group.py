@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,17 +23,26 @@ from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_annou
 CONNECT_S = 5.0
 """To try one address of several."""
 _SIOCGIFADDR = 0x8915
+_AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
+"""Of this process: a worker may be the source of some and the target of others at once."""
 
 
 class ProcessGroupTransport(Transport):
     """Two processes anywhere: a process group of their own two, never the default one; gloo between CPUs, NCCL between
-    GPUs by the same calls. The source starts to send while its handle is on the way.
+    two GPUs by the same calls. The source starts to send while its handle is on the way.
 
-    Taken only where it is asked for by name: the target must be able to connect to the source's host. A process that
-    dies closes its sockets, and nothing else was made; the other end has an error at once, or at the deadline.
+    Between CPUs it is taken only where it is asked for by name: the target must be able to connect to the source's
+    host. A process that dies closes its sockets, and nothing else was made; the other end has an error at once, or at
+    the deadline.
+
+    Pairs, and not one communicator of all: its operations run in the order in which they were begun, and two sources
+    that serve two targets in different orders would wait for each other. What many pairs need is an order of opening,
+    since NCCL may wait for a whole device when it makes a communicator: a target opens one at a time, and a source only
+    with a target that waits for it and for nobody else, so no circle of waiting can arise.
     """
 
     name = "process_group"
+    stays_on_device = True
     timeout_s = 60.0
 
     def __init__(self) -> None:
@@ -45,7 +55,10 @@ class ProcessGroupTransport(Transport):
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return source.process != target.process and dist.is_available()
+        on_one_gpu = (source.node, source.device) == (target.node, target.device) and source.device != "cpu"
+        # NCCL refuses two ranks on one device: CUDA IPC is for those.
+        alike = (source.device == "cpu") == (target.device == "cpu")
+        return source.process != target.process and dist.is_available() and alike and not on_one_gpu
 
     def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
         offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
@@ -73,12 +86,8 @@ class ProcessGroupTransport(Transport):
         data = self._buffer(num_bytes, torch.device(handle["device"]))
         try:
             if self._group is None:
-                host, own = _reach(handle["hosts"], handle["port"], self.timeout_s)
-                self._store = dist.TCPStore(  # type: ignore[attr-defined]
-                    host, handle["port"], is_master=False, timeout=timedelta(seconds=self.timeout_s)
-                )
-                self._store.set(f"{handle['group']}/host", host)
-                self._group = self._meet(handle["group"], 1, handle["device"], own)
+                with _one_at_a_time(_AS_TARGET, self.timeout_s):
+                    self._group = self._open(handle)
             if num_bytes:
                 self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, dist.DistError) as error:
@@ -114,11 +123,21 @@ class ProcessGroupTransport(Transport):
             if self._group is None:
                 # The target writes down by which of this host's addresses it came.
                 host = self._store.get(f"{self._id}/host").decode()
-                self._group = self._meet(self._id, 0, data.device.type, host)
+                with _one_at_a_time(_AS_SOURCE, self.timeout_s):
+                    self._group = self._meet(self._id, 0, data.device.type, host)
             if len(data):
                 self._group.send([data], 1, 0).wait(timedelta(seconds=self.timeout_s))
         except RuntimeError:
             self._group = None
+
+    def _open(self, handle: Mapping[str, Any]) -> Any:
+        """The target's end of the group."""
+        host, own = _reach(handle["hosts"], handle["port"], self.timeout_s)
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, handle["port"], is_master=False, timeout=timedelta(seconds=self.timeout_s)
+        )
+        self._store.set(f"{handle['group']}/host", host)
+        return self._meet(handle["group"], 1, handle["device"], own)
 
     def _meet(self, name: str, rank: int, device: str, host: str) -> Any:
         limit = timedelta(seconds=self.timeout_s)
@@ -130,16 +149,34 @@ class ProcessGroupTransport(Transport):
             return dist.ProcessGroupGloo(store, rank, 2, gloo)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
-        return dist.ProcessGroupNCCL(store, rank, 2, options)
+        group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
+        # NCCL makes its communicator with the first byte: here, while nobody else's is made.
+        byte = torch.zeros(1, dtype=torch.uint8, device=device)
+        (group.send([byte], 1, 0) if rank == 0 else group.recv([byte], 0, 0)).wait(limit)
+        return group
+
+
+@contextmanager
+def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
+    """Raises: RuntimeError: whoever holds it took too long."""
+    if not lock.acquire(timeout=timeout_s):
+        raise RuntimeError(f"another process group of this process was not opened within {timeout_s:g} s")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _addresses() -> list[str]:
     """IPv4 addresses of this host, the one that leads outside first and loopback last. A host's own name is no help: it
-    often stands for loopback."""
+    often stands for loopback. Where GLOO_SOCKET_IFNAME names an interface, its address comes first."""
     import fcntl
 
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError, KeyError):
+            chosen = struct.pack("256s", os.environ["GLOO_SOCKET_IFNAME"].encode()[:15])
+            found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, chosen)[20:24]))
         with suppress(OSError):
             probe.connect(("192.0.2.1", 9))  # Reserved for documentation; nothing is sent.
             found.append(probe.getsockname()[0])

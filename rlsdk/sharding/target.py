@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +22,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.kit.shared_memory import AttachError
+from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.fetching import OpenTransports
 from rlsdk.sharding.transports import (
@@ -33,8 +35,13 @@ from rlsdk.sharding.wire import MAX_BUCKET_BYTES
 
 MAX_CALLS = 8
 """Sources that one target asks at the same time."""
-_NEXT_BEST = {"shared_memory": SharedFileTransport.name, SharedFileTransport.name: InlineTransport.name}
+_NEXT_BEST = {
+    CudaIpcTransport.name: SharedMemoryTransport.name,
+    SharedMemoryTransport.name: SharedFileTransport.name,
+    SharedFileTransport.name: InlineTransport.name,
+}
 """What to try where a block cannot be attached from this process."""
+_log = logging.getLogger(__name__)
 
 
 class WeightTarget:
@@ -108,11 +115,15 @@ class WeightTarget:
             chosen = replace(bucket, transport=self._instead.get(route, bucket.transport))
             try:
                 return transports.fetch(chosen, peer, deadline)
-            except AttachError:
+            except AttachError as error:
                 # What was mapped before and is gone is no reason to take another way, least of all a bucket of many.
                 if chosen.transport not in _NEXT_BEST or self._in_place(bucket):
                     raise
                 self._instead[route] = _NEXT_BEST[chosen.transport]
+                _log.warning(
+                    "weights of source rank %d cannot come by %s (%s); from now on by %s",
+                    bucket.source, chosen.transport, error, self._instead[route],
+                )  # fmt: skip
 
     def rounds(self, buckets: Sequence[Bucket]) -> list[list[Bucket]]:
         """The buckets to ask for at once, in turn. Where the last sync read weights where they are, there is no memory

@@ -16,6 +16,8 @@ class Transport(ABC):
     side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
 
     name: str
+    stays_on_device: bool = False
+    """Between two accelerators the bytes never pass through the host's memory."""
     timeout_s: float = 600.0
     """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
 

@@ -42,6 +42,7 @@ class InProcessTransport(Transport):
     """Both ends in one process: the target sees views of the source's own memory, converted only where it must be."""
 
     name = "in_process"
+    stays_on_device = True
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
@@ -263,10 +264,11 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     SharedFileTransport,
     ObjectStoreTransport,
     InlineTransport,
-    ProcessGroupTransport,
     CudaIpcTransport,
+    ProcessGroupTransport,
 )
-"""In order of preference. What stands behind one that reaches anywhere is taken only by name."""
+"""In order of preference. What stands behind one that reaches anywhere is taken between two accelerators
+(`Transport.stays_on_device`), or by name."""
 
 
 def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]:
@@ -286,8 +288,12 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
 
 def allowed_transports(setting: str) -> tuple[str, ...] | None:
     """Names that `sharding.transport` allows, in order of preference; None: all. One that is named is for what goes
-    between processes: in one process, where it may not reach, views serve."""
-    return None if setting == "auto" else tuple(dict.fromkeys((setting, InProcessTransport.name)))
+    between processes: in one process, where it may not reach, views serve. CUDA IPC reaches one device, and NCCL two of
+    them: of these either takes what the other cannot."""
+    if setting == "auto":
+        return None
+    devices = (CudaIpcTransport.name, ProcessGroupTransport.name)
+    return tuple(dict.fromkeys((setting, InProcessTransport.name, *(devices if setting in devices else ()))))
 
 
 def make_transport(name: str) -> Transport:

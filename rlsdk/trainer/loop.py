@@ -241,8 +241,8 @@ class Trainer:
             if self._exports:
                 (draft / MODEL_FOLDER).mkdir()
                 answers.append(self.session.actor.submit("save_pretrained", str(draft / MODEL_FOLDER)))
+            card = self.card() if self._exports else None
             entered = stack.pop_all()
-        card = self.card() if self._exports else None
 
         def finish() -> None:
             with entered:

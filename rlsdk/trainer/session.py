@@ -181,6 +181,9 @@ def start_cluster(
         seed=seed,
         preload=[HOSTS[BackendKind.TRAIN].partition(":")[0], *engines, *PRELOAD],
         interpreters={name: found.python for name, found in isolated.items() if found is not None},
+        forward_env=placement.forward_env,
+        network_interface=placement.network_interface,
+        shared_folder=run_dir,
     )
 
 

@@ -124,6 +124,12 @@ class EchoHost:
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    def bundles(self) -> int:
+        """Of the placement group that an engine in this worker would find."""
+        import ray
+
+        return len(ray.util.get_current_placement_group().bundle_specs)
+
     def close(self) -> None:
         self.release.set()
 

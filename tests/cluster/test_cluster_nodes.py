@@ -16,6 +16,7 @@ from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.nodes import node_capacities
 from rlsdk.interfaces import PlacementError, WorkerError
+from rlsdk.kit.replica_devices import visible_devices
 
 NODE = """
 import sys
@@ -84,6 +85,34 @@ def test_each_worker_sees_its_own_gpu_and_nothing_else(second_node: None, other_
         apart = cluster.create_group("ref", "cluster_hosts:EchoHost", py_executable=str(other_environment))
         assert apart.run("environment", "CUDA_VISIBLE_DEVICES") == ["0", "1"]
         assert set(apart.run("pid")).isdisjoint(group.run("pid"))
+
+
+def test_a_replica_knows_its_gpus_and_its_workers_find_the_bundles_of_the_run(second_node: None) -> None:
+    """What processes of an engine are started with: its devices on this node, and this pool's placement group."""
+    pools = (PoolSpec(name="gpus", devices_per_node=(2,), device="cuda"),)
+    with Cluster.start(PlacementSpec(pools=pools, roles={"rollout": "gpus"}), timeout_s=30) as cluster:
+        group = cluster.create_group("rollout", "cluster_hosts:EchoHost", devices_per_rank=2)
+        (ctx,) = group.contexts
+        assert (ctx.accelerators, ctx.bundles, len(set(ctx.device_nodes))) == (("0", "1"), (0, 1), 1)
+        assert visible_devices(ctx) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+        assert group.run("environment", "CUDA_VISIBLE_DEVICES") == ["0"], "what Ray shows the worker itself"
+        assert group.run("bundles") == [2]
+
+
+def test_nodes_of_a_run_share_its_folder_and_get_chosen_variables(
+    second_node: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    address = ray.get_runtime_context().gcs_address
+    with Cluster.start(
+        placement(1, 1), address=address, timeout_s=30, shared_folder=tmp_path, forward_env=["NCCL_*"],
+        network_interface="lo",
+    ) as cluster:  # fmt: skip
+        assert list(tmp_path.iterdir()) == []
+        group = cluster.create_group("actor", "cluster_hosts:EchoHost")
+        assert group.run("environment", "NCCL_DEBUG") == ["WARN", "WARN"]
+        assert group.run("environment", "GLOO_SOCKET_IFNAME") == ["lo", "lo"]
+        assert {ctx.master_addr for ctx in group.contexts} == {"127.0.0.1"}
 
 
 def test_workers_without_gpus_see_none(second_node: None) -> None:

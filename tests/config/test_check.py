@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.config import check_run, load_config
+from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
 TASK = ["--model", "m", "--data", "reasoning_gym:chain_sum", "--reward", "gsm8k"]
@@ -69,6 +70,22 @@ def test_a_single_process_engine_does_not_span_several_devices(registry: Registr
     pools = ["--placement.pools", "{a: {devices_per_node: [2]}, b: {devices_per_node: [1]}}"]
     (found,) = problems(registry, *pools, "--placement.roles", "{actor: a, rollout: b}")
     assert found.startswith("placement.pools: train backend 'torch' spans at most 1 process, not 2")
+
+
+@pytest.mark.parametrize("axis", ["pp_size", "dp_size"])
+def test_any_axis_of_a_replica_needs_a_backend_that_spreads(axis: str, registry: Registry) -> None:
+    flags = ["--train-backend", "turbo", "--model.dtype", "bfloat16", "--placement.devices_per_node", "4"]
+    found = problems(registry, *flags, "--rollout-backend", "calm", f"--rollout.{axis}", "2")
+    assert any(problem.startswith(f"rollout.{axis}: rollout backend 'calm' does not support") for problem in found)
+    assert (
+        problems(registry, *flags, "--rollout-backend", "gust", "--rollout.gust.width", "1", f"--rollout.{axis}", "2")
+        == []
+    )
+
+
+def test_experts_are_dealt_over_devices_of_a_stage(registry: Registry) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.ep_size: 3: expected a divisor of the 4 devices of a stage"):
+        load_config([], [*TASK, "--rollout.tp_size", "2", "--rollout.dp_size", "2", "--rollout.ep_size", "3"], registry)
 
 
 def test_tensor_parallel_rollout_needs_the_capability_and_a_divisor_of_the_devices(registry: Registry) -> None:

@@ -1,5 +1,6 @@
 """CUDA IPC as far as it goes without a GPU: who it is chosen for, what its handle holds, when memory is opened."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,10 +10,16 @@ import torch
 from sharding_cases import random_tensors, whole_target
 from torch import Tensor
 
-from rlsdk.interfaces import Box, WeightShard, WeightSyncError
+from rlsdk.interfaces import Box, LayoutError, WeightShard, WeightSyncError
+from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding import TRANSPORTS
 from rlsdk.sharding.cuda_ipc import HANDLE, CudaIpcTransport
-from rlsdk.sharding.planner import choose_transport
+from rlsdk.sharding.fetching import OpenTransports
+from rlsdk.sharding.planner import choose_transport, plan_reshard
+from rlsdk.sharding.source import WeightSource
+from rlsdk.sharding.target import WeightTarget
+from rlsdk.sharding.transports import allowed_transports, named_transports
+from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"w": (33, 17), "b": (5,)}
 
@@ -42,20 +49,80 @@ def shards_of(seed: int, rows: int = 33) -> list[WeightShard]:
     return [WeightShard(name=name, box=Box.whole(tuple(t.shape)), tensor=t) for name, t in tensors.items()]
 
 
-def test_it_is_chosen_between_processes_of_one_gpu_and_nowhere_else() -> None:
+PLACES = {
+    "same process": {},
+    "same GPU": {"process": "rollout"},
+    "other GPU": {"process": "rollout", "device": "cuda:1"},
+    "other node": {"process": "rollout", "node": "elsewhere"},
+    "host of the node": {"process": "rollout", "device": "cpu"},
+    "host elsewhere": {"process": "rollout", "node": "elsewhere", "device": "cpu"},
+}
+ON_GPU = {
+    "same process": "in_process",
+    "same GPU": "cuda_ipc",
+    "other GPU": "process_group",
+    "other node": "process_group",
+    "host of the node": "shared_memory",
+    "host elsewhere": "inline",
+}
+"""What auto takes from a source on a GPU, without a Ray object store."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_between_gpus_auto_never_passes_through_the_host(place: str) -> None:
     source = whole_target(SHAPES, process="train", device="cuda:0")
-    target = whole_target(SHAPES, device="cuda:0")
-    preferred = (CudaIpcTransport, *TRANSPORTS)
-    assert choose_transport(source, target, preferred) == "cuda_ipc"
-    assert choose_transport(source, target, TRANSPORTS) == "shared_memory"  # until it was run, by name only
-    for other in (
-        replace(target, device="cuda:1"),
-        replace(target, node="elsewhere"),
-        replace(target, device="cpu"),
-        replace(target, process=source.process),
-    ):
-        assert choose_transport(source, other, preferred) != "cuda_ipc"
-    assert not CudaIpcTransport.reaches(replace(source, device="cpu"), replace(target, device="cpu"))
+    target = replace(source, **PLACES[place])
+    assert choose_transport(source, target, TRANSPORTS) == ON_GPU[place]
+    # On the host nothing changes: a network that a process group could use may not be there.
+    source, target = replace(source, device="cpu"), replace(target, device="cpu")
+    if source.process != target.process:
+        assert choose_transport(source, target, TRANSPORTS) in ("shared_memory", "inline")
+
+
+@pytest.mark.parametrize("name", ["cuda_ipc", "process_group"])
+def test_either_of_both_by_name_takes_what_the_other_cannot(name: str) -> None:
+    """Two processes on one GPU are no ranks of NCCL's, and two GPUs share no handle."""
+    allowed = named_transports(allowed_transports(name))
+    source = whole_target(SHAPES, process="train", device="cuda:0")
+    for place in ("same process", "same GPU", "other GPU", "other node"):
+        assert choose_transport(source, replace(source, **PLACES[place]), allowed) == ON_GPU[place]
+    with pytest.raises(LayoutError, match=r"sharding\.transport: auto finds one"):
+        choose_transport(source, replace(source, **PLACES["host of the node"]), allowed)
+
+
+def test_a_handle_that_cannot_be_opened_leaves_the_way_over_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    """As where a container hides the device: the sync says so once, and goes on."""
+    tensors = {name: shard.tensor for name, shard in zip(SHAPES, shards_of(0), strict=True)}
+    source = whole_target(SHAPES, process="train")
+    train = WeightSource(TensorTrainEngine(tensors, source))
+    target = WeightTarget(TensorRolloutEngine([whole_target(SHAPES, process="rollout")]))
+    plan = plan_reshard([source], list(target.layouts()), bucket_bytes=1 << 20, transports=TRANSPORTS)
+    bucket = replace(plan.buckets[0], transport="cuda_ipc")
+    unopened = AttachError("the source's memory on cuda:0 cannot be opened: invalid device context")
+    asked = []
+
+    class Open(OpenTransports):
+        def fetch(self, bucket: Any, peer: Any, deadline: float) -> Any:
+            asked.append(bucket.transport)
+            if bucket.transport == "cuda_ipc":
+                raise unopened
+            return super().fetch(bucket, peer, deadline)
+
+    class Near:
+        def local(self) -> Any:
+            return None
+
+        def call(self, method: str, bucket: Any, timeout_s: float) -> Any:
+            return train.export(bucket)
+
+    transports = Open()
+    for _ in range(2):
+        found = list(target.fetch(bucket, Near(), time.monotonic() + 60, transports))
+        assert all(torch.equal(shard.tensor, tensors[shard.name]) for shard in found)
+    assert asked == ["cuda_ipc", "shared_memory", "shared_memory"]
+    assert caplog.text.count("cannot come by cuda_ipc") == 1
+    transports.close()
+    train.close()
 
 
 def test_its_handle_is_plain_and_two_blocks_are_opened_once_each() -> None:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -89,3 +91,37 @@ def test_a_source_that_no_address_leads_to_is_said_to_be_so() -> None:
     with pytest.raises(WeightSyncError, match=r"no address of the source can be reached from here \(127\.0\.0\.1:1: "):
         target.fetch({**handle, "hosts": ["127.0.0.1"], "port": 1}, [((4,), "float32")])
     source.close()
+
+
+def test_many_pairs_open_their_groups_one_at_a_time_and_wait_in_no_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes' worth of ends, all sources and targets of each other, begun in different orders at once."""
+    opening, most = [0, 0], [0, 0]
+    meet = ProcessGroupTransport._meet
+
+    def watched(self: ProcessGroupTransport, name: str, rank: int, *args: Any) -> Any:
+        opening[rank] += 1
+        most[rank] = max(most[rank], opening[rank])
+        time.sleep(0.02)
+        try:
+            return meet(self, name, rank, *args)
+        finally:
+            opening[rank] -= 1
+
+    monkeypatch.setattr(ProcessGroupTransport, "_meet", watched)
+    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+    sources = {pair: ProcessGroupTransport() for pair in pairs}
+    targets = {pair: ProcessGroupTransport() for pair in pairs}
+    shards = {
+        (a, b): WeightShard(name="w", box=Box.whole((4,)), tensor=torch.full((4,), 10.0 * a + b)) for a, b in pairs
+    }
+
+    def pull(pair: tuple[int, int]) -> torch.Tensor:
+        handle = sources[pair].export([shards[pair]], ["float32"])
+        return next(iter(targets[pair].fetch(handle, [((4,), "float32")]))).clone()
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        for pair, found in zip(pairs, pool.map(pull, pairs, timeout=60), strict=True):
+            assert torch.equal(found, shards[pair].tensor)
+    assert most == [1, 1]
+    for end in (*sources.values(), *targets.values()):
+        end.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlsdk.interfaces import Batch, ModelSpec, TrainSpec
+from rlsdk_megatron.attention import CausalAttention
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.inputs import one_row, own_positions
-from rlsdk_megatron.modeling import packs_rows, transformer_config
+from rlsdk_megatron.modeling import packs_rows, transformer_config, uses_transformer_engine
 
 CUDA = torch.device("cuda")
 
@@ -73,3 +76,59 @@ def test_on_cuda_the_kernels_of_transformer_engine_are_asked_for_where_it_is_ins
     assert engine.sequence_parallel
     assert engine.bf16
     assert not engine.use_cpu_initialization
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Elements of the largest tensor that anything makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return found
+
+
+def heads(length: int, heads: int, seed: int) -> torch.Tensor:
+    """`[T, 1, heads, 8]`."""
+    return torch.randn(length, 1, heads, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_attention_without_transformer_engine_makes_nothing_of_the_square_of_the_length() -> None:
+    length = 1024
+    batch = Batch.from_rows([list(range(1, length + 1))])
+    query, key, value = heads(length, 4, 0).requires_grad_(), heads(length, 2, 1), heads(length, 2, 2)
+    with Largest() as largest:
+        given = one_row(batch, length)
+        found = CausalAttention(None)(query, key, value, given.future)
+        found.sum().backward()
+    assert largest.numel < length * length / 8
+    scores = torch.einsum("qbhd,kbhd->bhqk", query, key.repeat_interleave(2, 2)) / 8**0.5
+    scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+    wanted = torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), value.repeat_interleave(2, 2)).flatten(2)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_rows_end_to_end_attend_to_themselves_alone() -> None:
+    rows = [list(range(1, n + 1)) for n in (5, 1, 9)]
+    given = one_row(Batch.from_rows(rows), 16)
+    query, key, value = (heads(16, n, seed)[:, 0] for n, seed in ((4, 0), (2, 1), (2, 2)))
+    attention = CausalAttention(None)
+    found = attention(query, key, value, None, packed_seq_params=given.packed)
+    start = 0
+    for row in rows:
+        own = slice(start, start + len(row))
+        alone = attention(query[own, None], key[own, None], value[own, None], None)[:, 0]
+        torch.testing.assert_close(found[own], alone)
+        start += len(row)
+
+
+def test_without_transformer_engine_on_a_gpu_a_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert not uses_transformer_engine(MegatronOptions(), CUDA)
+    assert "transformer_engine 'auto': the package transformer_engine is not installed" in caplog.text
+    caplog.clear()
+    assert not uses_transformer_engine(MegatronOptions(transformer_engine="never"), CUDA)
+    assert not uses_transformer_engine(MegatronOptions(), torch.device("cpu"))
+    assert not caplog.text

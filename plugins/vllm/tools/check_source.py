@@ -27,6 +27,7 @@ USED = (
     Use("engine/arg_utils.py", "EngineArgs", (
         "model", "revision", "trust_remote_code", "dtype", "skip_tokenizer_init", "generation_config", "load_format",
         "model_loader_extra_config", "logprobs_mode", "max_model_len", "max_num_seqs", "tensor_parallel_size", "seed",
+        "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
         "worker_extension_cls", "distributed_executor_backend", "block_size",
         "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
         "enable_sleep_mode", "async_scheduling", "disable_log_stats", "max_num_batched_tokens",
@@ -63,6 +64,8 @@ USED = (
     Use("v1/engine/output_processor.py", "RequestOutputCollector.get"),
     Use("v1/executor/multiproc_executor.py", "MultiprocExecutor.collective_rpc", ("method", "timeout", "args")),
     Use("v1/engine/core_client.py", "InprocClient.shutdown"),
+    Use("envs.py", "disable_envs_cache"),
+    Use("v1/engine/core_client.py", "AsyncMPClient.call_utility_all_async", ("method",)),
     Use("v1/engine/core.py", "EngineCore.shutdown"),
     Use("v1/engine/core.py", "EngineCoreProc.run_engine_core"),
     Use("distributed/parallel_state.py", "GroupCoordinator.destroy"),

@@ -61,13 +61,14 @@ class Activations:
         keys = max(config.num_key_value_heads // ranks, 1) * head_size(config)
         shares = config.num_key_value_heads < config.num_attention_heads
         inner, expert_tokens = _inner(config, options)
-        scores = rows * heads * length * length
-        # Plain layers keep queries, keys and values as attention multiplies them: for every head.
-        attention = 2 * queries + 2 * (keys if fused else queries)
+        # Only where keys of other ranks are gathered is there a mask, and on a CPU scores with it.
+        whole = not fused and options.context_parallel > 1
+        scores = rows * heads * length * row_tokens if whole else 0
+        attention = 2 * queries + 2 * (queries if whole else keys)
         norms = (4 if fused else 6) * beside
         mlp = (3 if fused else 4) * inner + 2 * expert_tokens * hidden
         kept = width * tokens * (norms + attention + mlp)
-        probabilities = 0 if fused else scores * (4 + (width if width < 4 else 0))
+        probabilities = scores * (4 + (width if width < 4 else 0))
         works = width * tokens * max(5 * inner, attention + (2 * queries + 2 * keys if shares else 0))
         if options.recompute != "selective":
             kept += probabilities
@@ -76,7 +77,7 @@ class Activations:
         logits = min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary))
         return cls(
             layer_kept=kept,
-            layer_works=max(works, 0 if fused else 3 * scores * 4),
+            layer_works=max(works, 3 * scores * 4),
             layer_input=width * tokens * beside,
             recompute="full" if full else options.recompute,
             layers=config.num_hidden_layers // (options.pipeline_parallel * options.virtual_stages),

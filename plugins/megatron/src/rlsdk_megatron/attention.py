@@ -7,10 +7,50 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
 from rlsdk_megatron.inputs import own_positions
+
+
+class CausalAttention(nn.Module):
+    """Attention of layers without Transformer Engine: torch's own kernels, which need no mask of `[T, T]` and on CUDA
+    keep no scores of that size either (Megatron's local attention keeps both: at 32k tokens 1 GiB for the mask and
+    4 GiB of float32 scores a head)."""
+
+    def __init__(self, config: Any, softmax_scale: float | None = None, **_: object) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: object,
+    ) -> Tensor:
+        """`[T, B, heads * size]` from `[T, B, heads, size]`; or, of rows that lie end to end, `[T, heads * size]` from
+        `[T, heads, size]`, each row on its own."""
+        assert attention_mask is None
+        if packed_seq_params is None:
+            rows = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+            return self._attend(*rows).permute(2, 0, 1, 3).flatten(2)
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        parts = [torch.split(part.transpose(0, 1), lengths, 1) for part in (query, key, value)]
+        return (
+            torch.cat([self._attend(*(p[None] for p in row))[0] for row in zip(*parts, strict=True)], 1)
+            .transpose(0, 1)
+            .flatten(1)
+        )
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`[B, heads, T, size]` of each."""
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
 
 
 class GatheringAttention(nn.Module):

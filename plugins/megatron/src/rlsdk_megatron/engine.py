@@ -103,7 +103,7 @@ class MegatronTrainEngine(TrainEngine):
         named, self.tied = canonical_parameters(empty)
         config = transformer_config(self.hf_config, spec, self.options, self.device)
         engine = uses_transformer_engine(self.options, self.device)
-        self.packs = engine and packs_rows(self.options)
+        self.packs = packs_rows(self.options)
         self.stages: list[Stage] = build_stages(
             config,
             self.hf_config,

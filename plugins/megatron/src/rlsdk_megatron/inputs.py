@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ class Inputs:
     positions: Tensor
     """`[B, T]`: of each id in its row."""
     future: Tensor | None
-    """`[1, 1, T, all T]`, true where a position may not look; None where `packed` says it."""
+    """`[1, 1, T, all T]`, true where a position may not look; None where attention is causal by itself."""
     packed: PackedSeqParams | None
     places: Tensor
     """`[N]`: where the state of each token lies among the `[T * B]` of this rank; -1: on another."""
@@ -89,12 +88,8 @@ def own_positions(length: int, rank: int, size: int, device: torch.device) -> Te
     return torch.cat([stretches[rank], stretches[2 * size - 1 - rank]])
 
 
-def _future(length: int, mine: Tensor) -> Tensor:
+def _future(length: int, mine: Tensor) -> Tensor | None:
+    """Of a context-parallel rank, whose stretches of a row a causal kernel does not know."""
     if len(mine) == length:
-        return _whole_future(length, mine.device)
+        return None
     return (torch.arange(length, device=mine.device) > mine[:, None])[None, None]
-
-
-@lru_cache(maxsize=64)
-def _whole_future(length: int, device: torch.device) -> Tensor:
-    return torch.ones(1, 1, length, length, dtype=torch.bool, device=device).triu_(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, TrainSpec, nearest
 from rlsdk.kit.shared_memory import share
-from rlsdk_megatron.attention import GatheringAttention
+from rlsdk_megatron.attention import CausalAttention, GatheringAttention
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import expert_tensor_size, padded_vocabulary
 
+_log = logging.getLogger("rlsdk_megatron")
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROPE_TYPES = ("default", "linear", "llama3")
 
@@ -87,11 +89,17 @@ def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> b
             "train.megatron.transformer_engine 'always': the package transformer_engine is not installed; run "
             "`pip install transformer-engine[pytorch]`, or choose 'auto'"
         )
+    if not HAVE_TE and device.type == "cuda" and options.transformer_engine == "auto":
+        _log.warning(
+            "train.megatron.transformer_engine 'auto': the package transformer_engine is not installed, so layers are "
+            "Megatron's local ones with torch's attention: slower, and without fused norms, grouped experts and FP8. "
+            "Run `pip install transformer-engine[pytorch]`, or say 'never' to silence this"
+        )
     return bool(HAVE_TE) and device.type == "cuda" and options.transformer_engine != "never"
 
 
 def packs_rows(options: MegatronOptions) -> bool:
-    """Whether layers of Transformer Engine get rows end to end, without padding. Interleaved stages need micro-batches
+    """Whether layers get rows end to end, without padding. Interleaved stages need micro-batches
     of one shape, and context-parallel ranks their two stretches of every row: those get rectangles."""
     return options.virtual_stages == 1 and options.context_parallel == 1
 
@@ -204,8 +212,7 @@ def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm, **experts)
     parts, attention = layer.submodules, layer.submodules.self_attention.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    if config.context_parallel_size > 1:
-        attention.core_attention = GatheringAttention
+    attention.core_attention = GatheringAttention if config.context_parallel_size > 1 else CausalAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return layer

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
+from rlsdk.kit import intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.staging import batches
@@ -117,7 +118,9 @@ class ServedModel:
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Readies the schedulers; returns what speaks against serving this model."""
         with self._session():
-            return sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+            found = sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+            lacking = intake.unserved(shapes, self._command("boxes"))
+        return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
 
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the schedulers compute from."""
@@ -197,17 +200,19 @@ class ServedModel:
         """What each scheduler answered."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        answers = [Answer() for _ in range(self._home.num_ranks)]
+        # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
+        answers = [[Answer() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
+        payloads = [_payload(Command(name, arguments, tuple(a.address for a in by_stage))) for by_stage in answers]
         asked = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[_payload(Command(name, arguments, answer.address)) for answer in answers],
+            serialized_named_tensors=payloads,
             load_format=inside.LOADER,
             flush_cache=False,
             selector="target",
         )
         self._sure(self._front.update_weights_from_tensor(asked))
         values = []
-        for rank, answer in enumerate(answers):
-            value, error = answer.read()
+        for rank, answer in enumerate(answer for by_stage in answers for answer in by_stage):
+            value, error = answer.read(self._ctx.timeout_s if self._home.num_stages > 1 else 0.0)
             if error is not None:
                 raise RlsdkError(f"scheduler {rank} of SGLang could not {name!r}: {error}")
             values.append(value)
@@ -235,11 +240,12 @@ def sampling_params(sample: Sample) -> dict[str, Any]:
 
 
 def _progress(report: Mapping[str, Any], seen: int) -> Progress:
-    """What a report of all so far adds to what was seen."""
+    """What a report adds to what was seen. It holds what is new, or (from a server that was started otherwise) all."""
     about = report["meta_info"]
     ended = about["finish_reason"]
-    log_probs = [entry[0] for entry in about["output_token_logprobs"][seen:]]
-    tokens = list(report["output_ids"][seen:])
+    total = about["completion_tokens"]
+    log_probs = [entry[0] for entry in _new(about["output_token_logprobs"], seen, total)]
+    tokens = list(_new(report["output_ids"], seen, total))
     if ended is not None and ended["type"] == "abort" and ended.get("status_code") is not None:
         raise ValueError(ended.get("message"))
     spans = about.get("weight_versions") if ended is not None else None
@@ -249,6 +255,13 @@ def _progress(report: Mapping[str, Any], seen: int) -> Progress:
         finished=None if ended is None else REASONS[ended["type"]],
         versions=[(int(span["version"]), span["end"] - span["start"]) for span in spans] if spans else None,
     )
+
+
+def _new(values: Sequence[Any], seen: int, total: int) -> Sequence[Any]:
+    """Of a list of all `total` values, or of those alone that come after the first `seen`: the latter. SGLang's report
+    of an abort repeats the last token where none is new."""
+    first = seen if len(values) >= total else 0
+    return values[first : first + total - seen]
 
 
 def _payload(command: Command) -> bytes:

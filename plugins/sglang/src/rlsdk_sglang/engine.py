@@ -99,7 +99,7 @@ class SglangRolloutEngine(RolloutEngine):
                 self.engine.call(self._withdraw, samples)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=True)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -143,9 +143,11 @@ class SglangRolloutEngine(RolloutEngine):
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
-        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
+        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights: on a GPU in main memory, where an
+        engine loaded weights of its own (`load_weights`); elsewhere where they are."""
         with self.lock:
-            wanted = ROLLOUT_PARTS if level > 1 or self.ctx.device != "cpu" else ("kv_cache",)
+            kept_on_host = self.ctx.device != "cpu" and self.spec.load_weights
+            wanted = ROLLOUT_PARTS if level > 1 or kept_on_host else ("kv_cache",)
             if releasing := [part for part in wanted if part not in self.released]:
                 self.released_bytes = self.engine.sleep(releasing)
                 self.released.update(releasing)

@@ -21,7 +21,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     spec = rollout(spec, "sglang")
     options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
     tensors = ModelTensors.read(spec)
-    weights = tensors.numel * DTYPE_BYTES[spec.model.dtype] // spec.tp_size
+    weights = tensors.replica_numel(spec) * DTYPE_BYTES[spec.model.dtype]
     cache: int | None = None
     if options.url is None:
         cache = options.kv_cache_mb << 20 if options.kv_cache_mb is not None else cache_bytes(
@@ -34,7 +34,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
             host_share=MAX_SHARE,
         )  # fmt: skip
     # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
-    processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.tp_size
+    processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
+    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=True),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -19,7 +19,7 @@ import psutil
 from torch import Tensor, nn
 
 from rlsdk.interfaces import fingerprint
-from rlsdk.kit.intake import Fingerprints, write_shard
+from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import attached
 from rlsdk.kit.tracing import Piece, trace_loaders
@@ -118,7 +118,15 @@ def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
             error = f"{type(raised).__name__}: {raised}"
         # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
         with suppress(OSError):
-            command.answer(value, error)
+            command.answer(value, error, stage=stage())
+
+
+def stage() -> int:
+    """Pipeline stage of this process."""
+    from sglang.srt.runtime_context import get_parallel
+
+    rank: int = get_parallel().pp_rank
+    return rank
 
 
 class Hand:
@@ -137,6 +145,10 @@ class Hand:
         gc.collect()
         gc.freeze()
         return faults(self.model, pieces)
+
+    def boxes(self) -> Boxes:
+        """All that this process serves."""
+        return {name: [(p.box.offset, p.box.size) for p in parts] for name, parts in PIECES.items()}
 
     def write(self, block: list[int], entries: list[Any]) -> None:
         """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
@@ -181,9 +193,9 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
-    """Why the pieces are not all of what is served: canonical tensors that went nowhere, parameters that the engine
-    repacked or that no canonical tensor reaches."""
-    found = [f"canonical tensor {name!r} could not be followed into the engine" for name, p in pieces.items() if not p]
+    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
+    reaches. A tensor of which this process holds nothing may be another's: who asks all of them looks for that."""
+    found: list[str] = []
     reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
     live = set()
     for name, parameter in model.named_parameters():

@@ -20,13 +20,15 @@ import psutil
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_devices
 from rlsdk_sglang import inside
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.quiet import QuietEngine
 
 OWNED = {
-    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "nnodes", "tokenizer_worker_num"),
+    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size", "nnodes"),
+    *("tokenizer_worker_num", "enable_weights_cpu_backup"),
     *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
 }
 """Arguments without whose values nothing here works."""
@@ -48,7 +50,8 @@ class OwnEngine:
         self._engine = client.call(_started, arguments, environment(ctx, spec))
         self.front = self._engine.front
         """What is asked for samples and updates."""
-        self.num_ranks = spec.tp_size
+        self.num_ranks = spec.tp_size * spec.dp_size
+        self.num_stages = spec.pp_size
         # For a program that ends without closing.
         atexit.register(self.close)
 
@@ -67,6 +70,13 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
     Raises:
         ConfigError: SGLang knows no such argument, or it is not the caller's.
     """
+    check_devices(ctx, spec)
+    if spans_nodes(ctx):
+        raise ConfigError(
+            f"rollout.tp_size {spec.tp_size} x pp_size {spec.pp_size} x dp_size {spec.dp_size} spans "
+            f"{len(set(ctx.device_nodes))} nodes; a replica of 'sglang' stands on one. Give a smaller product, or "
+            "--rollout-backend vllm, which takes several nodes"
+        )
     on_cpu = ctx.device == "cpu"
     arguments: dict[str, Any] = {
         "model_path": spec.model.path,
@@ -82,7 +92,11 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "sampling_backend": "pytorch",
         "context_length": spec.max_model_tokens + RESERVED_TOKENS,
         "max_running_requests": spec.max_running,
-        "tp_size": spec.tp_size,
+        # SGLang counts the copies of attention among the ranks of tensor parallelism.
+        "tp_size": spec.tp_size * spec.dp_size,
+        "attn_dp_size": spec.dp_size,
+        "pp_size": spec.pp_size,
+        "ep_size": spec.ep_size,
         "random_seed": ctx.seed + ctx.rank,
         "disable_radix_cache": not options.enable_prefix_caching,
         "disable_overlap_schedule": True,
@@ -92,14 +106,18 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "mem_fraction_static": options.memory_share,
         "max_total_tokens": num_cached_tokens(ctx, spec, options),
         "enable_memory_saver": not on_cpu,
-        "enable_weights_cpu_backup": not on_cpu,
+        # A copy on the host of weights that the next update overwrites is a model's worth of memory and traffic.
+        "enable_weights_cpu_backup": not on_cpu and spec.load_weights,
         # Else each scheduler keeps a core busy while there is nothing to do.
         "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
+        # Reports hold what is new. Else each holds the whole response: work of the square of its length.
+        "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
     if not on_cpu:
-        arguments["base_gpu_id"] = int(ctx.device.partition(":")[2] or 0)
+        # Its schedulers see the replica's own devices, and no others, from 0 on: `environment`.
+        arguments["base_gpu_id"] = 0 if visible_devices(ctx) else int(ctx.device.partition(":")[2] or 0)
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
         raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
@@ -135,8 +153,9 @@ def environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     if ctx.device == "cpu":
         settings["SGLANG_USE_CPU_ENGINE"] = "1"
         # SGLang asks for a set of cores for each scheduler, where there are more of them than memory nodes.
-        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(spec.tp_size))
-    return {name: value for name, value in settings.items() if name not in os.environ}
+        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(spec.num_devices))
+    # Ray shows this process one device: not the user's to choose.
+    return {name: value for name, value in settings.items() if name not in os.environ} | visible_devices(ctx)
 
 
 def _cores(num_ranks: int) -> list[str]:

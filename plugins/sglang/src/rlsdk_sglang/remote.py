@@ -43,7 +43,8 @@ class RemoteServer:
         except BaseException:
             self.close()
             raise
-        self.num_ranks = spec.tp_size
+        self.num_ranks = spec.tp_size * spec.dp_size
+        self.num_stages = spec.pp_size
 
     def check_alive(self) -> None:
         """A server that ended is an error of what is asked next."""
@@ -58,7 +59,13 @@ def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, op
 
     if inside.LOADER not in (about.get("custom_weight_loader") or ()):
         raise refuse("this server has no part of rlsdk in it")
-    for name, wanted in (("tp_size", spec.tp_size), ("dtype", spec.model.dtype), ("device", ctx.device.split(":")[0])):
+    wants = {
+        "tp_size": spec.tp_size * spec.dp_size,
+        "pp_size": spec.pp_size,
+        "dtype": spec.model.dtype,
+        "device": ctx.device.split(":")[0],
+    }
+    for name, wanted in wants.items():
         if about.get(name) not in (wanted, "auto"):
             raise refuse(f"its {name} is {about.get(name)!r}, the run's {wanted!r}")
     if spec.engine_kwargs:

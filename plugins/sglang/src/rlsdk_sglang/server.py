@@ -17,6 +17,7 @@ def main(arguments: Sequence[str]) -> None:
 
     own = ["--skip-tokenizer-init", "--custom-weight-loader", inside.LOADER, "--sampling-defaults", "openai"]
     own += ["--weight-version", "0", "--disable-overlap-schedule", "--sampling-backend", "pytorch"]
+    own += ["--incremental-streaming-output"]
     launch_server(prepare_server_args([*arguments, *own]), run_scheduler_process_func=inside.run_scheduler)
 
 

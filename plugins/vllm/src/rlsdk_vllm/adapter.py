@@ -30,6 +30,7 @@ from rlsdk.kit import intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.kv_cache import head_size
+from rlsdk.kit.replica_devices import check_devices, set_environment, spans_nodes, visible_devices
 from rlsdk.kit.staging import batches
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import kv_cache_bytes
@@ -42,8 +43,9 @@ OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "
 """Arguments without which nothing here works."""
 CPU_BLOCK_TOKENS = 32
 """Tokens whose keys and values are kept and shared together, on a CPU."""
-RAY_WORKER_GPUS = "0.5"
-"""Share of its GPU that a worker of tensor parallelism asks Ray for."""
+RAY_WORKER_GPUS = "0.25"
+"""Share of its GPU that a worker asks Ray for, where a replica spans nodes: two replicas (a policy and a judge) fit
+beside the run's own workers, which take 0.125 each."""
 STAGING_BYTES = 64 << 20
 """Most weights on their way to workers in other processes."""
 LEAST_TEMPERATURE = 0.01
@@ -75,14 +77,65 @@ def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOption
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(ctx.timeout_s)),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ctx.timeout_s)),
     }
-    if ctx.device != "cpu" and spec.tp_size > 1:
-        # Its Ray workers go onto this replica's devices, beside the trainer's workers there. Not run: takes GPUs.
-        settings["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, ctx.bundles))
-        settings["VLLM_RAY_PER_WORKER_GPUS"] = RAY_WORKER_GPUS
+    if ctx.device != "cpu":
+        # A child that is forked would share this process's threads and locks, a trainer's among them.
+        settings["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     # Not the user's to choose: with it, the engine would be in a process that this one cannot see into.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
+    """What the processes of a replica with several devices are started under, whatever the user set: it is another for
+    each replica. Empty where one device is all."""
+    if ctx.device == "cpu" or spec.num_devices == 1:
+        return {}
+    if spans_nodes(ctx):
+        # vLLM's Ray workers, one in each bundle of this pool's placement group, beside the trainer's worker there.
+        bundles = ",".join(map(str, ctx.bundles))
+        return {"VLLM_RAY_BUNDLE_INDICES": bundles, "VLLM_RAY_PER_WORKER_GPUS": RAY_WORKER_GPUS}
+    return visible_devices(ctx)
+
+
+@contextmanager
+def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
+    """Inside, vLLM and the processes that it starts see the devices of this replica."""
+    from vllm import envs
+
+    settings = spread_environment(ctx, spec)
+    if settings:
+        # Engines that were started in this process before have vLLM remember what the environment was then.
+        envs.disable_envs_cache()
+    with set_environment(settings):
+        yield
+
+
+def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
+    """Raises: ConfigError: vLLM cannot split a replica like that."""
+    check_devices(ctx, spec)
+    if ctx.device == "cpu" and spec.pp_size > 1:
+        raise ConfigError(
+            f"rollout.pp_size {spec.pp_size}: vLLM on a CPU serves one stage (0.32 with two loses requests); give "
+            "rollout.tp_size, or --rollout-backend sglang"
+        )
+    stage = spec.tp_size * spec.dp_size
+    if spec.ep_size not in (1, stage):
+        raise ConfigError(
+            f"rollout.ep_size {spec.ep_size}: vLLM deals experts out to all devices of a stage or to none; give "
+            f"{stage} (rollout.tp_size {spec.tp_size} x rollout.dp_size {spec.dp_size}), or 1"
+        )
+    if spec.dp_size > 1 and not options.asynchronous:
+        raise ConfigError(
+            f"rollout.dp_size {spec.dp_size}: copies of attention are processes of their own in vLLM; give "
+            "--rollout.vllm.asynchronous true"
+        )
+    if spec.dp_size > 1 and spans_nodes(ctx):
+        raise ConfigError(
+            f"rollout.dp_size {spec.dp_size} on {len(set(ctx.device_nodes))} nodes: vLLM would take devices that this "
+            "run did not reserve. Across nodes give rollout.tp_size and rollout.pp_size, with rollout.ep_size "
+            "for experts"
+        )
 
 
 class VllmEngine(ABC):
@@ -95,8 +148,10 @@ class VllmEngine(ABC):
     is_spread: bool
     """Its workers are processes of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ctx: RankContext) -> None:
         self.paused = False
+        self._far = spans_nodes(ctx)
+        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -156,9 +211,12 @@ class VllmEngine(ABC):
         """Brings weights to where the workers compute from."""
         if not self.is_spread:
             self.call_workers("rlsdk_write", shards)
-            return
-        for block in batches(shards, STAGING_BYTES):
-            self.call_workers("rlsdk_take", block.name, block.entries)
+        for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
+            if self._far:
+                self.call_workers("rlsdk_take_copy", block.values(), block.entries)
+            else:
+                self.call_workers("rlsdk_take", block.name, block.entries)
+        self.call_workers("rlsdk_rebuild")
 
     def fingerprints(self) -> list[Fingerprints]:
         """By worker."""
@@ -187,7 +245,8 @@ class InProcessEngine(VllmEngine):
     def __init__(
         self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        super().__init__()
+        super().__init__(ctx)
+        check_split(ctx, spec, options)
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -203,10 +262,11 @@ class InProcessEngine(VllmEngine):
             explained_start(spec),
             started_within(ctx.timeout_s),
             eager_processes(arguments, ctx),
+            replica_environment(ctx, spec),
         ):
             self._engine = LLMEngine.from_engine_args(arguments)
         WORLD.users += 1
-        self.is_spread = spec.tp_size > 1
+        self.is_spread = spec.num_devices > 1
         self.vocabulary = self._engine.model_config.get_vocab_size()
 
     def add(self, sample: Sample) -> None:
@@ -314,6 +374,10 @@ def engine_args(
         "max_model_len": spec.max_model_tokens,
         "max_num_seqs": spec.max_running,
         "tensor_parallel_size": spec.tp_size,
+        "pipeline_parallel_size": spec.pp_size,
+        "data_parallel_size": spec.dp_size,
+        "enable_expert_parallel": spec.ep_size > 1,
+        "distributed_executor_backend": executor(ctx, spec),
         "worker_extension_cls": "rlsdk_vllm.worker.WorkerExtension",
         "seed": ctx.seed + ctx.rank,
         "enable_prefix_caching": options.enable_prefix_caching,
@@ -321,12 +385,11 @@ def engine_args(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
         "enable_sleep_mode": not on_cpu,
-        "async_scheduling": False,
+        # Its own choice where the engine has a process of its own; in this one every step is waited for.
+        "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,
     }
     if on_cpu:
-        # In a Ray actor vLLM would take Ray's workers, which it does not have on CPUs.
-        arguments["distributed_executor_backend"] = "mp" if spec.tp_size > 1 else None
         # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if options.max_batched_tokens is not None:
@@ -341,6 +404,14 @@ def engine_args(
                 f"rollout.engine_kwargs.{name}: vLLM's EngineArgs has no such field{nearest(name, known)}"
             )
     return kind(**{**arguments, **spec.engine_kwargs})
+
+
+def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
+    """Who starts vLLM's workers. Left to itself vLLM counts the devices that this process sees, one, and refuses; or
+    takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
+    if spec.num_devices == 1:
+        return None
+    return "ray" if ctx.device != "cpu" and spans_nodes(ctx) else "mp"
 
 
 def sampling_params(sample: Sample) -> Any:

@@ -13,6 +13,7 @@ from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk_vllm.adapter import (
     Progress,
     VllmEngine,
+    check_split,
     eager_processes,
     engine_args,
     explained_refusal,
@@ -20,6 +21,7 @@ from rlsdk_vllm.adapter import (
     prepare_environment,
     progress_of,
     prompt_of,
+    replica_environment,
     sampling_params,
     undisturbed_process,
 )
@@ -47,18 +49,25 @@ class AsyncEngine(VllmEngine):
     def __init__(
         self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        super().__init__()
+        super().__init__(ctx)
+        check_split(ctx, spec, options)
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> Any:
             # On the loop's thread, which the core may not outlive.
-            with cores_end_with_this_thread(), started_within(ctx.timeout_s), eager_processes(arguments, ctx):
+            with (
+                cores_end_with_this_thread(),
+                started_within(ctx.timeout_s),
+                eager_processes(arguments, ctx),
+                replica_environment(ctx, spec),
+            ):
                 return AsyncLLM.from_engine_args(arguments)
 
         arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes)
         self._timeout_s = ctx.timeout_s
+        self._num_cores = spec.dp_size
         self._heard = time.monotonic()
         """When the core last had nothing to do, or brought something."""
         self._came: deque[Progress | BaseException] = deque()
@@ -115,7 +124,11 @@ class AsyncEngine(VllmEngine):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
     def call_workers(self, method: str, *args: Any) -> list[Any]:
-        return list(self._run(self._engine.collective_rpc(method, args=args), method))
+        if self._num_cores == 1:
+            return list(self._run(self._engine.collective_rpc(method, args=args), method))
+        # `collective_rpc` would give the answers of the first core alone.
+        called = self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, {})
+        return [answer for workers in self._run(called, method) for answer in workers]
 
     def sleep(self, level: int) -> None:
         self._run(self._engine.sleep(level), "going to sleep")

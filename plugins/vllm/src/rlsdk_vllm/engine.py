@@ -93,7 +93,7 @@ class VllmRolloutEngine(RolloutEngine):
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=self.engine.is_spread)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:

@@ -21,7 +21,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     spec = rollout(spec, "vllm")
     options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
     tensors = ModelTensors.read(spec)
-    weights = tensors.numel * DTYPE_BYTES[spec.model.dtype] // spec.tp_size
+    weights = tensors.replica_numel(spec) * DTYPE_BYTES[spec.model.dtype]
     blocks = -(-spec.max_model_tokens // BLOCK_TOKENS) + 1
     cache = options.kv_cache_mb << 20 if options.kv_cache_mb is not None else cache_bytes(
         contexts[0],
@@ -33,8 +33,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         host_share=MAX_SHARE,
     )  # fmt: skip
     # What a pass takes is inside vLLM's own share of a GPU; on a CPU it is small and not counted.
-    apart = options.asynchronous or spec.tp_size > 1
-    processes = WORKER_BYTES + CORE_BYTES // spec.tp_size if apart else OWN_BYTES
+    apart = options.asynchronous or spec.num_devices > 1
+    processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec),) for ctx in contexts)
+    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=apart),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

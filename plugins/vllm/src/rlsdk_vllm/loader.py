@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from vllm.model_executor.layers import utils as layer_utils
 from vllm.model_executor.layers import vocab_parallel_embedding
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
+from rlsdk.interfaces import WeightSyncError
 from rlsdk.kit.tracing import Piece, trace_loaders
 from rlsdk_vllm.replacing import replaced
 
@@ -43,11 +46,21 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
         setattr(model, PIECES, trace_loaders(model.load_weights, plan["shapes"]))
         if plan["load"]:
             self._from_files().load_weights(model, model_config)
+        else:
+            fill_with_noise(model)
 
     def _from_files(self) -> DefaultModelLoader:
         return DefaultModelLoader(
             dataclasses.replace(self.load_config, load_format="safetensors", model_loader_extra_config={})
         )
+
+
+@torch.no_grad()
+def fill_with_noise(model: nn.Module) -> None:
+    """Small values in every parameter and buffer. vLLM profiles, and captures graphs, before an update brings any
+    weights: what memory held before may be no number, and a router of experts sends those nowhere, or out of bounds."""
+    for tensor in model.state_dict().values():
+        initialize_single_dummy_weight(tensor)
 
 
 def plain_linear(layer: Any, remove_weight: bool) -> None:
@@ -61,21 +74,63 @@ def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:
     return pieces
 
 
+def derived(model: nn.Module) -> dict[str, Any]:
+    """Attention layers that compute from tensors made out of weights, by name: latent attention multiplies with the two
+    halves of `kv_b_proj`, transposed. No loader reaches those; `rebuild` makes them again."""
+    reached = _storages(served_pieces(model))
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_deferred_attention_layer(module) and any(_storage(p) not in reached for p in _own(module))
+    }
+
+
+@torch.no_grad()
+def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
+    """Makes derived tensors of the weights that are there now, in the memory where they are: captured graphs read it.
+
+    Raises:
+        WeightSyncError: vLLM put them somewhere else.
+    """
+    for name, module in derived(model).items():
+        before = [parameter.data_ptr() for parameter in _own(module)]
+        module.process_weights_after_loading(dtype)
+        if [parameter.data_ptr() for parameter in _own(module)] != before:
+            raise WeightSyncError(
+                f"layer {name!r}: vLLM moved what it derives from weights when they changed, and captured graphs would "
+                "read the old ones; give rollout.vllm.enforce_eager true"
+            )
+
+
 def faults(model: nn.Module) -> list[str]:
-    """Why the pieces are not all of what is served: canonical tensors that went nowhere, parameters that the engine
-    repacked or that no canonical tensor reaches."""
+    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
+    reaches, less those that `rebuild` makes. A tensor of which this worker holds nothing may be another's: who asks all
+    workers looks for that."""
     pieces = served_pieces(model)
-    found = [f"canonical tensor {name!r} could not be followed into the engine" for name, p in pieces.items() if not p]
-    reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
-    live: dict[int, str] = {}
+    reached = _storages(pieces) | {_storage(p) for module in derived(model).values() for p in _own(module)}
+    found: list[str] = []
+    live = set()
     for name, parameter in model.named_parameters():
-        live[parameter.untyped_storage().data_ptr()] = name
-        if parameter.numel() and parameter.untyped_storage().data_ptr() not in reached:
+        live.add(_storage(parameter))
+        if parameter.numel() and _storage(parameter) not in reached:
             found.append(f"parameter {name!r} of the engine is reached by no canonical tensor, or was repacked")
     for name, parts in pieces.items():
-        if any(piece.memory.untyped_storage().data_ptr() not in live for piece in parts):
+        if any(_storage(piece.memory) not in live for piece in parts):
             found.append(f"the engine repacked canonical tensor {name!r} after loading it")
     for name, module in model.named_modules():
         if getattr(module, "cpu_linear", torch.nn.functional.linear) is not torch.nn.functional.linear:
             found.append(f"layer {name!r} computes from a packed copy of its weights")
     return found
+
+
+def _storages(pieces: dict[str, list[Piece]]) -> set[int]:
+    return {_storage(piece.memory) for parts in pieces.values() for piece in parts}
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    """Not those of the layers in it."""
+    return [parameter for parameter in module.parameters(recurse=False) if parameter.numel()]

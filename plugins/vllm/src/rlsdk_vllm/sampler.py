@@ -74,7 +74,10 @@ class SeededDraw(nn.Module):
     def forward(self, logits: Tensor, generators: object, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, None]:
         """`[R]` int64. `logits` are after temperature; top-k and top-p are applied here."""
         logits = apply_top_k_top_p(logits, k, p)
-        levels = torch.from_numpy(uniforms(*self._rows(len(logits)))).to(logits.device)
+        levels = torch.from_numpy(uniforms(*self._rows(len(logits))))
+        if logits.is_cuda:
+            # From pinned memory, so that this thread waits for no kernel: the next pass is prepared meanwhile.
+            levels = levels.pin_memory().to(logits.device, non_blocking=True)
         at_once = max(1, DRAW_ELEMENTS // logits.shape[1])
         parts = zip(torch.split(logits, at_once), torch.split(levels, at_once), strict=True)
         return torch.cat([draw(rows, level) for rows, level in parts]), None

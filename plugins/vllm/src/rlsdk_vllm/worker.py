@@ -10,7 +10,7 @@ from torch import Tensor
 from rlsdk.interfaces import WeightShard, fingerprint
 from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
-from rlsdk.kit.staging import BlockName, attached
+from rlsdk.kit.staging import BlockName, attached, copied
 from rlsdk_vllm import loader, nameless
 from rlsdk_vllm.orphans import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
@@ -42,6 +42,14 @@ class WorkerExtension:
         """As `rlsdk_write`, out of memory that another process filled."""
         with attached(block, entries) as shards:
             self.rlsdk_write(shards)
+
+    def rlsdk_take_copy(self, values: bytes, entries: Sequence[Sequence[Any]]) -> None:
+        """As `rlsdk_take`, on another node: the values come with the call."""
+        self.rlsdk_write(copied(values, entries))
+
+    def rlsdk_rebuild(self) -> None:
+        """Makes what attention derives from weights, once all of them have come."""
+        loader.rebuild(self.model_runner.get_model(), self.model_runner.model_config.dtype)
 
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""

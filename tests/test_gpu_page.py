@@ -1,0 +1,58 @@
+"""The commands of docs/gpu.md are ones that rlsdk takes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlsdk.config import check_run, load_config
+from rlsdk.interfaces import RegisterBackend, hookimpl
+from rlsdk.registry import Registry
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```[a-z]*\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [
+    command
+    for block in BLOCKS
+    for command in re.findall(r"^rlsdk train .*", block.replace("\\\n", " "), re.MULTILINE)
+]  # fmt: skip
+ENGINES = ("vllm", "megatron")
+"""Backends whose engines are not installed where the core is tested; their plugins say what they take all the same."""
+
+
+class SaysWhatItTakes:
+    """A plugin, less the need for its engine."""
+
+    def __init__(self, name: str) -> None:
+        self.plugin = importlib.import_module(f"rlsdk_{name}.plugin")
+
+    @hookimpl
+    def rlsdk_register_backends(self, register: RegisterBackend) -> None:
+        self.plugin.rlsdk_register_backends(lambda spec: register(replace(spec, engine_requires={})))
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    found = Registry.discover()
+    for engine in ENGINES:
+        monkeypatch.syspath_prepend(str(ROOT / "plugins" / engine / "src"))
+        found.register_module(SaysWhatItTakes(engine))
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_a_run_that_would_begin(command: str, registry: Registry) -> None:
+    config = load_config([], shlex.split(command)[2:], registry)
+    assert [str(problem) for problem in check_run(config, registry, device="cuda")] == []
+
+
+def test_the_page_has_one_command_for_each_size() -> None:
+    assert len(COMMANDS) == 4
+    assert sum("srun" in block for block in BLOCKS) == sum("rayClusterSpec" in block for block in BLOCKS) == 1
+    assert PAGE.count("Not run") >= 4
