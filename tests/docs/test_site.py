@@ -53,7 +53,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_a_link_out_of_the_repository_or_to_nothing_is_an_error() -> None:
     here = page(DOCS / "running.md")
-    assert on_page_markdown("[recipes](../examples/recipes)", page=here) == "recipes (`examples/recipes`)"
+    assert on_page_markdown("[all of them](../examples/recipes)", page=here) == "all of them (`examples/recipes`)"
     for target in ("../examples/none.py", "../../elsewhere/x.md"):
         with pytest.raises(ValueError, match="not in the repository"):
             on_page_markdown(f"[x]({target})", page=here)
