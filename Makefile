@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-gpu compatibility lint format benchmarks campaign clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-gpu compatibility lint format docs environment-docs benchmarks campaign clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -18,6 +18,7 @@ help:
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
+	@echo "make docs         the documentation site, in site/; broken links are errors"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
 	@echo "make campaign     an hour of faults and inputs: the table of docs/reliability.md (MINUTES=60 SEED=1)"
 
@@ -29,6 +30,13 @@ quickstart:
 test:
 	@$(MAKE) --no-print-directory -j3 environment-dev environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py
+
+# Reads sources, imports the configuration: needs neither torch nor Ray.
+environment-docs: $(ENV)-docs/.made
+$(ENV)-docs/.made: tools/docs.txt
+	@$(PYTHON) -m venv $(ENV)-docs
+	@$(ENV)-docs/bin/python -m pip install --quiet --requirement tools/docs.txt
+	@touch $@
 
 environment-dev:
 	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
@@ -88,6 +96,10 @@ lint:
 	$(ENV)-dev/bin/ruff format --check .
 	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
 
+docs: environment-docs
+	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format:
 	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
 	$(ENV)-dev/bin/ruff check --fix .
@@ -108,4 +120,4 @@ campaign:
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $(MINUTES) --seed $(SEED) --docs
 
 clean:
-	rm -rf $(ENV) $(ENV)-dev $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf site $(ENV) $(ENV)-dev $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

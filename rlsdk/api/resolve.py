@@ -8,6 +8,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
+from rlsdk.api.limits import check_limits
 from rlsdk.api.models import model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
@@ -63,9 +64,10 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
         device: what `placement.device: auto` comes out as; None: what this machine has.
 
     Raises:
-        ConfigError: lists all that is wrong.
+        ConfigError: lists all that is wrong; or a limit of this shell is too low for any run.
         DataError: a data file is not there.
     """
+    check_limits()
     registry = Registry.discover()
     if training is Training.RL:
         return _resolve_rl(settings, registry, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,4 +41,4 @@ def _accuracy(kind: PairTraining, metrics: Mapping[str, float]) -> float | None:
 def _next_command(kind: PairTraining, model: Path) -> str:
     if kind is PairTraining.DPO:
         return f"generate {quoted(model)} --prompt '...'"
-    return f"train --reward_models {shlex.quote(f'[{{path: {model}}}]')} ..."
+    return f"train --reward_models {shlex.quote(f'[{{path: {json.dumps(str(model))}}}]')} ..."

@@ -114,7 +114,7 @@ def _rewards(config: RunConfig) -> str:
 
 
 def _figures(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
-    names = [name for name in {**before, **after} if name.startswith(("eval/", "sft/eval")) and "_se" not in name]
+    names = [name for name in {**before, **after} if name.startswith(("eval/", "sft/eval_loss")) and "_se" not in name]
     if not names:
         yield "\nNothing was evaluated."
         return
