@@ -223,6 +223,20 @@ def watch(
     run(run_dir, port, opens=opens)
 
 
+@app.command(help="A run's model to the Hugging Face hub, with its card.")
+def push(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the hub; made where it is not there.")],
+    checkpoint: Checkpoint = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Of the model: apache-2.0, mit, ...")] = None,
+    private: Annotated[bool, typer.Option("--private/--public", help="Who can see a new repository.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent.")] = False,
+) -> None:
+    from rlsdk.cli.push import run
+
+    run(path, repo, checkpoint=checkpoint, licence=licence, private=private, dry_run=dry_run)
+
+
 @app.command(help="Train again on what a run's journal recorded, and hold the updates against the run's.")
 def replay(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with schedule.journal all.")],

@@ -61,12 +61,15 @@ def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], device
             f"{str(run_dir)!r} trained on stale samples: its steps overlap, so that they say nothing of each half. "
             "Measure a run with --schedule.max_staleness 0"
         )
-    later = sorted(set(steps) & set(timed))[int(SKIPPED * len(timed)) :] or sorted(timed)
-    decode = fit_decoding([steps[step] for step in later if step in steps], devices)
-    trained = median(
-        timed[step]["throughput/tokens_per_s"] * timed[step]["time/step_s"] / training_s(step, timed, updates)
-        for step in later
-    )
+    both = sorted(set(steps) & set(timed))
+    later = both[int(SKIPPED * len(both)) :]
+    if not later:
+        raise ConfigError(
+            f"{str(run_dir)!r}: no step is in its journal and in its metrics; give --schedule.journal all"
+        )
+    decode = fit_decoding([steps[step] for step in later], devices)
+    # In sampled tokens, as the simulation counts: what their prompts cost is in it.
+    trained = median(sum(steps[step].lengths) / training_s(step, timed, updates) for step in later)
     rates = Rates(
         decode_s=decode[1],
         decode_s_per_sample=decode[2],

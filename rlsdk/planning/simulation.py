@@ -29,7 +29,7 @@ class Rates:
     prefill_tokens_per_s: float = 50_000.0
     """Of one replica: what running samples cost again, where keys and values are made anew."""
     train_tokens_per_s: float = 5_000.0
-    """Of one device: log-probs and update together."""
+    """Sampled tokens, of one device: log-probs and update together."""
     sync_s: float = 0.0
     """That a publish keeps the replicas from decoding."""
     switch_s: float = 0.0

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from rlsdk.config import PairTraining, RunConfig
 from rlsdk.interfaces import Capability, ConfigError, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.card import FILE as CARD
+from rlsdk.trainer.card import model_card
 from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.reference import reference_state
@@ -21,6 +27,9 @@ from rlsdk.trainer.stopping import PreemptedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
+
+TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind in PairTraining}}
+"""Folder of a stage's checkpoints -> what the training is, where it is none of `algorithm`."""
 
 
 @contextmanager
@@ -34,12 +43,16 @@ def _heap_at_rest() -> Iterator[None]:
         gc.unfreeze()
 
 
-def export_policy(session: Session, tokenizer: Any, folder: Path, *, timeout_s: float | None = None) -> None:
-    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder."""
+def export_policy(
+    session: Session, tokenizer: Any, folder: Path, *, card: str | None = None, timeout_s: float | None = None
+) -> None:
+    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder, with its card."""
     folder.mkdir(parents=True)
     with session.turns.using(session.actor.name):
         session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
     tokenizer.save_pretrained(str(folder))
+    if card is not None:
+        atomic_write_text(folder / CARD, card)
 
 
 class Trainer:
@@ -177,7 +190,13 @@ class Trainer:
             draft = stack.enter_context(self.store.write(step, state, best=best))
             self.session.save_roles(draft, timeout_s=self.save_timeout_s)
             if self._exports:
-                export_policy(self.session, self.tokenizer, draft / MODEL_FOLDER, timeout_s=self.save_timeout_s)
+                export_policy(
+                    self.session,
+                    self.tokenizer,
+                    draft / MODEL_FOLDER,
+                    card=self.card(),
+                    timeout_s=self.save_timeout_s,
+                )
             self.stage.save_parts(draft)
             atomic_write_text(draft / "config.yaml", self.config_text)
         return self._is_saved()
@@ -203,6 +222,7 @@ class Trainer:
                 (draft / MODEL_FOLDER).mkdir()
                 answers.append(self.session.actor.submit("save_pretrained", str(draft / MODEL_FOLDER)))
             entered = stack.pop_all()
+        card = self.card() if self._exports else None
 
         def finish() -> None:
             with entered:
@@ -210,6 +230,8 @@ class Trainer:
                     answer.result(self.save_timeout_s)
                 if self._exports:
                     self.tokenizer.save_pretrained(str(draft / MODEL_FOLDER))
+                if card is not None:
+                    atomic_write_text(draft / MODEL_FOLDER / CARD, card)
                 atomic_write_text(draft / "config.yaml", self.config_text)
 
         return finish
@@ -243,6 +265,21 @@ class Trainer:
                 f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes it "
                 "again from the newest checkpoint, and its samples come from the journal"
             )
+
+    def card(self) -> str | None:
+        """What a model that is exported now says of itself; None where the run's configuration is not known."""
+        try:
+            config = RunConfig.model_validate_json(json.dumps(yaml.safe_load(self.config_text)))
+        except (ValueError, TypeError, yaml.YAMLError):
+            return None
+        evaluations = self.stage.evaluations
+        return model_card(
+            config,
+            step=self.stage.step,
+            before=evaluations.first,
+            after=evaluations.last,
+            trained_by=TRAINED_BY.get(self.stage.settings.folder, ""),
+        )
 
     def _rescue(self) -> None:
         """Saves the last whole step where that can still be done; what keeps it from that is said, not raised."""

@@ -283,7 +283,7 @@ def _train_supervised(start: Start) -> RunResult:
         make = functools.partial(start_role, registry=start.registry, cluster=cluster)
         session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
         done, trainer = _supervise(start, materials, session, measured=True)
-        export_model(session, materials.tokenizer, start.run_dir / "model")
+        export_model(session, materials.tokenizer, start.run_dir / "model", trainer.card())
     return RunResult(
         run_dir=start.run_dir,
         steps=done.step,
@@ -303,11 +303,11 @@ def _sft_table(config: RunConfig, device: str) -> list[Role]:
     return [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]
 
 
-def export_model(session: Session, tokenizer: Any, folder: Path) -> None:
+def export_model(session: Session, tokenizer: Any, folder: Path, card: str | None = None) -> None:
     """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    export_policy(session, tokenizer, draft)
+    export_policy(session, tokenizer, draft, card=card)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(draft, folder)
 

@@ -30,10 +30,10 @@ def pools_chart(moments: Sequence[Moment]) -> str:
     first, last = moments[0].at, max(moments[-1].at, moments[0].at + 1e-3)
     across = _Across(first, last)
     published = list(spans(moments, "publish", "served"))
-    levels = list(_levels(moments))
+    counts = list(levels(moments))
     body = [
         _label(16, LEFT, "Pools over time", weight=600, size=13),
-        _label(36, LEFT, _shares(trained, published, levels, first, last)),
+        _label(36, LEFT, _shares(trained, published, counts, first, last)),
         *_lane("training", TRAIN_TOP, TRAIN_HEIGHT),
         *_lane("rollout", ROLLOUT_TOP, ROLLOUT_HEIGHT),
         *(_block(across, span) for span in trained),
@@ -41,7 +41,7 @@ def pools_chart(moments: Sequence[Moment]) -> str:
             _shade(across, span, TRAIN_TOP, TRAIN_HEIGHT, "copy of the weights")
             for span in spans(moments, "hold", "held")
         ),
-        *_areas(across, levels),
+        *_areas(across, counts),
         *(_shade(across, span, ROLLOUT_TOP, ROLLOUT_HEIGHT, "weights on their way") for span in published),
         *_axis(across),
     ]
@@ -72,7 +72,7 @@ def spans(moments: Sequence[Moment], begin: str, end: str) -> Iterator[Span]:
             yield open_since.pop(moment.step), moment.at, moment.step
 
 
-def _levels(moments: Sequence[Moment]) -> Iterator[tuple[float, Mapping[int, int]]]:
+def levels(moments: Sequence[Moment]) -> Iterator[tuple[float, Mapping[int, int]]]:
     """Groups under way by step, behind each moment that changes them. Of those that had begun before the first moment
     nothing is known: they are taken to have run since then."""
     count: dict[int, int] = {}

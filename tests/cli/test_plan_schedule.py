@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.cli.plan_schedule import run
+from rlsdk.cli.plan_schedule import devices_of_run, run
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
 from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.simulation import Rates, Setting, simulate
@@ -157,7 +157,7 @@ def written_run(folder: Path, *, decode: float, per_sample: float, latency: floa
         journal.write("update", step=step, groups=[2 * step, 2 * step + 1], rejected=[], figures={}, at=now - 0.1)
         metrics.append({
             "step": step, "time/step_s": step_s, "time/rollout_s": rollout, "time/sync_s": 0.2,
-            "throughput/tokens_per_s": tokens / step_s, "response/tokens_max": float(max(lengths)),
+            "throughput/tokens_per_s": 3 * tokens / step_s, "response/tokens_max": float(max(lengths)),
         })  # fmt: skip
     journal.close()
     return metrics
@@ -179,6 +179,20 @@ def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float,
     pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
     found = simulate(pools, rates, lengths, steps=10).step_s
     assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
+
+
+def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) -> None:
+    """Nothing of it is loaded: a plan for a run needs no trust in it."""
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "config.yaml").write_text(
+        "model: {path: m}\ndata: {train: rows.jsonl, max_prompt_tokens: 16}\nrewards: [{name: 'own.py:score'}]\n"
+        "rollout: {rollouter: 'own.py:turns', max_model_tokens: 64, max_response_tokens: 32, max_running_samples: 7,"
+        " tp_size: 2}\n"
+        "placement: {preset: disaggregated, devices_per_node: 8, devices: {actor: 2}}\n"
+    )
+    assert devices_of_run(tmp_path) == Devices(train=2, replicas=3, per_replica=2, max_running=7)
+    with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
+        devices_of_run(tmp_path / "nowhere")
 
 
 def test_a_run_that_says_nothing_of_each_half_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def running(model: str, name: str, cwd: Path, *extra: str) -> Iterator[Running]:
         assert_gone(others)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0])
 def test_replicas_and_a_training_rank_that_are_killed_come_back_and_change_no_number(
     staleness: int, model: str, tmp_path: Path
 ) -> None:

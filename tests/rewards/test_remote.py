@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -197,3 +198,12 @@ def test_a_row_that_is_not_json_ends_the_run_in_words(service: Service) -> None:
             scorer.submit([made("a", {"image": b"x"})])
     finally:
         scorer.close()
+
+
+def test_a_service_that_is_refused_at_the_start_leaves_no_thread_and_no_open_file() -> None:
+    before, open_before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    reward = RewardDef(name="far", target="ftp://somewhere/score")
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            RemoteScorer(reward, RemoteOptions(), RewardLimits())
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (before, open_before)

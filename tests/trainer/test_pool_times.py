@@ -15,6 +15,7 @@ from rlsdk.trainer.pool_times import FILE, Moment, PoolTimes, read_times
 from rlsdk.views.pool_chart import pools_chart, spans
 from rlsdk.views.report.pictures import pools
 from rlsdk.views.report.record import RunRecord
+from rlsdk.views.staleness_chart import staleness_bars
 
 __all__ = ["model", "registry"]
 
@@ -99,6 +100,17 @@ def test_many_groups_make_a_short_line(tmp_path: Path) -> None:
 def test_what_anybody_may_have_written_there_ends_no_report(line: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(line + "\n" + json.dumps({"step": 2, "moments": []}) + "\n" + line[:9])
     assert pools(RunRecord(folder=tmp_path, metrics=())) is None
+
+
+def test_bars_say_how_old_tokens_were() -> None:
+    share = "schedule/staleness_share_"
+    bars = staleness_bars(
+        [{f"{share}0": 1.0, f"{share}1": 0.0}, {f"{share}0": 0.25, f"{share}1": 0.75}, {"other": 1.0}]
+    )
+    ElementTree.fromstring(bars)
+    assert "1 behind: 75%" in bars
+    assert staleness_bars([{f"{share}0": 1.0}]) == ""
+    assert staleness_bars([{f"{share}x": 1.0, f"{share}1": 1.0}, {}]) == ""
 
 
 def test_without_a_record_there_is_no_section(tmp_path: Path) -> None:

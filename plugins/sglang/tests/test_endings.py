@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -29,6 +30,41 @@ found.note([os.getpid()])
 print(found.folder, os.getpid(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+LISTENING = """
+import psutil, socket
+import torch.distributed as dist
+from rlsdk_sglang import inside
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+inside._listen_where_told()
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+found = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+print(*(f"{address.ip} {address.port == port}" for address in found))
+"""
+
+
+def test_torchs_store_listens_on_the_address_that_it_is_given() -> None:
+    """It listens on all interfaces by itself."""
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True)
+    assert "127.0.0.1 True" in done.stdout
+    assert "::" not in done.stdout
+    assert "0.0.0.0" not in done.stdout
+
+
+def test_no_process_of_an_engine_listens_to_other_machines(other: Any) -> None:
+    """torch's key-value store did, on all interfaces."""
+    (scheduler,) = other.engine.engine.engine._home._engine.processes
+    listening = [
+        connection.laddr
+        for process in (psutil.Process(), psutil.Process(scheduler.pid))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening, "the schedulers' key-value store"
+    assert [address for address in listening if address.ip not in ("127.0.0.1", "::1")] == []
 
 
 def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(other: Any) -> None:

@@ -9,6 +9,7 @@ from rlsdk.trainer.pool_times import FILE, read_times
 from rlsdk.views.pool_chart import pools_chart
 from rlsdk.views.report.markup import escaped
 from rlsdk.views.report.record import RunRecord
+from rlsdk.views.staleness_chart import staleness_bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,14 @@ def pools(record: RunRecord) -> Picture | None:
     return Picture(title="Pools over time", svg=svg, note=note) if svg else None
 
 
-PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = (pools,)
+def ages(record: RunRecord) -> Picture | None:
+    """How old the tokens of each step were; None where none could be stale."""
+    svg = staleness_bars(record.metrics)
+    note = "Trainer steps between the weights that sampled a token and those that were updated on it."
+    return Picture(title="Age of tokens", svg=svg, note=note) if svg else None
+
+
+PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = (pools, ages)
 """Each gives a picture, or None where the run has nothing for it."""
 
 

@@ -6,8 +6,10 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +55,7 @@ def install() -> None:
 
     from rlsdk_sglang.sampler import ContractSampler
 
+    _listen_where_told()
     register_sampler_backend("pytorch", ContractSampler)
     # Nothing but the request says where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
@@ -78,6 +81,22 @@ def install() -> None:
 
     # A scheduler that fails would end the process that started it, the trainer's worker. That one sees it end.
     setattr(psutil.Process, "send_signal", _spared(psutil.Process.send_signal))  # noqa: B010 - mypy knows no other way
+
+
+def _listen_where_told() -> None:
+    """torch's key-value store listens on all interfaces, whatever its address: here, on the address that it is given,
+    which is loopback."""
+    # Its package has a function of the same name in its place.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    make = rendezvous.TCPStore
+
+    def on_one_interface(host_name: str, port: int, *args: Any, is_master: bool = False, **settings: Any) -> Any:
+        if is_master:
+            family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
+            settings["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
+        return make(host_name, port, *args, is_master=is_master, **settings)
+
+    rendezvous.TCPStore = on_one_interface
 
 
 def _spared(send_signal: Callable[[psutil.Process, int], None]) -> Callable[[psutil.Process, int], None]:

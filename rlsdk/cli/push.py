@@ -1,0 +1,101 @@
+"""`rlsdk push PATH REPO`: a model to the Hugging Face hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rlsdk.api.models import HUB_NAME
+from rlsdk.interfaces import ConfigError, RlsdkError
+from rlsdk.kit.printable import printable
+
+PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*",
+          "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
+          "chat_template*", "preprocessor_config.json")  # fmt: skip
+"""Files of a model's folder that are sent. Nothing else is: no optimizer state, no configuration of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """What goes where."""
+
+    repo: str
+    folder: Path
+    card: str
+    private: bool
+
+    @property
+    def files(self) -> list[Path]:
+        """Of the folder, besides the card."""
+        found = sorted(path for path in self.folder.iterdir() if path.is_file() and not path.is_symlink())
+        return [path for path in found if any(fnmatch(path.name, pattern) for pattern in PUBLIC)]
+
+
+def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool, dry_run: bool) -> None:
+    """Sends a model with its card, or says what would be sent.
+
+    Raises:
+        ConfigError: no model there, or no such name.
+        RlsdkError: the hub refuses, or cannot be reached.
+    """
+    upload = prepare(path, repo, checkpoint=checkpoint, licence=licence, private=private)
+    for file in upload.files:
+        print(printable(f"{file.stat().st_size / 1e6:12,.1f} MB  {file.name}"))
+    print(printable(f"{len(upload.card.encode()) / 1e6:12,.1f} MB  README.md (model card)"))
+    visibility = "private" if private else "public"
+    if dry_run:
+        print(
+            printable(f"dry run: nothing was sent. Without --dry-run: {visibility} model {repo}, from {upload.folder}")
+        )
+        return
+    print(printable(f"sent: {send(upload)} ({visibility})"))
+
+
+def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool) -> Upload:
+    """Finds the model and writes its card.
+
+    Raises:
+        ConfigError: no model there, no weights in it, or no such name.
+    """
+    from rlsdk.trainer.card import FILE, with_licence
+    from rlsdk.trainer.inference import find_model
+
+    if not HUB_NAME.fullmatch(repo) or "/" not in repo:
+        raise ConfigError(f"REPO {repo!r}: expected org/name, as in my-name/qwen2.5-0.5b-gsm8k")
+    folder = find_model(path, lambda text: print(printable(text)), checkpoint=checkpoint).model
+    card = (folder / FILE).read_text(encoding="utf-8") if (folder / FILE).is_file() else ""
+    if licence is not None:
+        card = with_licence(card if card.startswith("---\n") else f"---\n\n---\n{card}", licence)
+    upload = Upload(repo=repo, folder=folder, card=card, private=private)
+    if not any(file.suffix == ".safetensors" for file in upload.files):
+        raise ConfigError(
+            f"{str(folder)!r} holds no weights (*.safetensors); give a run, a checkpoint or a model folder"
+        )
+    return upload
+
+
+def send(upload: Upload) -> str:
+    """Makes the repository where it is not there, and one commit; returns its address.
+
+    Raises:
+        RlsdkError: the hub refuses, or cannot be reached.
+    """
+    import httpx
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    files: list[tuple[str, Path | bytes]] = [(file.name, file) for file in upload.files]
+    if upload.card:
+        files.append(("README.md", upload.card.encode()))
+    changes = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files]
+    api = HfApi(library_name="rlsdk")
+    try:
+        api.create_repo(upload.repo, private=upload.private, exist_ok=True)
+        done = api.create_commit(upload.repo, changes, commit_message="Upload a model trained with rlsdk")
+    except (HfHubHTTPError, LocalTokenNotFoundError, httpx.HTTPError, ValueError) as error:
+        raise RlsdkError(
+            f"the hub did not take {upload.repo}: {error}. Log in with a token that may write: hf auth login, or set "
+            "HF_TOKEN"
+        ) from error
+    return str(done.repo_url)
