@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,12 @@ def run(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> None:
         process = subprocess.Popen(command(model, folder, load, extra), stdout=said, stderr=said, env=environment)
         pinning = threading.Thread(target=pin, args=(process,), daemon=True)
         pinning.start()
-        code = process.wait()
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
         if code:
             said.seek(0)
             raise RuntimeError(f"the run failed ({code}):\n{said.read()[-4000:]}")
@@ -290,6 +296,8 @@ def show(rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def main() -> None:
+    # A run that is under way ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LOADS)
     parser.add_argument("--folder", type=Path, help="keeps the runs there, and goes on with those that it finds")

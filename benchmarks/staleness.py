@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,8 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
+    # A run that is under way ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--steps", type=int, default=60)
