@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rlsdk.rollouts.batches import make_batch
-from rlsdk.rollouts.client import GenerationClient, Replica, Restarts
+from rlsdk.rollouts.client import GenerationClient
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
+from rlsdk.rollouts.lines import Replica, Restarts
 from rlsdk.rollouts.packed import PackedOutputs
 from rlsdk.rollouts.pump import Collected, Lost, Pump
 from rlsdk.rollouts.rollouter import single_turn

@@ -13,19 +13,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from rlsdk.interfaces import (
-    DeadlineError,
-    FinishReason,
-    GenerationOutput,
-    GenerationRequest,
-    RlsdkError,
-    WorkerError,
-)
+from rlsdk.interfaces import DeadlineError, FinishReason, GenerationOutput, GenerationRequest
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.health import Event, Health, State
+from rlsdk.rollouts.flights import Flight, fail, reissued
+from rlsdk.rollouts.health import Event, State
+from rlsdk.rollouts.lines import Line, NoRestarts, Replica, Restarts
 from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
 
@@ -35,149 +30,10 @@ SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
 """A replica without progress for this share of its deadline, or so many seconds, gets nothing new."""
 
 
-class Replica(Protocol):
-    """One serving replica, as the client sees it."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        ...
-
-    @property
-    def max_running(self) -> int:
-        """Samples that it decodes at once; more wait inside the engine."""
-        ...
-
-    async def submit(self, requests: Sequence[GenerationRequest]) -> None: ...
-
-    async def collect(self, wait_s: float) -> Collected:
-        """What finished since the last call; waits for something at most `wait_s` seconds."""
-        ...
-
-    async def abort(self, request_ids: Sequence[str]) -> None: ...
-
-    @property
-    def keeps_unfinished(self) -> bool:
-        """`pause` and `resume` are served; otherwise what runs is aborted, and goes on from the tokens it has."""
-        ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self, keep_cache: bool) -> None: ...
-
-
-class Restarts(Protocol):
-    """Starts lost replicas anew."""
-
-    @property
-    def health(self) -> Sequence[Health]:
-        """Of every replica, in their order."""
-        ...
-
-    async def revive(self, at: int, life: int, error: BaseException) -> None:
-        """Comes back when the replica at this place serves the current weights from a new process.
-
-        Args:
-            at: which one.
-            life: of the process that was lost.
-            error: what it was lost by.
-
-        Raises:
-            BaseException: what keeps it from that, for good.
-        """
-        ...
-
-
 SampleSeed = tuple[int | None, int]
 """Seed of a request, and index of a sample: what its tokens follow from."""
 Kept = tuple[GenerationRequest, GenerationOutput]
 """What an unfinished sample has: all its tokens so far."""
-
-
-class NoRestarts:
-    """Satisfies `Restarts`: what is lost stays so."""
-
-    def __init__(self, count: int) -> None:
-        self.health = [Health() for _ in range(count)]
-
-    async def revive(self, at: int, life: int, error: BaseException) -> None:
-        self.health[at].handle(Event.GIVEN_UP)
-        raise error
-
-
-@dataclass(eq=False)
-class _Flight:
-    """A request on its way."""
-
-    request: GenerationRequest
-    priority: int
-    samples: dict[int, asyncio.Future[GenerationOutput]]
-    """By sample index; those that are not finished."""
-    replica: int | None = None
-    attempts: int = 0
-    begun: dict[int, GenerationOutput] = field(default_factory=dict)
-    """By sample index: what it had before it was interrupted, which its request repeats as `response_ids`."""
-
-    @property
-    def tokens(self) -> int:
-        """Upper bound of what it may still cost."""
-        request = self.request
-        return len(request.prompt_ids) + len(self.samples) * (request.sampling.max_tokens - len(request.response_ids))
-
-
-@dataclass(eq=False)
-class _Line:
-    """A replica and what it has to do."""
-
-    replica: Replica
-    health: Health
-    life: int = 0
-    """Of the process that has these samples."""
-    samples: int = 0
-    tokens: int = 0
-    to_send: list[GenerationRequest] = field(default_factory=list)
-    seen: tuple[int | None, int] = (None, 0)
-    """Progress: tokens decoded, samples finished."""
-    moved: float = 0.0
-    """When `seen` last changed."""
-    error: BaseException | None = None
-    """What it was lost by; None: it serves."""
-    paused: bool = False
-    busy_s: float = 0.0
-    """Seconds with a sample to make, up to `since`."""
-    since: float | None = None
-    """When it got the first of the samples that it now has."""
-    meter: ConcurrencyMeter | None = None
-    """Adapts how many samples it has under way; None: as many as it decodes at once."""
-    made: int = 0
-    """Tokens of the samples that it finished."""
-
-    @property
-    def limit(self) -> int:
-        """Samples that it may have under way."""
-        return self.replica.max_running if self.meter is None else self.meter.limit
-
-    def measure(self, came: Collected, *, waiting: bool) -> None:
-        """Takes in what an answer says about the limit."""
-        self.made += len(came.outputs.token_ids)
-        if self.meter is not None:
-            self.meter.report(
-                time.monotonic(),
-                tokens=self.made if came.num_decoded is None else came.num_decoded,
-                samples=len(came.outputs),
-                running=self.samples,
-                waiting=waiting,
-                used=came.kv_used,
-            )
-
-    def count(self, samples: int) -> None:
-        """So many more samples, or fewer."""
-        self.samples += samples
-        if self.samples and self.since is None:
-            self.since = time.monotonic()
-        elif not self.samples and self.since is not None:
-            self.busy_s += time.monotonic() - self.since
-            self.since = None
 
 
 class GenerationClient:
@@ -203,15 +59,15 @@ class GenerationClient:
         """
         self._restarts = restarts or NoRestarts(len(replicas))
         self._lines = [
-            _Line(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
+            Line(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
             for replica, health in zip(replicas, self._restarts.health, strict=True)
         ]
         self._limits = adapts or len(replicas) > 1
         self._progress_s = progress_s
         self._max_attempts = max_attempts
-        self._queue: list[tuple[int, int, _Flight]] = []
+        self._queue: list[tuple[int, int, Flight]] = []
         self._order = itertools.count()
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._work = [asyncio.Event() for _ in replicas]
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
@@ -314,12 +170,12 @@ class GenerationClient:
         """
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
-        flight = _Flight(request, priority, {index: loop.create_future() for index in indices})
+        flight = Flight(request, priority, {index: loop.create_future() for index in indices})
         result = dict(flight.samples)
         if self._begun and (begun := self._begun_of(request, indices)):
             for index, output in begun.items():
                 self._continue(flight, output, flight.samples.pop(index))
-            flights = _reissued(flight)
+            flights = reissued(flight)
         else:
             flights = [flight]
         for one in flights:
@@ -353,7 +209,7 @@ class GenerationClient:
         self._flights.clear()
         self._queue.clear()
 
-    def _enqueue(self, flight: _Flight) -> None:
+    def _enqueue(self, flight: Flight) -> None:
         heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
         self._flush_soon()
 
@@ -387,7 +243,7 @@ class GenerationClient:
             alive = [at for at in alive if self._lines[at].samples < self._lines[at].limit]
         return min(alive, key=lambda at: (self._lines[at].tokens, at), default=None)
 
-    def _assign(self, flight: _Flight, at: int) -> None:
+    def _assign(self, flight: Flight, at: int) -> None:
         line = self._lines[at]
         if not line.samples:
             line.moved, line.life = time.monotonic(), line.health.life
@@ -506,12 +362,12 @@ class GenerationClient:
         elif not future.done():
             future.set_result(output)
 
-    def _continue(self, flight: _Flight, output: GenerationOutput, future: asyncio.Future[GenerationOutput]) -> None:
+    def _continue(self, flight: Flight, output: GenerationOutput, future: asyncio.Future[GenerationOutput]) -> None:
         """Queues an interrupted sample anew, behind the tokens that it has."""
         index = output.sample_index
         name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._order)}"
         request = replace(unfinished(flight.request, output), request_id=name)
-        again = _Flight(request, flight.priority, {index: future}, attempts=flight.attempts)
+        again = Flight(request, flight.priority, {index: future}, attempts=flight.attempts)
         if len(output.token_ids):
             again.begun[index] = output
         self._flights[name] = again
@@ -523,7 +379,7 @@ class GenerationClient:
         if flight is not None:
             self._lines[at].count(-len(flight.samples))
             self._lines[at].tokens -= flight.tokens
-            _fail(flight, error)
+            fail(flight, error)
 
     def _line_failed(self, at: int, life: int, error: BaseException) -> None:
         """Issues again what a process of a replica had, for others to take."""
@@ -539,17 +395,17 @@ class GenerationClient:
         for flight in [flight for flight in self._flights.values() if flight.replica == at]:
             del self._flights[flight.request.request_id]
             if flight.attempts < self._max_attempts:
-                for again in _reissued(flight):
+                for again in reissued(flight):
                     self._flights[again.request.request_id] = again
                     self._enqueue(again)
             else:
-                _fail(flight, error)
+                fail(flight, error)
         self._flush_soon()
 
     def _give_up(self, error: BaseException) -> None:
         """No replica is left."""
         for flight in self._flights.values():
-            _fail(flight, error)
+            fail(flight, error)
         self._flights.clear()
         self._queue.clear()
 
@@ -557,33 +413,3 @@ class GenerationClient:
         task = asyncio.ensure_future(work)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
-
-
-def _reissued(flight: _Flight) -> list[_Flight]:
-    """New requests, under new names, for each run of neighbouring samples that are still missing."""
-    runs: list[list[int]] = []
-    for index in sorted(flight.samples):
-        if runs and runs[-1][-1] == index - 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    name = flight.request.request_id.partition("~")[0]
-    return [
-        _Flight(
-            replace(flight.request, request_id=f"{name}~{flight.attempts}.{run[0]}", first_sample=run[0], n=len(run)),
-            flight.priority,
-            {index: flight.samples[index] for index in run},
-            attempts=flight.attempts,
-            begun=flight.begun,
-        )
-        for run in runs
-    ]
-
-
-def _fail(flight: _Flight, error: BaseException) -> None:
-    """What is not one of rlsdk's errors is made one: it must not pass for a fault of the rollouter that waits."""
-    shown = error if isinstance(error, RlsdkError) else WorkerError(f"{type(error).__name__}: {error}")
-    for future in flight.samples.values():
-        if not future.done():
-            future.set_exception(shown)
-            future.exception()  # seen: of a group that fails, one error is enough

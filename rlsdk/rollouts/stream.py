@@ -24,8 +24,9 @@ from rlsdk.interfaces import (
     Span,
     Trajectory,
 )
-from rlsdk.rollouts.client import GenerationClient, Kept, Replica, Restarts, SampleSeed
+from rlsdk.rollouts.client import GenerationClient, Kept, SampleSeed
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
+from rlsdk.rollouts.lines import Replica, Restarts
 from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
 
 Rollout = Callable[..., Awaitable[Trajectory]]

@@ -15,8 +15,7 @@ from rlsdk.kit.hf import load_tokenizer, stop_token_ids
 from rlsdk.rewards.http import RemoteError
 from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
 from rlsdk.rewards.service import SentScore
-from rlsdk.rollouts import GenerationClient
-from rlsdk.rollouts.client import Replica
+from rlsdk.rollouts import GenerationClient, Replica
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.text import TokenCodec
 

@@ -1,0 +1,132 @@
+"""Serving replicas as the request client sees them: what can be asked of one, and what it has to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlsdk.interfaces import GenerationRequest
+from rlsdk.rollouts.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.health import Event, Health
+from rlsdk.rollouts.pump import Collected
+
+
+class Replica(Protocol):
+    """One serving replica, as the client sees it."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Samples that it decodes at once; more wait inside the engine."""
+        ...
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None: ...
+
+    async def collect(self, wait_s: float) -> Collected:
+        """What finished since the last call; waits for something at most `wait_s` seconds."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    @property
+    def keeps_unfinished(self) -> bool:
+        """`pause` and `resume` are served; otherwise what runs is aborted, and goes on from the tokens it has."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self, keep_cache: bool) -> None: ...
+
+
+class Restarts(Protocol):
+    """Starts lost replicas anew."""
+
+    @property
+    def health(self) -> Sequence[Health]:
+        """Of every replica, in their order."""
+        ...
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        """Comes back when the replica at this place serves the current weights from a new process.
+
+        Args:
+            at: which one.
+            life: of the process that was lost.
+            error: what it was lost by.
+
+        Raises:
+            BaseException: what keeps it from that, for good.
+        """
+        ...
+
+
+class NoRestarts:
+    """Satisfies `Restarts`: what is lost stays so."""
+
+    def __init__(self, count: int) -> None:
+        self.health = [Health() for _ in range(count)]
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        self.health[at].handle(Event.GIVEN_UP)
+        raise error
+
+
+@dataclass(eq=False)
+class Line:
+    """A replica and what it has to do."""
+
+    replica: Replica
+    health: Health
+    life: int = 0
+    """Of the process that has these samples."""
+    samples: int = 0
+    tokens: int = 0
+    to_send: list[GenerationRequest] = field(default_factory=list)
+    seen: tuple[int | None, int] = (None, 0)
+    """Progress: tokens decoded, samples finished."""
+    moved: float = 0.0
+    """When `seen` last changed."""
+    error: BaseException | None = None
+    """What it was lost by; None: it serves."""
+    paused: bool = False
+    busy_s: float = 0.0
+    """Seconds with a sample to make, up to `since`."""
+    since: float | None = None
+    """When it got the first of the samples that it now has."""
+    meter: ConcurrencyMeter | None = None
+    """Adapts how many samples it has under way; None: as many as it decodes at once."""
+    made: int = 0
+    """Tokens of the samples that it finished."""
+
+    @property
+    def limit(self) -> int:
+        """Samples that it may have under way."""
+        return self.replica.max_running if self.meter is None else self.meter.limit
+
+    def measure(self, came: Collected, *, waiting: bool) -> None:
+        """Takes in what an answer says about the limit."""
+        self.made += len(came.outputs.token_ids)
+        if self.meter is not None:
+            self.meter.report(
+                time.monotonic(),
+                tokens=self.made if came.num_decoded is None else came.num_decoded,
+                samples=len(came.outputs),
+                running=self.samples,
+                waiting=waiting,
+                used=came.kv_used,
+            )
+
+    def count(self, samples: int) -> None:
+        """So many more samples, or fewer."""
+        self.samples += samples
+        if self.samples and self.since is None:
+            self.since = time.monotonic()
+        elif not self.samples and self.since is not None:
+            self.busy_s += time.monotonic() - self.since
+            self.since = None
