@@ -11,7 +11,7 @@ from rlsdk.config import RunConfig, load_config, roles
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
-from rlsdk.trainer.metrics import phase_names
+from rlsdk.trainer.step_times import phase_names
 from rlsdk.trainer.trackers import read_metrics
 
 FAR = 4.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,20 +16,6 @@ from rlsdk.interfaces import Batch
 if TYPE_CHECKING:
     from rlsdk.trainer.grading import GradeSummary
     from rlsdk.trainer.hosts import MiniBatchResult
-
-
-WHOLE = "time/step_s"
-BESIDE = frozenset({"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s"})
-"""Seconds that lie beside the phases of a step, or within one."""
-
-
-def phase_names(metrics: Iterable[str]) -> list[str]:
-    """Of a step's metrics, the seconds of its phases and of its evaluation, without the whole."""
-    return [
-        name
-        for name in metrics
-        if name.startswith("time/") and name.endswith("_s") and name != WHOLE and name not in BESIDE
-    ]
 
 
 class StepClock:

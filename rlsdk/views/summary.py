@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from rlsdk.trainer.metrics import phase_names
+from rlsdk.trainer.step_times import phase_names
 from rlsdk.views.durations import duration
 
 RECENT = 20

@@ -49,3 +49,12 @@ def test_the_shell_completes_commands_and_fields(typed: str, expected: set[str])
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     found = {line.split(",")[-1] for line in done.stdout.splitlines()}
     assert expected <= found, done.stdout + done.stderr
+
+
+def test_a_command_that_is_refused_has_imported_no_torch() -> None:
+    code = (
+        "import sys; from rlsdk.cli import main; sys.argv = ['rlsdk', 'train', '--trainer.stepz', '3']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stdout + done.stderr

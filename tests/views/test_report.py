@@ -239,7 +239,7 @@ def test_every_metric_without_a_chart_of_its_own_has_one_below(tmp_path: Path) -
 
 
 def test_waiting_beside_the_phases_of_a_step_is_no_phase() -> None:
-    from rlsdk.trainer.metrics import phase_names
+    from rlsdk.trainer.step_times import phase_names
 
     others = ["time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/train_idle_share", "reward/mean"]
     line = ["time/step_s", "time/rollout_s", "time/update_s", *others]

@@ -1,0 +1,18 @@
+"""Which of a step's metrics are the seconds of its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+WHOLE = "time/step_s"
+BESIDE = frozenset({"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s"})
+"""Seconds that lie beside the phases of a step, or within one."""
+
+
+def phase_names(metrics: Iterable[str]) -> list[str]:
+    """Of a step's metrics, the seconds of its phases and of its evaluation, without the whole."""
+    return [
+        name
+        for name in metrics
+        if name.startswith("time/") and name.endswith("_s") and name != WHOLE and name not in BESIDE
+    ]
