@@ -97,14 +97,23 @@ def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
     scores = f"[{{path: {folder / 'scores' / 'model'}}}]"
     counted = "[{name: exact, weight: 0.0}]"
     flags = ["--algorithm", "grpo", *TWO_UPDATES, "--reward_models", scores, "--rewards", counted]
-    flags += ["--algorithm.kl_coef", "0.02"]
+    flags += ["--algorithm.kl_coef", "0.2"]
     found = train(task, seed, folder, *flags)
     return Outcome(before=found.before, after=found.after, notes={**found.notes, PAIRS: pairs[PAIRS]})
 
 
-DPO = ("--preferences.lr", "1e-4", "--preferences.steps", "100", "--preferences.beta", "0.5")
+DPO = (
+    "--preferences.lr",
+    "1e-4",
+    "--preferences.steps",
+    "100",
+    "--preferences.beta",
+    "0.5",
+    "--preferences.sft_coef",
+    "0.2",
+)
 """The two answers of a pair have most letters in common, so with the default beta of 0.1 the right one becomes less
-likely together with the wrong one: docs/algorithms.md."""
+likely together with the wrong one, and even then the supervised term is what holds it: docs/algorithms.md."""
 
 
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:

@@ -213,10 +213,10 @@ def _make_it_happen(run: ChaosRun, fault: Fault, outcome: Outcome, chance: rando
     if fault.moment == "restart":
         first = fault.role if fault.role not in ("controller", "grader") else "actor"
         _kill(run, first, "rollout", chance)
-    text, done = len(run.text()), len(run.updates())
+    text = len(run.text())
     if not _kill(run, fault.role, fault.moment, chance):
         return
-    outcome.struck, began = True, time.monotonic()
+    outcome.struck, began, done = True, time.monotonic(), len(run.updates())
     while outcome.recover_s is None and time.monotonic() - began < END_S:
         seconds, ended = time.monotonic() - began, run.process.poll() is not None
         said = run.text()[text:]
