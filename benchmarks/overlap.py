@@ -300,7 +300,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LOADS)
-    parser.add_argument("--folder", type=Path, help="keeps the runs there, and goes on with those that it finds")
+    parser.add_argument("--folder", type=Path, help="folder of the runs; finished ones are kept")
     parser.add_argument("--json", type=Path, help="adds the rows to those of this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
