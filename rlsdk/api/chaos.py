@@ -19,9 +19,9 @@ import psutil
 
 from rlsdk.interfaces import ConfigError, nearest
 
-MOMENTS = ("rollout", "update", "sync", "save", "restart")
-"""rollout: groups are under way; update: a step trains; sync: weights are on their way; save: a checkpoint is written;
-restart: what a first fault has ended is coming back."""
+MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
+"""rollout: groups are under way; reward: a grader is at work; update: a step trains; sync: weights are on their way;
+save: a checkpoint is written; restart: what a first fault has ended is coming back."""
 PROCESSES = ("controller", "grader", "raylet", "gcs")
 """What can be killed besides the processes of a role."""
 CLOCK = (
@@ -106,6 +106,9 @@ class ChaosRun:
         self._pools = pools
         self.family: set[psutil.Process] = set()
         self.commands = 0
+        self._characters: dict[int, tuple[int, int]] = {}
+        """Of each grader by its number: read and written, when they were last looked at."""
+        self._grading: set[int] = set()
 
     def start(self) -> None:
         """Starts, or resumes what is there."""
@@ -126,7 +129,7 @@ class ChaosRun:
         return [int(line["step"]) for line in self.journal() if line["event"] == "update"]
 
     def moments(self) -> set[str]:
-        """Those that it is in now."""
+        """Those that it is in now, but for `reward`."""
         found, journal = set(), self.journal()
         steps: dict[str, list[int]] = {"train": [], "update": [-1], "publish": [-1]}
         started, trained = set[int](), set[int]()
@@ -145,6 +148,23 @@ class ChaosRun:
         text = self.text()
         begun, back = text.rfind("is started again"), max(map(text.rfind, _BACK))
         return found | ({"restart"} if begun > back else set())
+
+    def is_in(self, moment: str) -> bool:
+        return self._is_grading() if moment == "reward" else moment in self.moments()
+
+    def _is_grading(self) -> bool:
+        """A grader has read a task, and has written nothing since."""
+        for grader in self.processes("grader"):
+            with suppress(psutil.Error):
+                counts = grader.io_counters()
+                now = (counts.read_chars, counts.write_chars)
+                read, written = self._characters.setdefault(grader.pid, now)
+                self._characters[grader.pid] = now
+                if now[1] > written:
+                    self._grading.discard(grader.pid)
+                elif now[0] > read:
+                    self._grading.add(grader.pid)
+        return bool(self._grading & {grader.pid for grader in self.processes("grader")})
 
     def processes(self, role: str) -> list[psutil.Process]:
         """Those of a role, or of what it is called."""
@@ -235,7 +255,7 @@ def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = run.processes(role) if moment in run.moments() else []
+        found[:] = run.processes(role) if run.is_in(moment) else []
         return bool(found)
 
     if not run.wait(is_there):

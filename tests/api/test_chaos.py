@@ -69,6 +69,30 @@ def test_a_process_is_known_by_the_file_of_its_output(tmp_path: Path) -> None:
         assert left.startswith("left behind: ")
 
 
+def test_a_grader_is_at_work_between_what_it_reads_and_what_it_writes(tmp_path: Path) -> None:
+    run = chaos_run(tmp_path, "run", [])
+    # As a grader does: it says that it is ready, then answers each line; the second one never.
+    grade = "import sys, time; print('ready', flush=True); sys.stdin.readline(); print('done', flush=True)"
+    command = [sys.executable, "-u", "-c", f"'rlsdk.rewards'; {grade}; sys.stdin.readline(); time.sleep(60)"]
+    parent = f"import subprocess; subprocess.run({command!r})"
+    run.process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    tasks, answers = run.process.stdin, run.process.stdout
+    assert tasks is not None
+    assert answers is not None
+    try:
+        for ends in (True, False):
+            assert answers.readline()
+            assert not run.is_in("reward")
+            tasks.write(b"task\n")
+            tasks.flush()
+            if not ends:
+                assert run.wait(lambda: run.is_in("reward"), 10)
+    finally:
+        run.end()
+        tasks.close()
+        answers.close()
+
+
 def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
     second = {**UPDATE, "step": 2, "groups": [2, 3]}
     whole = chaos_run(tmp_path, "whole", [START, {**START, "groups": [2, 3]}, UPDATE, second])
@@ -91,7 +115,7 @@ def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("rolout@save", r"did you mean 'rollout'"), ("actor@lunch", r"moment of \['rollout', 'update'")],
+    [("rolout@save", r"did you mean 'rollout'"), ("actor@lunch", r"moment of \['rollout', 'reward'")],
 )
 def test_a_fault_that_cannot_be_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
