@@ -97,6 +97,7 @@ class TransformersRolloutEngine(RolloutEngine):
                 raise WeightSyncError(
                     f"version {version} came while {len(self.decoder.jobs)} requests run; end, abort or pause them"
                 )
+            self.decoder.version = None  # keys and values are of weights that are no more, whatever their name
             num_bytes = load_shards(self.parameters, shards, version)
             fingerprints = {name: fingerprint(p, Box.whole(self.shapes[name])) for name, p in self.parameters.items()}
             self.version = version
