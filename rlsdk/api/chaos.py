@@ -154,7 +154,8 @@ class ChaosRun:
 
     def _is_grading(self) -> bool:
         """A grader has read a task, and has written nothing since."""
-        for grader in self.processes("grader"):
+        graders = self.processes("grader")
+        for grader in graders:
             with suppress(psutil.Error):
                 counts = grader.io_counters()
                 now = (counts.read_chars, counts.write_chars)
@@ -164,7 +165,7 @@ class ChaosRun:
                     self._grading.discard(grader.pid)
                 elif now[0] > read:
                     self._grading.add(grader.pid)
-        return bool(self._grading & {grader.pid for grader in self.processes("grader")})
+        return any(grader.pid in self._grading for grader in graders)
 
     def processes(self, role: str) -> list[psutil.Process]:
         """Those of a role, or of what it is called."""
