@@ -8,12 +8,13 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-gpu compatibility lint format docs environment-docs benchmarks campaign clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu compatibility lint format docs environment-docs benchmarks campaign clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
+	@echo "make check-nodes  the quickstart over five Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
 	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
@@ -67,6 +68,9 @@ check-%:
 	@mkdir -p docs/conformance
 	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
 		$$rlsdk plugins check $* --report docs/conformance/$*.json
+
+check-nodes: environment-vllm
+	@$(ENV)-vllm/bin/python -m benchmarks.nodes
 
 check-vllm-0.31: environment-vllm-0.31
 	@mkdir -p docs/conformance

@@ -1,16 +1,18 @@
-"""A batch that was put into the object store once: what crosses afterwards are row numbers.
+"""Rows of a batch on their way to workers: what crosses are references to stored fields, and row numbers.
 
-The controller keeps lengths and row identities, so it can cut and balance without the data. A worker reads the store's
-memory in place: all rows, or a run of neighbouring rows, without a copy; other rows are gathered once.
+The controller keeps the batch, so it can cut and balance, and store for each node no more than that node needs. A
+worker reads the store's memory in place: all rows, or a run of neighbouring rows, without a copy; other rows are
+gathered once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.splitting import as_run, split_groups, split_rows
+from rlsdk.cluster.stored_fields import Piece, StoredFields, merged
 from rlsdk.interfaces import BatchError
 
 if TYPE_CHECKING:
@@ -21,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of a stored batch, as a worker is sent them."""
+    """Rows of stored fields, as a worker is sent them."""
 
-    ref: Any
-    """Object reference of the whole batch."""
+    pieces: tuple[Piece, ...]
     rows: Any
     """None for all rows, a `(start, stop)` pair, or a numpy int64 array of row numbers."""
+    meta: Mapping[str, float] = field(default_factory=dict)
 
     def load(self) -> Batch:
         """The rows, in this order; tensors are read-only views of the store where no gather was needed."""
         import ray
         import torch
 
-        batch: Batch = ray.get(self.ref)
+        found = ray.get([ref for ref, _ in self.pieces])
+        batch = merged([(part, names) for part, (_, names) in zip(found, self.pieces, strict=True)], self.meta)
         if self.rows is None:
             return batch
         if isinstance(self.rows, tuple):
@@ -43,17 +46,22 @@ class StoredRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRef:
-    """Rows of a stored batch, as the controller sees them. Made by `Cluster.put`."""
+    """Rows of a batch, as the controller sees them. Made by `Cluster.put`; stored when a call first needs it."""
 
-    ref: Any = field(repr=False)
+    batch: Batch = field(repr=False)
+    """All of it, in the controller."""
+    fields: StoredFields = field(repr=False)
     lengths: torch.Tensor
     """`[B]` int64, tokens in each row."""
     row_ids: torch.Tensor
     """`[B]` int64."""
-    uids: torch.Tensor | None = None
-    """`[B]` int64, each row's group; None: the batch does not say."""
     rows: torch.Tensor | None = None
-    """`[B]` int64, which rows of the stored batch these are; None: all of them."""
+    """`[B]` int64, which rows of `batch` these are; None: all of them."""
+
+    @classmethod
+    def of(cls, batch: Batch, fields: StoredFields) -> BatchRef:
+        """Every row of a batch."""
+        return cls(batch=batch, fields=fields, lengths=batch.lengths, row_ids=batch["row_id"])
 
     @property
     def num_rows(self) -> int:
@@ -69,37 +77,71 @@ class BatchRef:
 
         index = torch.as_tensor(rows, dtype=torch.int64)
         chosen = index if self.rows is None else self.rows[index]
-        uids = None if self.uids is None else self.uids[index]
-        return replace(self, lengths=self.lengths[index], row_ids=self.row_ids[index], uids=uids, rows=chosen)
+        return replace(self, lengths=self.lengths[index], row_ids=self.row_ids[index], rows=chosen)
 
-    def cut(self, parts: int, *, whole_groups: bool = False) -> list[torch.Tensor | None]:
-        """Row numbers of each of `parts` shares of nearly equal token count; None: every row.
+    def cut(self, parts: int, *, whole_groups: bool = False) -> list[list[int]] | None:
+        """Row numbers of each of `parts` shares of nearly equal token count; None: one share of every row.
 
         With `whole_groups` rows of equal `uid` go to the same share.
 
         Raises:
             BatchError: whole groups of a batch without `uid`.
         """
-        import torch
-
         if parts == 1:
-            return [None]
+            return None
         lengths = self.lengths.tolist()
         if not whole_groups:
-            cut = split_rows(lengths, parts)
-        elif self.uids is None:
+            return split_rows(lengths, parts)
+        uids = self.batch.rows.get("uid")
+        if uids is None:
             raise BatchError("uid: required here but missing; groups can only be kept whole where rows say theirs")
-        else:
-            cut = split_groups(lengths, self.uids.tolist(), parts)
-        return [torch.tensor(rows, dtype=torch.int64) for rows in cut]
-
-    def part(self, rows: torch.Tensor | None) -> StoredRows:
-        """One share of `cut`, as a worker is sent it."""
-        return self.stored() if rows is None else self.select(rows).stored()
+        return split_groups(lengths, (uids if self.rows is None else uids[self.rows]).tolist(), parts)
 
     def stored(self) -> StoredRows:
-        """What a worker is sent."""
-        if self.rows is None:
-            return StoredRows(self.ref, None)
-        rows = self.rows.numpy()
-        return StoredRows(self.ref, as_run(rows) or rows)
+        """All of these rows, for a worker that reads them out of the whole batch."""
+        return self._within(self.fields.pieces(self.batch), None if self.rows is None else self.rows.numpy())
+
+    def shares(
+        self, cut: Sequence[Sequence[int]] | None, nodes: Sequence[frozenset[str]]
+    ) -> list[dict[str, StoredRows]]:
+        """What each share of `cut` is to the workers of each node that need it.
+
+        Where all workers are on one node, they read out of the whole batch, which is stored once. Otherwise a node is
+        sent the rows of its own shares only.
+
+        Args:
+            cut: of `cut`.
+            nodes: those that need each share.
+        """
+        if cut is None:
+            return [dict.fromkeys(nodes[0], self.stored())]
+        if len(frozenset().union(*nodes)) == 1:
+            rows = [self._numbers(share).numpy() for share in cut]
+            pieces = self.fields.pieces(self.batch)
+            return [dict.fromkeys(on, self._within(pieces, part)) for part, on in zip(rows, nodes, strict=True)]
+        return self._by_node(cut, nodes)
+
+    def _by_node(self, cut: Sequence[Sequence[int]], nodes: Sequence[frozenset[str]]) -> list[dict[str, StoredRows]]:
+        needed: dict[str, list[int]] = {}
+        for at, on in enumerate(nodes):
+            for node in on:
+                needed.setdefault(node, []).append(at)
+        found: list[dict[str, StoredRows]] = [{} for _ in cut]
+        for node, shares in needed.items():
+            pieces = self.fields.pieces(self.batch, self._numbers([row for at in shares for row in cut[at]]))
+            start = 0
+            for at in shares:
+                stop = start + len(cut[at])
+                found[at][node] = StoredRows(pieces, (start, stop), self.batch.meta)
+                start = stop
+        return found
+
+    def _numbers(self, share: Sequence[int]) -> torch.Tensor:
+        """Rows of `batch` that a share means."""
+        import torch
+
+        index = torch.tensor(share, dtype=torch.int64)
+        return index if self.rows is None else self.rows[index]
+
+    def _within(self, pieces: tuple[Piece, ...], rows: Any) -> StoredRows:
+        return StoredRows(pieces, None if rows is None else as_run(rows) or rows, self.batch.meta)

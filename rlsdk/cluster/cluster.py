@@ -25,6 +25,7 @@ from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
 from rlsdk.cluster.shared_folder import check_shared_folder
+from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
 from rlsdk.kit.object_store import use_store
 
@@ -56,6 +57,7 @@ class Cluster:
         self._pools = pools
         self._local = local
         self._closed = False
+        self._fields = StoredFields(_put)
 
     @classmethod
     def start(
@@ -120,10 +122,9 @@ class Cluster:
         return cluster
 
     def put(self, batch: Batch) -> BatchRef:
-        """Stores a batch once; the reference can be passed to any method of any group."""
-        import ray
-
-        return BatchRef(ref=ray.put(batch), lengths=batch.lengths, row_ids=batch["row_id"], uids=batch.rows.get("uid"))
+        """What stands for a batch; it can be passed to any method of any group. Every field is stored once however
+        many batches share its tensor, when a call first needs it; nothing of the batch may be written meanwhile."""
+        return BatchRef.of(batch, self._fields)
 
     def create_group(
         self,
@@ -185,20 +186,25 @@ class Cluster:
         return role in self.groups and self.placement.roles_of(self.placement.pool_of(role).name) == [role]
 
     def restart(self, role: str, rank: int) -> None:
-        """Ends the process of one rank, starts another on its device, and builds the rank's host there, as it was built
-        first. The other ranks must not be in a collective with it: replicas are not.
+        """Ends the process of one rank, starts another on its device (elsewhere where its node is gone), and builds
+        the rank's host there, as it was built first. The other ranks must not be in a collective with it: replicas are
+        not.
 
         Raises:
             WorkerError: the old process could not be ended, or the new one does not come up.
+            PlacementError: its node is gone, and no other has room.
             RlsdkError: what the host's constructor raised.
         """
         assert self.can_restart(role), f"role {role!r} shares its processes"
         group, recipe = self.groups[role], self._recipes[role]
         old = group.members[rank]
-        worker = self._pools.replace(self.placement.pool_of(role), recipe.py_executable, old.worker.device)
+        pool = self.placement.pool_of(role)
+        alone = len(old.ctx.bundles) == 1
+        worker = self._pools.replace(pool, recipe.py_executable, old.worker.device, may_move=alone)
         here = worker.known()
-        accelerators = here.accelerators if len(old.ctx.bundles) == 1 else old.ctx.accelerators
-        ctx = replace(old.ctx, node=here.node, accelerators=accelerators)
+        ctx = replace(old.ctx, node=here.node)
+        if alone:
+            ctx = replace(ctx, accelerators=here.accelerators, device_nodes=(here.node,))
         info = self._build(recipe, [worker], [ctx])[rank]
         group.replace(rank, Member(worker=worker, ctx=ctx, parallel=info.parallel))
 
@@ -271,3 +277,9 @@ class Cluster:
             requests, doing=f"building {recipe.host}", join=dict, timeout_s=timeout_s
         ).result()
         return infos
+
+
+def _put(batch: Batch) -> Any:
+    import ray
+
+    return ray.put(batch)

@@ -170,11 +170,12 @@ class WorkerGroup:
                     f"{batch.num_rows}"
                 )
         cut = first.cut(self._dp_size, whole_groups=asks_whole_groups(values.values()))
-        parts = {key: [batch.part(rows) for rows in cut] for key, batch in batches.items()}
+        parts = {key: batch.shares(cut, self._nodes_of_share()) for key, batch in batches.items()}
         calls = {}
         for member in self.members:
             mine = dict(values)
-            mine.update((key, part[member.parallel.dp_rank]) for key, part in parts.items())
+            node = member.worker.known().node_id
+            mine.update((key, part[member.parallel.dp_rank][node]) for key, part in parts.items())
             positional = tuple(mine[at] for at in range(len(args)))
             rank = member.ctx.rank
             calls[rank] = self._call(rank, method, positional, {name: mine[name] for name in kwargs})
@@ -194,6 +195,13 @@ class WorkerGroup:
             bystanders=self._bystanders,
             first_done=spec.join is Join.FIRST_DONE,
         )
+
+    def _nodes_of_share(self) -> list[frozenset[str]]:
+        """Nodes of each data-parallel rank."""
+        nodes: list[set[str]] = [set() for _ in range(self._dp_size)]
+        for member in self.members:
+            nodes[member.parallel.dp_rank].add(member.worker.known().node_id)
+        return [frozenset(on) for on in nodes]
 
     def _call(self, rank: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         return Call(role=self.members[rank].ctx.role, method=method, args=args, kwargs=kwargs)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from rlsdk.cluster.logs import last_lines
 from rlsdk.cluster.messages import Call, CreateHost, WorkerInfo
 from rlsdk.interfaces import WorkerError
+
+_IDLE_ANSWER_S = 5.0
+"""For a process to say whether it makes progress."""
 
 
 class WorkerHandle:
@@ -104,6 +107,28 @@ class WorkerHandle:
         if self.info is None:
             return WorkerError(text)
         return WorkerError(f"{text}\nlast lines of {', '.join(self.info.logs)}:\n{last_lines(self.info)}")
+
+
+def first_dead(workers: Sequence[WorkerHandle]) -> int | None:
+    """Which of them is gone, the first that Ray knows of; one question for all. Does not block."""
+    import ray
+
+    refs = [worker._live for worker in workers]
+    dead, _ = ray.wait(list(dict.fromkeys(refs)), num_returns=1, timeout=0) if refs else ([], [])
+    return refs.index(dead[0]) if dead else None
+
+
+def shortest_idle(workers: Sequence[WorkerHandle]) -> float | None:
+    """Seconds since the most recent sign of progress of any of them; None: none says."""
+    import ray
+
+    refs = [worker.actor.idle_s.remote() for worker in dict.fromkeys(workers)]
+    answered, _ = ray.wait(refs, num_returns=len(refs), timeout=_IDLE_ANSWER_S)
+    found: list[float] = []
+    for ref in answered:
+        with suppress(ray.exceptions.RayError):
+            found.append(ray.get(ref))
+    return min(found, default=None)
 
 
 def _first_line(error: BaseException) -> str:

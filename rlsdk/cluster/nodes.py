@@ -86,15 +86,19 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
-def choose_nodes(placement: PlacementSpec) -> dict[str, tuple[str, ...]]:
+def choose_nodes(placement: PlacementSpec, *, without: str | None = None) -> dict[str, tuple[str, ...]]:
     """`assign_nodes` on the cluster as it is. What another run is just giving back counts as free, and is waited for.
+
+    Args:
+        placement: what is asked for.
+        without: a node that is not to be chosen: it is gone, though Ray may not know yet.
 
     Raises:
         PlacementError: see `assign_nodes`.
     """
     start = time.monotonic()
     while True:
-        nodes = node_capacities()
+        nodes = [node for node in node_capacities() if node.node_id != without]
         try:
             return assign_nodes(placement, nodes)
         except PlacementError:
@@ -126,6 +130,24 @@ def _comes_free(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> bool
     except PlacementError:
         return False
     return True
+
+
+def node_is_up(node_id: str) -> bool:
+    """Whether Ray's daemon of a node answers: Ray itself takes half a minute to find out that it does not."""
+    import ray
+
+    for node in ray.nodes():
+        if node["NodeID"] == node_id:
+            if not node["Alive"]:
+                return False
+            try:
+                socket.create_connection(
+                    (node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_TIMEOUT_S
+                ).close()
+            except OSError:
+                return False
+            return True
+    return False
 
 
 def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:

@@ -8,6 +8,7 @@ from typing import Any
 from rlsdk.cluster.messages import Call, Failure
 from rlsdk.cluster.worker import local_host
 from rlsdk.interfaces import DeadlineError, WorkerError
+from rlsdk.kit.progress import advance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class WorkerPeer:
             raise WorkerError(f"{who} could not answer {method!r}: {error}") from error
         if isinstance(result, Failure):
             raise result.to_error(f"{self.role}.{method} on {who}")
+        advance()
         return result
 
     def local(self) -> Any | None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.cluster.daemons import check_daemons
-from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.handle import WorkerHandle, first_dead, shortest_idle
 from rlsdk.cluster.messages import Failure
 from rlsdk.interfaces import DeadlineError, WorkerError
 
 _LOOK_ROUND_S = 0.5
-"""How often a long wait looks whether a worker that it does not wait for has died."""
+"""How often a long wait looks who has answered, and whether a worker that it does not wait for has died."""
+_FIRST_LOOK_S = 0.02
+"""After which a wait looks first; then after twice that, and so on: a rank that fails is noticed soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,11 @@ class Pending:
         """Waits for every rank that was called (or the first, as the method declares) and joins the answers.
 
         Args:
-            timeout_s: deadline of this wait; None: that of the group.
+            timeout_s: seconds without an answer and without progress of any rank that has not answered; None: those
+                of the group.
 
         Raises:
-            DeadlineError: some rank did not answer in time; may be called again to wait longer.
+            DeadlineError: some rank did not answer, and none that is waited for makes progress; may be called again.
             WorkerError: a rank died, or raised what is not one of rlsdk's errors. Others are not waited for.
             RlsdkError: what a rank raised, with a note that says where.
         """
@@ -107,27 +110,44 @@ class Pending:
         return value
 
     def _collect(self, timeout_s: float) -> dict[int, Any]:
+        """Looks at all that is still out a few times a second, and not once for each answer: a thousand ranks that
+        answer one by one cost a thousand readings, not a thousand times a thousand."""
         import ray
 
         deadline = time.monotonic() + timeout_s
         waiting = {request.ref: request for request in self._requests}
         answers: dict[int, Any] = {}
+        patience_s, looked = _FIRST_LOOK_S, time.monotonic()
         while waiting and not (self._first_done and answers):
             check_daemons()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._too_late(list(waiting.values()), timeout_s)
-            ready, rest = ray.wait(list(waiting), num_returns=1, timeout=min(left, _LOOK_ROUND_S))
-            if not ready:
-                self._look_round()
+                idle_s = shortest_idle([request.worker for request in waiting.values()])
+                if idle_s is None or idle_s >= timeout_s:
+                    raise self._too_late(list(waiting.values()), timeout_s)
+                deadline = time.monotonic() + timeout_s - idle_s
                 continue
-            if rest and not self._first_done:
-                more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
-                ready += more
-            for ref in ready:
-                request = waiting.pop(ref)
-                answers[request.rank] = self._answer(request)
+            needed = 1 if self._first_done else len(waiting)
+            ready, _ = ray.wait(list(waiting), num_returns=needed, timeout=min(left, patience_s))
+            answers |= self._read([waiting.pop(ref) for ref in ready])
+            patience_s = min(2 * patience_s, _LOOK_ROUND_S)
+            if waiting and time.monotonic() - looked > _LOOK_ROUND_S:
+                self._look_round()
+                looked = time.monotonic()
         return answers
+
+    def _read(self, requests: Sequence[Request]) -> dict[int, Any]:
+        """Answers that are there, by rank: all at once, or one by one where that shows whose error it is."""
+        import ray
+
+        try:
+            found = ray.get([request.ref for request in requests])
+        except ray.exceptions.RayError:
+            return {request.rank: self._answer(request) for request in requests}
+        return {
+            request.rank: value if not isinstance(value, Failure) else self._answer(request)
+            for request, value in zip(requests, found, strict=True)
+        }
 
     def _answer(self, request: Request) -> Any:
         import ray
@@ -136,19 +156,21 @@ class Pending:
 
     def _look_round(self) -> None:
         """Raises when a rank is gone that the others may be waiting for in a collective."""
-        for request in self._bystanders:
+        if (at := first_dead([request.worker for request in self._bystanders])) is not None:
+            request = self._bystanders[at]
             reason = request.worker.death()
-            if reason is not None:
-                raise request.worker.gone(request.who(), self._doing, reason)
+            assert reason is not None
+            raise request.worker.gone(request.who(), self._doing, reason)
 
     def _too_late(self, silent: Sequence[Request], timeout_s: float) -> DeadlineError:
         roles = ", ".join(f"{request.who()} ({request.worker.where()})" for request in silent[:8])
         more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
         logs = [path for request in silent[:1] if request.worker.info for path in request.worker.info.logs]
         return DeadlineError(
-            f"no answer within {timeout_s:g} s {self._doing} from {roles}{more}; of {len(self._requests)} calls "
-            f"{len(self._requests) - len(silent)} were answered. Look at {', '.join(logs) or 'the workers'}, or raise "
-            "the timeout if the work takes that long"
+            f"no answer within {timeout_s:g} s {self._doing} from {roles}{more}, and no progress; of "
+            f"{len(self._requests)} calls {len(self._requests) - len(silent)} were answered. Look at "
+            f"{', '.join(logs) or 'the workers'}, or raise the deadline of this phase (deadlines.*) if one piece of "
+            "the work takes that long"
         )
 
 

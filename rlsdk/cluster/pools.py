@@ -14,7 +14,7 @@ from typing import Any
 from rlsdk.cluster.contexts import WorkerSettings
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.interpreter import check_interpreter
-from rlsdk.cluster.nodes import choose_nodes
+from rlsdk.cluster.nodes import choose_nodes, node_is_up
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
@@ -42,6 +42,8 @@ class WorkerPools:
         self.settings = settings
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Any] = {}
+        self._moved: dict[tuple[str, int], Any] = {}
+        """Devices whose node is gone, and the placement group of the one that took its place."""
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._lock = threading.Lock()
         """Held where workers are made and where all are ended: none is made behind the end."""
@@ -92,14 +94,30 @@ class WorkerPools:
         _await_ready(self._workers[key], max(_READY_TIMEOUT_S, self.settings.timeout_s))
         return self._workers[key]
 
-    def replace(self, pool: PoolSpec, py_executable: str | None, device: int) -> WorkerHandle:
+    def replace(self, pool: PoolSpec, py_executable: str | None, device: int, *, may_move: bool) -> WorkerHandle:
         """Ends the worker on a device and starts another there, with nothing in it; waits until it is up.
+
+        A device whose node is gone is taken on another node: reservations are made device by device there, and not
+        left to the group that the run began with, whose bundles stay where they were.
+
+        Args:
+            pool: of the device.
+            py_executable: interpreter of its environment; None: this one.
+            device: number in the pool.
+            may_move: the worker needs no other device of its node.
 
         Raises:
             WorkerError: the old one could not be ended, the new one did not start, or all workers were ended meanwhile.
+            PlacementError: its node is gone, and no other has room.
         """
         workers = self._workers[pool.name, py_executable]
         workers[device].end(_DEATH_TIMEOUT_S)
+        node = workers[device].known().node_id
+        if not node_is_up(node):
+            if not may_move:
+                raise WorkerError(f"the node of {workers[device].where()} is gone, and with it devices that belong "
+                                  "together; they cannot be had one by one on another node")  # fmt: skip
+            self._move(pool, device, node)
         with self._lock:
             if self._closed:
                 raise WorkerError(f"pool {pool.name!r} was closed")
@@ -121,8 +139,20 @@ class WorkerPools:
         _close_hosts([worker for worker in workers if worker.info is not None], grace_s)
         for worker in workers:
             worker.kill()
-        for group in self._reserved.values():
+        for group in [*self._reserved.values(), *self._moved.values()]:
             ray.util.remove_placement_group(group)
+
+    def _move(self, pool: PoolSpec, device: int, node: str) -> None:
+        """Reserves a device on another node than `node`, which is gone."""
+        single = PoolSpec(
+            name=pool.name, devices_per_node=(1,), device=pool.device, cpus_per_device=pool.cpus_per_device
+        )
+        (chosen,) = choose_nodes(PlacementSpec(pools=(single,), roles={}), without=node)[pool.name]
+        group = _reserve(single, (chosen,))
+        if not group.wait(_READY_TIMEOUT_S):
+            raise PlacementError(f"pool {pool.name!r}: the device that takes the place of one on a lost node was not "
+                                 f"given within {_READY_TIMEOUT_S:g} s")  # fmt: skip
+        self._moved[pool.name, device] = group
 
     def _start_workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
         return [self._start_worker(pool, device, py_executable) for device in range(pool.num_devices)]
@@ -137,7 +167,10 @@ class WorkerPools:
         own: dict[str, Any] = {"py_executable": py_executable} if py_executable else {}
         if self.settings.environment:
             own["env_vars"] = dict(self.settings.environment)
-        bundle = PlacementGroupSchedulingStrategy(self._reserved[pool.name], placement_group_bundle_index=device)
+        moved = self._moved.get((pool.name, device))
+        bundle = PlacementGroupSchedulingStrategy(
+            moved or self._reserved[pool.name], placement_group_bundle_index=0 if moved else device
+        )
         options = {
             "num_cpus": 0,
             "num_gpus": _GPU_SHARE if pool.device == "cuda" else 0,

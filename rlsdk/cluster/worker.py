@@ -28,6 +28,7 @@ from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
 from rlsdk.kit.object_store import use_store
+from rlsdk.kit.progress import advance, idle_s
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CONCURRENT_CALLS = 16
@@ -93,6 +94,10 @@ class DeviceWorker:
         """Never returns: the reference to its result fails when, and only when, this process is gone."""
         await asyncio.Event().wait()
 
+    async def idle_s(self) -> float:
+        """Seconds since the engine thread last gave a sign of progress. Answers at once, whatever the engine does."""
+        return idle_s()
+
     async def hold_port(self, host: str) -> int:
         """Opens the rendezvous of a group whose rank 0 this will be."""
         from rlsdk.kit.rendezvous import hold_port
@@ -123,6 +128,7 @@ class DeviceWorker:
         return failures
 
     def _create(self, request: CreateHost) -> HostInfo:
+        advance()
         module, _, name = request.host.partition(":")
         host_class = getattr(importlib.import_module(module), name)
         role = request.ctx.role
@@ -136,6 +142,8 @@ class DeviceWorker:
         return HostInfo(parallel=getattr(host, "parallel", default), methods=self.methods[role])
 
     def _call(self, call: Call, *, concurrent: bool) -> Any:
+        if not concurrent:
+            advance()
         methods = self.methods.get(call.role)
         if methods is None:
             raise ConfigError(f"worker {self.worker_id!r} hosts no {call.role!r}; it hosts {sorted(self.hosts)}")

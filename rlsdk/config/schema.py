@@ -143,8 +143,11 @@ class TrainerConfig(Section):
     """Name of the run's folder; null: made from date and time."""
     save_every_steps: PositiveInt | None = 50
     """Trainer steps between checkpoints, the last step always included; null: none at all."""
+    export_every_steps: PositiveInt | None = None
+    """Trainer steps between checkpoints that also hold the model in Hugging Face form, a multiple of
+    `save_every_steps`; the last one and the best one always do. null: every checkpoint."""
     keep_checkpoints: PositiveInt = 3
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, and besides them the newest that holds the model."""
     resume: str = "auto"
     """auto: from the newest whole checkpoint of this run's folder, if there is one; never; or the path of a
     checkpoint or run."""
@@ -169,21 +172,36 @@ class TrainerConfig(Section):
         if self.updates_per_step > self.samples_per_step:
             samples = f"{self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {self.samples_per_step}"
             yield Problem("updates_per_step", f"{self.updates_per_step} is more than a step's samples ({samples})")
+        if self.export_every_steps is not None:
+            yield from self._export_problems(self.export_every_steps)
+
+    def _export_problems(self, every: int) -> Iterator[Problem]:
+        saves = self.save_every_steps
+        if saves is None:
+            yield Problem("export_every_steps", f"{every} has no effect: save_every_steps is null, nothing is saved")
+        elif every % saves:
+            fitting = max(1, round(every / saves)) * saves
+            yield Problem(
+                "export_every_steps",
+                f"{every} is no multiple of save_every_steps, which is {saves}: a model is exported with a checkpoint; "
+                f"the nearest that fits is {fitting}",
+            )
 
 
 class DeadlinesConfig(Section):
-    """Seconds after which a wait on other processes is an error; raising one does not blunt the others."""
+    """Seconds without an answer, and without progress of those that are waited for, after which a wait is an error.
+    Each phase has its own; raising one does not blunt the others."""
 
     start_s: PositiveFloat = 600.0
-    """Starting the workers and building an engine."""
+    """Starting the workers and building an engine; while tensors are read, from one to the next."""
     rollout_s: PositiveFloat = 600.0
     """Without a single token from a replica that has samples to make: progress, not the whole generation."""
     update_s: PositiveFloat = 1800.0
-    """One forward pass over a step's batch, or one optimizer step."""
+    """One micro-batch of a forward pass or of an optimizer step, not the whole of it."""
     sync_s: PositiveFloat = 600.0
     """Each stage of a weight sync, and each offload or wake."""
     save_s: PositiveFloat = 1800.0
-    """One role's part of a checkpoint, written or read."""
+    """One role's part of a checkpoint, written or read; of an exported model, one tensor."""
     collective_s: PositiveFloat = 600.0
     """Each collective between the ranks of an engine."""
 

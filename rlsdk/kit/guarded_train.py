@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.parts import TRAIN_PARTS, check_parts
+from rlsdk.kit.progress import Advancing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ class GuardedTrainEngine(TrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         self._check_trained("forward_backward")
         self._check_here("forward_backward", "weights", "gradients")
-        return self.engine.forward_backward(batch, objective)
+        return self.engine.forward_backward(batch, Advancing(objective))
 
     def optim_step(self) -> OptimStepResult:
         self._check_trained("optim_step")

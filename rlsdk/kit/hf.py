@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +12,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
-from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.packed import ATTENTION, can_pack, register_attention
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-MAX_SHARD_BYTES = 4 << 30
-"""Of one safetensors file of an export."""
 
 
 def load_model_config(spec: ModelSpec) -> PretrainedConfig:
@@ -276,64 +269,3 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds besides parameters (such as the balancing bias of routed experts); not trained here."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
-def save_hf_folder(
-    path: Path, config: PretrainedConfig, tensors: Iterator[tuple[str, Tensor]], *, source: str | None = None
-) -> None:
-    """Writes a model folder that `from_pretrained` reads; one file's worth of weights is in memory at a time.
-
-    Args:
-        path: made where it is missing.
-        config: of the model.
-        tensors: canonical names and values, tied copies left out, persistent buffers last. The dtype of the first
-            becomes that of the configuration.
-        source: the model's own folder, for what training does not change (tokenizer, generation defaults); a hub name
-            or None copies nothing.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    sizes: list[dict[str, int]] = []
-    dtype = None
-    for group in _groups(tensors):
-        atomic_write_tensors(path / _shard_name(len(sizes), None), group)
-        sizes.append({name: t.numel() * t.element_size() for name, t in group.items()})
-        dtype = dtype or next(iter(group.values())).dtype
-    for at in range(len(sizes)):
-        os.replace(path / _shard_name(at, None), path / _shard_name(at, len(sizes)))
-    if len(sizes) > 1:
-        weight_map = {name: _shard_name(at, len(sizes)) for at, names in enumerate(sizes) for name in names}
-        total = sum(sum(names.values()) for names in sizes)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        atomic_write_json(path / "model.safetensors.index.json", index)
-    _copy_unchanged(source, path)
-    config = copy.deepcopy(config)
-    config.dtype = dtype
-    config.save_pretrained(path)
-
-
-def _shard_name(at: int, count: int | None) -> str:
-    """Of one weight file; `count` is not known before all are written."""
-    if count == 1:
-        return "model.safetensors"
-    return f"model-{at + 1:05d}-of-{count or 0:05d}.safetensors"
-
-
-def _copy_unchanged(source: str | None, target: Path) -> None:
-    patterns = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "generation_config*")
-    for pattern in patterns if source is not None else ():
-        for file in Path(source or "").glob(pattern):
-            shutil.copy(file, target / file.name)
-
-
-def _groups(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    group: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if group and size + num_bytes > MAX_SHARD_BYTES:
-            yield group
-            group, size = {}, 0
-        group[name] = tensor
-        size += num_bytes
-    if group:
-        yield group

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.packed import HiddenStates, run_backbone
+from rlsdk.kit.progress import advance
 
 CHUNK_ELEMENTS = 1 << 25
 """Most float32 logits that exist at once; with a gradient, each chunk's are computed again in the backward pass."""
@@ -52,6 +53,7 @@ def compute_outputs(
     Raises:
         ConfigError: an output that the head does not give, or a temperature that is not above 0.
     """
+    advance()
     _check_names(names, head)
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")

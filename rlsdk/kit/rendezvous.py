@@ -10,6 +10,7 @@ left when the last of them leaves.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported by a star import
 
 _BACKLOG = 4096
+LAZY_RANKS = 64
+"""From so many ranks on, gloo connects two of them when they first speak to one another. Before that it opens a socket
+from every rank to every other at the start, also where it only stands beside NCCL, for what lies on the host."""
 
 
 @dataclass
@@ -81,6 +85,8 @@ def init_process_group(ctx: RankContext, backend: str) -> None:
     if dist.is_initialized():
         _share(ctx, backend)
         return
+    if ctx.world_size >= LAZY_RANKS:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         dist.init_process_group(
             backend,

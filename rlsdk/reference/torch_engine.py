@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +31,8 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers, save_hf_folder
+from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
+from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
@@ -184,10 +184,15 @@ class TorchTrainEngine(TrainEngine):
             torch.cuda.set_rng_state(tensors[RANDOM[1]], self.device)
 
     def save_pretrained(self, path: Path) -> None:
-        dtype = getattr(torch, self.spec.model.dtype)
-        trained = ((name, parameter.detach().to(dtype).cpu()) for name, parameter in self.parameters.items())
-        named = chain(trained, persistent_buffers(self.model).items())
-        save_hf_folder(path, self.model.config, named, source=self.spec.model.path)
+        """See `TrainEngine`. Beside the model a tensor or two are in memory."""
+        buffers = persistent_buffers(self.model)
+        values: dict[str, Tensor] = {**self.parameters, **buffers}
+        shapes = {name: p.shape for name, p in self.parameters.items()}
+        tensors = in_dtype(shapes, getattr(torch, self.spec.model.dtype))
+        tensors += [ExportedTensor(name=name, shape=tuple(b.shape), dtype=b.dtype) for name, b in buffers.items()]
+        write_model(
+            path, self.model.config, tensors, lambda tensor, _: values[tensor.name], source=self.spec.model.path
+        )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. On `cpu` they are there already and stay."""

@@ -132,10 +132,15 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             saves_last=True,
             folder="checkpoints",
             exports=True,
+            export_every=trainer.export_every_steps,
         ),
         state,
         eval_options(config),
-        None if decay is None else PolicyAverage(session, decay, timeout_s=config.deadlines.save_s),
+        None
+        if decay is None
+        else PolicyAverage(
+            session, decay, timeout_s=config.deadlines.save_s, update_timeout_s=config.deadlines.update_s
+        ),
         weights,
     )
 

@@ -94,14 +94,18 @@ def export_average(parts: Path, model: Path, target: Path) -> None:
 class PolicyAverage:
     """The average of a run's policy, over all its ranks. Lives in the controller."""
 
-    def __init__(self, session: Session, decay: float, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, session: Session, decay: float, *, timeout_s: float | None = None, update_timeout_s: float | None = None
+    ) -> None:
         """Begins it as the weights of now.
 
         Args:
             session: whose actor is averaged.
             decay: share of the average that stays at an update.
             timeout_s: for each part of a checkpoint; None: that of the actor's group.
+            update_timeout_s: to take the weights of now in; None: that of the actor's group.
         """
+        self._update_timeout_s = update_timeout_s
         self._session = session
         self._decay = decay
         self._timeout_s = timeout_s
@@ -110,7 +114,7 @@ class PolicyAverage:
     def update(self) -> None:
         """Takes the weights of now in."""
         with self._session.turns.using(ACTOR):
-            self._session.actor.run("update_average")
+            self._session.actor.run("update_average", timeout_s=self._update_timeout_s)
 
     def save(self, checkpoint: Path) -> None:
         """Writes it into a checkpoint, and beside the exported model, where there is one, the model that it is."""
@@ -130,7 +134,7 @@ class PolicyAverage:
 
     def _start(self) -> None:
         with self._session.turns.using(ACTOR):
-            self._session.actor.run("start_average", self._decay)
+            self._session.actor.run("start_average", self._decay, timeout_s=self._update_timeout_s)
 
 
 class _Parts:

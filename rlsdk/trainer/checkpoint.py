@@ -79,8 +79,8 @@ class CheckpointStore:
     def write(self, step: int, state: Mapping[str, Any], *, best: BestRecord | None = None) -> Iterator[Path]:
         """Yields an empty folder to fill; on a clean exit it becomes the checkpoint of `step`.
 
-        Afterwards the `keep` newest by time of writing are left, and the best one: higher steps of an earlier attempt
-        give way.
+        Afterwards the `keep` newest by time of writing are left, the best one, and the newest that holds a model:
+        higher steps of an earlier attempt give way.
 
         Args:
             step: of the checkpoint.
@@ -113,13 +113,18 @@ class CheckpointStore:
         if best is not None:
             self.mark_best(best)
         marked = self.best()
+        kept = {self._newest_with_model(), *([marked.step] if marked is not None else ())}
         for step_of_old, old in self.whole()[: -self.keep or None]:
-            if marked is not None and step_of_old == marked.step:
+            if step_of_old in kept:
                 continue
             # Renamed first: a kill in the middle of the removal must not leave a folder that looks whole.
             doomed = self.folder / f".{old.name}.gone"
             os.replace(old, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+    def _newest_with_model(self) -> int | None:
+        """Step of the newest whole checkpoint that holds a model in Hugging Face form."""
+        return next((step for step, path in reversed(self.whole()) if holds_model(path)), None)
 
     def best(self) -> BestRecord | None:
         """Which checkpoint is the best one, as `best.json` says; None where nothing does that can be read, or that
@@ -173,13 +178,16 @@ class CheckpointStore:
 
         Args:
             notice: receives one line for each newer checkpoint that is damaged.
-            part: the folder of the checkpoint whose content matters; None: all of it.
+            part: the folder of the checkpoint whose content matters; checkpoints without it are passed over where
+                another has it. None: all of it.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged; names each.
         """
         refused: list[str] = []
         for item in reversed(self.find()):
+            if part is not None and not item.problems and not (item.path / part).is_dir() and self._has(part):
+                continue
             problems = item.problems or tuple(damage(item.path, part))
             if not problems:
                 for line in refused:
@@ -192,6 +200,9 @@ class CheckpointStore:
                 "start anew with --trainer.resume never"
             )
         return None
+
+    def _has(self, part: str) -> bool:
+        return any((path / part).is_dir() for _, path in self.whole())
 
     def recover(self) -> None:
         """Removes what writers that died left behind, and puts the earlier copy of a half-replaced step back. Only for
@@ -240,6 +251,11 @@ def damage(path: Path, part: str | None = None) -> list[str]:
     except CheckpointError as error:
         return [str(error)]
     return wrong_sizes(path, manifest) or wrong_contents(path, manifest, part)
+
+
+def holds_model(path: Path) -> bool:
+    """Whether a checkpoint has the policy in Hugging Face form: not every one does (`trainer.export_every_steps`)."""
+    return (path / "model" / "config.json").is_file()
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -13,7 +13,7 @@ from rlsdk.config import Measure, RunConfig
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.interfaces import CheckpointError, ConfigError, nearest
-from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, older_whole
+from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.groups import RoleGroup
@@ -73,7 +73,11 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
 
 def _of_checkpoint(checkpoint: Path) -> ModelSource:
     if not (checkpoint / "model" / "config.json").is_file():
-        raise ConfigError(f"checkpoint {str(checkpoint)!r} has no model/: its train backend cannot export one")
+        exported = [str(path) for _, path in CheckpointStore(checkpoint.parent, 1).whole() if holds_model(path)]
+        others = f"those with one: {', '.join(exported[-3:])}" if exported else "its train backend cannot export one"
+        raise ConfigError(
+            f"checkpoint {str(checkpoint)!r} has no model/ (trainer.export_every_steps says which have); {others}"
+        )
     if problems := damage(checkpoint, "model"):
         raise ConfigError(
             f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"

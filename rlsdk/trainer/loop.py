@@ -208,7 +208,13 @@ class Trainer:
 
     @property
     def _exports(self) -> bool:
-        return self.stage.settings.exports and self.session.actor.can(Capability.EXPORT)
+        """Whether the checkpoint of now holds the model, too: nobody takes that of a step in between for the result."""
+        settings, step = self.stage.settings, self.stage.step
+        if not settings.exports or not self.session.actor.can(Capability.EXPORT):
+            return False
+        if settings.export_every is None or step % settings.export_every == 0 or step == settings.steps:
+            return True
+        return self.stop() or self.ended_early is not None or self.stage.evaluations.is_best(step)
 
     def _is_saved(self) -> Path:
         step = self._saving_step
@@ -238,17 +244,18 @@ class Trainer:
         with ExitStack() as stack:
             draft = stack.enter_context(writing)
             answers = self.session.begin_save_roles(draft)
-            if self._exports:
+            exports = self._exports
+            if exports:
                 (draft / MODEL_FOLDER).mkdir()
                 answers.append(self.session.actor.submit("save_pretrained", str(draft / MODEL_FOLDER)))
-            card = self.card() if self._exports else None
+            card = self.card() if exports else None
             entered = stack.pop_all()
 
         def finish() -> None:
             with entered:
                 for answer in answers:
                     answer.result(self.save_timeout_s)
-                if self._exports:
+                if exports:
                     complete_export(self.tokenizer, draft / MODEL_FOLDER, card)
                 atomic_write_text(draft / "config.yaml", self.config_text)
 

@@ -77,7 +77,13 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
             fit(start, trainer)
             if (best := trainer.load_best()) is not None:
                 start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
-        export_model(session, materials.tokenizer, start.run_dir / "model", trainer.card())
+        export_model(
+            session,
+            materials.tokenizer,
+            start.run_dir / "model",
+            trainer.card(),
+            timeout_s=start.config.deadlines.save_s,
+        )
     return RunResult(
         run_dir=start.run_dir,
         steps=stage.step,

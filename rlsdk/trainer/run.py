@@ -197,9 +197,9 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
         session = Session(roles=groups, turns=turns, cluster=cluster)
         _supervise(start, materials, session)
         with turns.using(ACTOR, training=True):
-            groups[ACTOR].run("reset_optimizer", actor.optim)
+            groups[ACTOR].run("reset_optimizer", actor.optim, timeout_s=config.deadlines.update_s)
         if any(role.name == REF for role in rest):
-            export_model(session, materials.tokenizer, start.run_dir / FOLDER)
+            export_model(session, materials.tokenizer, start.run_dir / FOLDER, timeout_s=config.deadlines.save_s)
     else:
         groups = start_roles([actor], make, turns)
     reference = reference_of(config, start.run_dir, start.checkpoint)
@@ -283,7 +283,13 @@ def _train_supervised(start: Start) -> RunResult:
         make = functools.partial(start_role, registry=start.registry, cluster=cluster)
         session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
         done, trainer = _supervise(start, materials, session, measured=True)
-        export_model(session, materials.tokenizer, start.run_dir / "model", trainer.card())
+        export_model(
+            session,
+            materials.tokenizer,
+            start.run_dir / "model",
+            trainer.card(),
+            timeout_s=start.config.deadlines.save_s,
+        )
     return RunResult(
         run_dir=start.run_dir,
         steps=done.step,
@@ -303,11 +309,13 @@ def _sft_table(config: RunConfig, device: str) -> list[Role]:
     return [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]
 
 
-def export_model(session: Session, tokenizer: Any, folder: Path, card: str | None = None) -> None:
+def export_model(
+    session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
+) -> None:
     """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    export_policy(session, tokenizer, draft, card=card)
+    export_policy(session, tokenizer, draft, card=card, timeout_s=timeout_s)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(draft, folder)
 

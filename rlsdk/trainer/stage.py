@@ -32,6 +32,8 @@ class StageSettings:
     """Of the run's folder: where its checkpoints are."""
     exports: bool
     """A checkpoint holds the model in Hugging Face form, too."""
+    export_every: int | None = None
+    """Of which steps' checkpoints do, beside the last one and the best one; None: all."""
 
 
 class OutputError(RlsdkError):

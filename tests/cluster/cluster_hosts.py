@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.interfaces import Batch, BatchError, Parallel, Peer, RankContext
+from rlsdk.kit.progress import advance
 
 
 class EchoHost:
@@ -163,6 +164,13 @@ class FragileHost(EchoHost):
     def spawn(self) -> int:
         """Starts what an engine might: a process that does not know of its parent."""
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    def work_in_pieces(self, pieces: int, seconds: float) -> int:
+        """Gives a sign of progress before each piece."""
+        for _ in range(pieces):
+            advance()
+            time.sleep(seconds)
+        return self.ctx.rank
 
     def hang_on(self, rank: int, seconds: float) -> int:
         if self.ctx.rank == rank:

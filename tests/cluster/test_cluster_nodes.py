@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -23,7 +24,8 @@ import sys
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-params = RayParams(gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=3, num_gpus=2)
+cpus, gpus = map(int, sys.argv[2:])
+params = RayParams(gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=cpus, num_gpus=gpus)
 node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
 sys.stdin.read()
 node.kill_all_processes(check_alive=False, allow_graceful=True)
@@ -33,24 +35,31 @@ node.kill_all_processes(check_alive=False, allow_graceful=True)
 @pytest.fixture(scope="module")
 def second_node(ray_here: LocalRay) -> Iterator[None]:
     """Adds a node with three processors, and two GPUs that Ray takes on trust."""
-    address = ray.get_runtime_context().gcs_address
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{ray_here.folder}/token"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", NODE, address],
+    process = start_node(variables, cpus=3, gpus=2)
+    try:
+        await_nodes(2)
+        yield
+    finally:
+        end_node(process)
+        await_nodes(1)
+
+
+def start_node(variables: dict[str, str], *, cpus: int, gpus: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", NODE, ray.get_runtime_context().gcs_address, str(cpus), str(gpus)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **variables, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
         start_new_session=True,
     )
+
+
+def end_node(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
-    try:
-        await_nodes(2)
-        yield
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        await_nodes(1)
+    process.stdin.close()
+    process.wait(30)
 
 
 def await_nodes(count: int) -> None:
@@ -62,6 +71,31 @@ def await_nodes(count: int) -> None:
 
 def placement(*devices: int) -> PlacementSpec:
     return PlacementSpec(pools=(PoolSpec(name="wide", devices_per_node=devices),), roles={"actor": "wide"})
+
+
+def test_what_a_lost_node_hosted_is_started_again_on_another(ray_here: LocalRay, second_node: None) -> None:
+    """A node of one processor is chosen first; its raylet is killed, and nothing on it can say goodbye."""
+    before = {node.node_id for node in node_capacities()}
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{ray_here.folder}/token"}
+    process = start_node(variables, cpus=1)
+    try:
+        await_nodes(3)
+        (own,) = {node.node_id for node in node_capacities()} - before
+        with Cluster.start(placement(1), timeout_s=60) as cluster:
+            group = cluster.create_group("actor", "cluster_hosts:FragileHost")
+            worker = group.members[0].worker
+            assert worker.known().node_id == own, "the node that it fills best"
+            (raylet,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "raylet" in one.name()]
+            raylet.kill()
+            with pytest.raises(WorkerError, match="actor rank 0 died"):
+                group.run("ranks")
+            cluster.restart("actor", 0)
+            assert group.run("ranks") == [0]
+            assert group.members[0].worker.known().node_id in before
+            assert group.contexts[0].node == group.members[0].worker.known().node
+    finally:
+        end_node(process)
+        await_nodes(2)
 
 
 def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(second_node: None) -> None:

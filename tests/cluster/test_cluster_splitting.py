@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
 from rlsdk.cluster.joining import joiner
 from rlsdk.cluster.splitting import as_run, longest_first, split_groups, split_rows
+from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, BatchError
 
 CutRows = Callable[[list[int], int], list[list[int]]]
@@ -57,12 +58,11 @@ def test_pairs_are_balanced_as_well_as_rows() -> None:
 
 
 def test_whole_groups_need_a_batch_that_says_which() -> None:
-    ref = BatchRef(ref=None, lengths=torch.tensor([3, 1, 2]), row_ids=torch.arange(3), uids=torch.tensor([7, 8, 7]))
-    parts = [part.tolist() for part in ref.cut(2, whole_groups=True) if part is not None]
-    assert parts == [[0, 2], [1]]
-    assert [part.tolist() for part in ref.select([2, 1]).cut(2, whole_groups=True) if part is not None] == [[0], [1]]
+    ref = BatchRef.of(Batch.from_rows([[1] * 3, [1], [1] * 2], uid=torch.tensor([7, 8, 7])), StoredFields(id))
+    assert ref.cut(2, whole_groups=True) == [[0, 2], [1]]
+    assert ref.select([2, 1]).cut(2, whole_groups=True) == [[0], [1]]
     with pytest.raises(BatchError, match="uid: required here but missing"):
-        BatchRef(ref=None, lengths=torch.tensor([3, 1]), row_ids=torch.arange(2)).cut(2, whole_groups=True)
+        BatchRef.of(Batch.from_rows([[1], [2]]), StoredFields(id)).cut(2, whole_groups=True)
 
 
 def test_many_rows_are_cut_within_a_hundredth_of_even() -> None:
@@ -75,8 +75,8 @@ def test_many_rows_are_cut_within_a_hundredth_of_even() -> None:
 def test_split_and_joined_rows_are_the_batch_itself(lengths: list[int], parts: int) -> None:
     ids = torch.randperm(len(lengths)) * 7
     batch = Batch.from_rows([[row] * n for row, n in enumerate(lengths)], row_id=ids)
-    ref = BatchRef(ref=None, lengths=batch.lengths, row_ids=ids)
-    shares = [range(len(lengths)) if rows is None else rows.tolist() for rows in ref.cut(parts)]
+    cut = BatchRef.of(batch, StoredFields(id)).cut(parts)
+    shares = [range(len(lengths))] if cut is None else cut
     answers = {rank: batch.select(list(rows)) for rank, rows in enumerate(shares)}
     joined = joiner(MethodSpec(split=Split.DATA, join=Join.ROWS), range(parts), ids)(answers)
     assert torch.equal(joined["input_ids"], batch["input_ids"])
@@ -101,8 +101,8 @@ def test_other_rows_are_not_taken_for_neighbours(rows: list[int]) -> None:
 
 
 def test_what_a_worker_is_sent_does_not_grow_with_the_batch() -> None:
-    lengths = torch.full((100_000,), 10)
-    ref = BatchRef(ref="reference", lengths=lengths, row_ids=torch.arange(100_000))
+    batch = Batch(lengths=torch.full((100_000,), 1), tokens={}, rows={"row_id": torch.arange(100_000)})
+    ref = BatchRef.of(batch, StoredFields(lambda _: "reference"))
     assert len(pickle.dumps(ref.stored())) < 300
     assert len(pickle.dumps(ref.select(torch.arange(500, 70_000)).stored())) < 300
     assert len(pickle.dumps(ref.select([5, 3, 9]).stored())) < 500

@@ -69,6 +69,14 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
         ({"train": {"micro_batch_tokens": None}}, "exactly one of the two"),
         ({"train": {"micro_batch_tokens": 5, "micro_batch_rows": 5}}, "exactly one of the two"),
         ({"trainer": {"prompts_per_step": 2, "samples_per_prompt": 2, "updates_per_step": 5}}, "2 x 2|2 prompts x 2"),
+        (
+            {"trainer": {"save_every_steps": 20, "export_every_steps": 50}},
+            r"export_every_steps.*50 is no multiple of save_every_steps, which is 20.* nearest that fits is 40",
+        ),
+        (
+            {"trainer": {"save_every_steps": None, "export_every_steps": 50}},
+            "export_every_steps.*no effect: save_every_steps is null",
+        ),
         ({"trainer": {"samples_per_prompt": 1}}, "at least 2, because algorithm.advantage 'grpo'"),
         ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "rloo"}}, "advantage 'rloo'"),
         ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "dr_grpo"}}, "advantage 'dr_grpo'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, OptimSpec, RankContext, RlsdkError, TrainEngine, TrainSpec
+from rlsdk.kit import progress
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.driving import Weighed
@@ -106,3 +108,30 @@ def test_a_closed_engine_is_asked_for_nothing(folder: Path, tmp_path: Path) -> N
     for name, ask in ASK.items():
         with pytest.raises(RlsdkError, match=f"{name} came after the engine of role 'critic' was closed"):
             ask(engine, tmp_path)
+
+
+def test_every_micro_batch_is_a_sign_of_progress() -> None:
+    """Whatever the engine: its objective is called for each, and is still the objective that was given."""
+
+    class Objective:
+        outputs = ("log_probs",)
+        whole_groups = True
+
+        def __call__(self, outputs: object, batch: object) -> float:
+            return 1.5
+
+    class Engine:
+        def forward_backward(self, batch: object, objective: Any) -> list[float]:
+            found: list[float] = []
+            for _ in range(2):
+                time.sleep(0.05)
+                assert progress.idle_s() >= 0.05
+                assert objective({}, batch) == 1.5
+                found.append(progress.idle_s())
+            assert (objective.outputs, objective.whole_groups) == (("log_probs",), True)
+            assert not hasattr(objective, "zero_without_advantage")
+            return found
+
+    guarded = GuardedTrainEngine(Engine())  # type: ignore[arg-type]
+    idle: Any = guarded.forward_backward(None, Objective())  # type: ignore[arg-type]
+    assert max(idle) < 0.04

@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
-from rlsdk.kit import hf
+from rlsdk.kit import export as export_module
+from rlsdk.kit.export import ExportedTensor, write_model
 from rlsdk.kit.hf import (
     build_model,
     canonical_parameters,
     load_model_config,
     persistent_buffers,
-    save_hf_folder,
 )
 from rlsdk.kit.outputs import compute_outputs
 from rlsdk.testing.models import write_tiny_model
@@ -107,7 +107,8 @@ def test_tied_embeddings_have_one_copy_under_the_inputs_name(models: dict[str, s
 def export(model: torch.nn.Module, path: Path, source: str | None = None) -> None:
     parameters, _ = canonical_parameters(model)
     tensors = {name: p.detach() for name, p in parameters.items()} | persistent_buffers(model)
-    save_hf_folder(path, model.config, iter(tensors.items()), source=source)  # type: ignore[arg-type]
+    listed = [ExportedTensor(name=name, shape=tuple(t.shape), dtype=t.dtype) for name, t in tensors.items()]
+    write_model(path, model.config, listed, lambda tensor, _: tensors[tensor.name], source=source)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama"])
@@ -115,7 +116,7 @@ def export(model: torch.nn.Module, path: Path, source: str | None = None) -> Non
 def test_an_export_is_read_by_transformers_bit_for_bit(
     models: dict[str, str], tmp_path: Path, name: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "MAX_SHARD_BYTES", limit)
+    monkeypatch.setattr(export_module, "MAX_FILE_BYTES", limit)
     model = build_model(ModelSpec(path=models[name]), init_from_config=True, seed=5)
     export(model, tmp_path / "export")
     files = list((tmp_path / "export").glob("*.safetensors"))

@@ -40,6 +40,31 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000003", "step_00000010"]
 
 
+def test_the_newest_model_is_kept_and_found_where_not_every_checkpoint_holds_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in range(1, 8):
+        with store.write(step, {}) as folder:
+            (folder / "weights").write_text("w")
+            if step in (2, 4):
+                (folder / "model").mkdir()
+                (folder / "model" / "config.json").write_text("{}")
+    assert [step for step, _ in store.whole()] == [4, 6, 7]
+    assert store.newest_intact(print, "model") == store.path_of(4)
+    assert store.newest_intact(print) == store.path_of(7)
+
+
+def test_a_damaged_model_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (1, 2):
+        with store.write(step, {}) as folder:
+            (folder / "model").mkdir()
+            (folder / "model" / "config.json").write_text("{}")
+    (store.path_of(2) / "model" / "config.json").write_text("{ }")
+    told: list[str] = []
+    assert store.newest_intact(told.append, "model") == store.path_of(1)
+    assert "step_00000002" in told[0]
+
+
 def fail(store: CheckpointStore, step: int) -> None:
     with store.write(step, {}) as folder:
         (folder / "half").write_text("x")

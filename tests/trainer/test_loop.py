@@ -13,12 +13,14 @@ import torch
 
 from rlsdk.config import Role, RunConfig, dump_config, load_config, sft_optim_spec
 from rlsdk.config.recipes import recipe_names
-from rlsdk.interfaces import BatchError, WeightSyncError
+from rlsdk.interfaces import BatchError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.checkpoint import holds_model
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, close_in_process, start_in_process
+from rlsdk.trainer.inference import find_model
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.rl import RlStage
@@ -142,6 +144,19 @@ def test_a_run_that_is_resumed_goes_on_number_for_number(model: str, registry: R
         assert stage.step == 2
         trainer.fit()
     assert [*view.steps, *rest.steps] == whole.steps
+
+
+def test_checkpoints_in_between_need_not_hold_the_model(model: str, registry: Registry, tmp_path: Path) -> None:
+    """Saved after every step, exported after the third, and at the end."""
+    config = config_of(model, registry, 4, "--trainer.save_every_steps", "1", "--trainer.export_every_steps", "3")
+    with trainer_of(config, registry, tmp_path / "run", Recorder()) as (trainer, _, _):
+        trainer.store.keep = 9
+        trainer.fit()
+        held = {step: holds_model(path) for step, path in trainer.store.whole()}
+        assert held == {1: False, 2: False, 3: True, 4: True}
+        assert find_model(tmp_path / "run").model == trainer.store.path_of(4) / "model"
+        with pytest.raises(ConfigError, match=r"step_00000002' has no model/ \(trainer.export_every_steps.*_00000003"):
+            find_model(trainer.store.path_of(2))
 
 
 def test_replicas_and_turns_on_one_device_change_no_number_that_matters(

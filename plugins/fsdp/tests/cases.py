@@ -81,5 +81,9 @@ def four(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("hybrid went on", plain, first=True, save=str(folder / "saved_hybrid"), options=HYBRID),
         Case("resumed", plain, load=str(folder / "saved")),
         Case("hybrid resumed", plain, load=str(folder / "saved"), options=HYBRID),
+        Case("export in parts", plain, export=str(folder / "parts"), probe=probes.exported_in_parts),
+        Case("export of copies", models["gemma3"], export=str(folder / "parts_hybrid"), options=HYBRID,
+             dtype="bfloat16", probe=probes.exported_in_parts),
+        Case("opened", plain, load=str(folder / "saved"), probe=probes.opened),
         Case("damaged", plain, load=str(folder / "damaged"), probe=probes.damaged),
-    ]
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from worlds import OBJECTIVES, Case, share, spec_of
@@ -154,6 +155,39 @@ def damaged(case: Case, ctx: RankContext) -> dict[str, Exception | None]:
     found["weights changed"] = None if kept else RlsdkError("weights changed")
     engine.close()
     return found
+
+
+def exported_in_parts(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """Bytes of whole tensors that this rank was given to write, in an export of many files."""
+    from rlsdk_fsdp.shards import Piece
+
+    engine, gather, given = start(ctx, spec_of(case)), Piece.gather, list[int]()
+
+    def counted(piece: Piece, writer: int, dtype: torch.dtype) -> torch.Tensor | None:
+        found = gather(piece, writer, dtype)
+        given.extend([found.nbytes] if found is not None else [])
+        return found
+
+    with patch.object(Piece, "gather", counted), patch("rlsdk.kit.export.MAX_FILE_BYTES", 60_000):
+        engine.save_pretrained(Path(str(case.export)))
+    engine.close()
+    return {"given": sum(given), "largest": max(given, default=0)}
+
+
+def opened(case: Case, ctx: RankContext) -> list[str]:
+    """Files that this rank opens to load a checkpoint."""
+    import safetensors
+
+    engine, names, open_file = start(ctx, spec_of(case)), list[str](), safetensors.safe_open
+
+    def counted(filename: Any, *args: Any, **options: Any) -> Any:
+        names.append(Path(filename).name)
+        return open_file(filename, *args, **options)
+
+    with patch("safetensors.safe_open", counted):
+        engine.load_checkpoint(Path(str(case.load)))
+    engine.close()
+    return names
 
 
 def kwargs(case: Case, ctx: RankContext) -> list[bool]:

@@ -45,6 +45,14 @@ def test_nothing_on_disk_is_a_pickle(results: Any, folder: Path) -> None:
         assert all(file.endswith(".safetensors") for file in files[1:])
 
 
+def test_a_rank_opens_the_files_that_hold_its_own_rows(results: Any) -> None:
+    """Two files, read by four ranks: the first opens both for what is in them, and tells the others."""
+    first, *others = good(results[4, "opened"])
+    assert len(first) <= 2 + 2
+    assert all(len(names) <= 2 for names in others)
+    assert len(others[-1]) == 1, "half a file's rows, and no random state"
+
+
 def test_copies_of_a_hybrid_are_saved_once(results: Any, folder: Path) -> None:
     good(results[4, "hybrid went on"])
     sizes = [sum(file.stat().st_size for file in (folder / name).iterdir()) for name in ("saved", "saved_hybrid")]

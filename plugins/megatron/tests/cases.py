@@ -15,7 +15,10 @@ SP2 = MegatronOptions(tensor_parallel=2, sequence_parallel=True)
 PP2 = MegatronOptions(pipeline_parallel=2)
 VPP2 = MegatronOptions(pipeline_parallel=2, virtual_stages=2)
 TP2PP2 = MegatronOptions(tensor_parallel=2, pipeline_parallel=2)
-FOLDERS = ("saved_tp2", "saved_pp2", "saved_dp2", "saved_ep2", "export", "export_tied", "export_mixture")
+FOLDERS = (
+    "saved_tp2", "saved_pp2", "saved_dp2", "saved_ep2", "export", "export_tied", "export_mixture", "parts",
+    "parts_mixture",
+)  # fmt: skip
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -107,5 +110,9 @@ def four(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("mixture dp4 ep2", models["mixture"], MegatronOptions(expert_parallel=2), rows=3),
         Case("resumed from dp2", plain, TP2PP2, rows=3, load=str(folder / "saved_dp2")),
         Case("resumed from pp2", plain, SP2, rows=3, load=str(folder / "saved_pp2")),
+        Case("export in parts", models["tied"], TP2PP2, export=str(folder / "parts"), probe=probes.exported_in_parts),
+        Case("export of experts", models["mixture"], MegatronOptions(expert_parallel=2),
+             export=str(folder / "parts_mixture"), probe=probes.exported_in_parts),
+        Case("opened", plain, PP2, load=str(folder / "saved_pp2"), probe=probes.opened),
         Case("damaged", plain, TP2, probe=probes.damaged, load=str(folder / "damaged")),
     ]  # fmt: skip

@@ -194,6 +194,39 @@ def kwargs(case: Case, ctx: RankContext) -> dict[str, Any]:
     return {"reached": reached, "odd": error_of(lambda: start(ctx, replace(spec, engine_kwargs={"layer_norm": 1})))}
 
 
+def exported_in_parts(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """Bytes of whole tensors that this rank was given to write, in an export of many files."""
+    from rlsdk_megatron.checkpoint import Gathering
+
+    engine, fetch, given = start(ctx, spec_of(case, case.options)), Gathering.fetch, list[int]()
+
+    def counted(self: Gathering, name: str, writer: int, dtype: torch.dtype) -> torch.Tensor | None:
+        found = fetch(self, name, writer, dtype)
+        given.extend([found.nbytes] if found is not None else [])
+        return found
+
+    with patch.object(Gathering, "fetch", counted), patch("rlsdk.kit.export.MAX_FILE_BYTES", 60_000):
+        engine.save_pretrained(Path(str(case.export)))
+    engine.close()
+    return {"given": sum(given)}
+
+
+def opened(case: Case, ctx: RankContext) -> list[str]:
+    """Files that this rank opens to load a checkpoint."""
+    from rlsdk_megatron import checkpoint
+
+    engine, names, open_file = start(ctx, spec_of(case, case.options)), list[str](), checkpoint.safe_open
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        names.append(path.name)
+        return open_file(path, *args, **options)
+
+    with patch.object(checkpoint, "safe_open", counted):
+        engine.load_checkpoint(Path(str(case.load)))
+    engine.close()
+    return names
+
+
 def damaged(case: Case, ctx: RankContext) -> dict[str, Any]:
     """What each damaged checkpoint is refused with, and whether it changed anything."""
     engine = start(ctx, spec_of(case, case.options))

@@ -27,13 +27,20 @@ def test_a_checkpoint_holds_no_pickle_and_each_box_once(results: Any, folder: Pa
 
     good(results[2, "dp2 micro 3"])
     files = sorted(path.name for path in (folder / "saved_dp2").iterdir())
-    assert files == ["engine.json", "rank-00000.safetensors", "rank-00001.safetensors"]
+    assert files == ["engine.json", "index.json", "rank-00000.safetensors", "rank-00001.safetensors"]
     keys: list[str] = []
-    for name in files[1:]:
+    for name in files[2:]:
         with safe_open(folder / "saved_dp2" / name, framework="pt") as file:
             keys += file.keys()
     assert len(keys) == len(set(keys))
     assert {key.partition("/")[0].partition("@")[0] for key in keys} == {"weight", "exp_avg", "exp_avg_sq", "random"}
+
+
+def test_a_rank_opens_the_files_that_hold_its_own_boxes(results: Any) -> None:
+    """Two stages, a file each, read by two ranks a stage; and the ranks that have one read their random state."""
+    files = [sorted(set(names)) for names in good(results[4, "opened"])]
+    first, second = "rank-00000.safetensors", "rank-00001.safetensors"
+    assert files == [[first], [first, second], [second], [second]]
 
 
 def test_damaged_checkpoints_are_refused_on_every_rank_and_change_nothing(results: Any) -> None:

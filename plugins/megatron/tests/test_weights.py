@@ -66,6 +66,26 @@ def test_an_export_is_read_by_transformers_bit_for_bit(case: str, export: str, r
         assert AutoTokenizer.from_pretrained(folder / export).eos_token == "<eos>"
 
 
+@pytest.mark.parametrize(
+    ("case", "export", "source"),
+    [("export in parts", "parts", "tied"), ("export of experts", "parts_mixture", "mixture")],
+)
+def test_ranks_write_the_files_of_an_export_side_by_side(
+    case: str, export: str, source: str, results: Any, folder: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    files = sorted((folder / export).glob("model-*.safetensors"))
+    assert len(files) > 4
+    whole_bytes = sum(file.stat().st_size for file in files)
+    for rank in good(results[4, case]):
+        assert 0 < rank["given"] < 0.6 * whole_bytes, "no rank is given the whole model"
+    exported = AutoModelForCausalLM.from_pretrained(folder / export, dtype="auto").state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(folder / source, dtype="auto").state_dict()
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in expected.items())
+
+
 def test_offloaded_parts_are_refused_by_name_and_come_back(results: Any) -> None:
     for rank in good(results[2, "offloaded"]):
         assert rank["layout"]

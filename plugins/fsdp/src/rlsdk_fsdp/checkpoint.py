@@ -84,6 +84,10 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
     reader = _Reader(str(folder))
     with agreed(f"{folder} cannot be loaded"):
         progress = _read_progress(folder)
+        if dist.get_rank() == 0:
+            reader.read_headers()
+    reader.share()
+    with agreed(f"{folder} cannot be loaded"):
         metadata = reader.read_metadata()
         _check_fit(folder, metadata, pieces, progress if optimizer is not None else Progress())
         _check_moments(folder, metadata, progress)
@@ -100,14 +104,24 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Opens every file for its header once, not once for us and once for torch."""
+    """Opens every file for its header once, on rank 0, and tells the others what is in them: torch would have every
+    rank open the file of every other."""
 
-    _known: Metadata | None = None
+    known: Metadata | None = None
+
+    def read_headers(self) -> None:
+        """On rank 0: before `share`."""
+        self.known = super().read_metadata()
+
+    def share(self) -> None:
+        """Every rank must call."""
+        held = [self.known]
+        dist.broadcast_object_list(held)
+        self.known = held[0]
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self._known is None:
-            self._known = super().read_metadata(*args, **kwargs)
-        return self._known
+        assert self.known is not None
+        return self.known
 
 
 def _fresh_moments(

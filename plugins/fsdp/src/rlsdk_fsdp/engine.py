@@ -29,7 +29,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.hf import build_model, canonical_parameters, save_hf_folder
+from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
+from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
@@ -167,18 +168,27 @@ class FsdpTrainEngine(TrainEngine):
         self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
-        dtype = getattr(torch, self.spec.model.dtype)
-        whole = ((piece.name, piece.whole().to(dtype).cpu()) for piece in self.pieces)
+        """See `TrainEngine`. Ranks write files side by side; a tensor goes to the one that writes it, only."""
+        pieces = {piece.name: piece for piece in self.pieces}
+        buffers = persistent_buffers(self.model)
+        tensors = in_dtype({piece.name: piece.shape for piece in self.pieces}, getattr(torch, self.spec.model.dtype))
+        tensors += [ExportedTensor(name=name, shape=tuple(b.shape), dtype=b.dtype) for name, b in buffers.items()]
+
+        def fetch(tensor: ExportedTensor, writer: int) -> Tensor | None:
+            if tensor.name in buffers:
+                return buffers[tensor.name]
+            return pieces[tensor.name].gather(writer, tensor.dtype)
+
         with agreed(f"{path} cannot be written"):
-            try:
-                if self.ctx.rank == 0:
-                    save_hf_folder(path, self.model.config, whole, source=self.spec.model.path)
-            finally:
-                for (
-                    _
-                ) in whole:  # the ranks that do not write, and rank 0 where the disk refused, gather with the others
-                    pass
+            write_model(
+                path,
+                self.model.config,
+                tensors,
+                fetch,
+                rank=self.ctx.rank,
+                world_size=self.ctx.world_size,
+                source=self.spec.model.path,
+            )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. Where they are there already (on `cpu`, with `cpu_offload`) they stay."""

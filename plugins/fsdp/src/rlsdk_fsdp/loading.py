@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.progress import advance
 from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
 from rlsdk_fsdp.shards import Piece
 
@@ -94,6 +95,7 @@ def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
     for path, names in by_file.items():
         with safe_open(path, framework="pt") as file:
             for name in names:
+                advance()
                 piece, stored = pieces[name], file.get_slice(name)
                 if (shape := tuple(stored.get_shape())) != piece.shape:
                     raise ConfigError(

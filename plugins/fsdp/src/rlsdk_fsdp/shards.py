@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -43,14 +44,27 @@ class Piece:
     def drop_gradient(self) -> None:
         self.parameter.grad = self.held.grad = None
 
-    def whole(self) -> Tensor:
-        """The full tensor, gathered on the mesh's device. Every rank must call."""
-        values = self.held.detach()
-        if not isinstance(self.parameter, DTensor):
-            return values
-        # Shards that live on the host of a GPU would need a group that moves CPU tensors.
-        part = self.like(values.to(self.parameter.device_mesh.device_type))
-        return part.full_tensor() if isinstance(part, DTensor) else part
+    def gather(self, writer: int, dtype: torch.dtype) -> Tensor | None:
+        """The full tensor in `dtype` on rank `writer`, None elsewhere. Every rank must call; the ranks of other copies
+        than the writer's have nothing to do."""
+        values, parameter = self.held.detach(), self.parameter
+        if not isinstance(parameter, DTensor):
+            return values.to(dtype) if dist.get_rank() == writer else None
+        mesh = parameter.device_mesh
+        axis = mesh.ndim - 1
+        group = mesh.get_group(axis)
+        if writer not in dist.get_process_group_ranks(group):
+            return None
+        (placement,) = {place for place in parameter.placements if isinstance(place, Shard)}
+        # Equal chunks of raw bytes, the last ones padded: what every backend can gather, whatever the dtype.
+        chunk = chunk_of(self.shape[placement.dim], 0, mesh.size(axis))[1]
+        rows = values.to(mesh.device_type, dtype).movedim(placement.dim, 0)
+        mine = rows.new_zeros((chunk, *rows.shape[1:]))
+        mine[: len(rows)] = rows
+        whole = mine.new_empty((mesh.size(axis) * chunk, *rows.shape[1:])) if dist.get_rank() == writer else None
+        into = None if whole is None else [_bytes(part) for part in whole.split(chunk)]
+        dist.gather(_bytes(mine), into, dst=writer, group=group)
+        return None if whole is None else whole[: self.shape[placement.dim]].movedim(0, placement.dim)
 
     def like(self, values: Tensor) -> Tensor:
         """`values` of this rank's box as a part of a whole, cut as the parameter is."""
@@ -106,3 +120,7 @@ def chunk_of(rows: int, rank: int, num_ranks: int) -> tuple[int, int]:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part: a view of its own memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Checkpoints: boxes of canonical tensors in safetensors, one file a rank, and a small JSON file.
+"""Checkpoints: boxes of canonical tensors in safetensors, one file a rank, and a JSON file that says where each lies.
 
 Megatron's own checkpoints hold pickles, which this project loads from nowhere, and start a manager process for each
 save. Boxes of canonical tensors need neither, and load under any split, because each rank knows which it holds.
@@ -8,33 +8,45 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlsdk.interfaces import Box, CheckpointError
+from rlsdk.interfaces import Box, CheckpointError, LayoutError
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.progress import advance
 from rlsdk.kit.together import agreed
-from rlsdk_megatron.optimizer import MOMENTS, collect, slot_of
+from rlsdk_megatron.optimizer import MOMENTS, collect, replicas, slot_of
 from rlsdk_megatron.parts import Held, Part
 
 STATE = "engine.json"
+INDEX = "index.json"
 KINDS = ("weight", *MOMENTS)
 Key = tuple[str, Box]
 
 
-def save(folder: Path, held: Sequence[Held], optimizer: Any, num_steps: int, *, shared: bool) -> None:
+def save(
+    folder: Path,
+    held: Sequence[Held],
+    shapes: Mapping[str, tuple[int, ...]],
+    optimizer: Any,
+    num_steps: int,
+    *,
+    shared: bool,
+) -> None:
     """Writes weights, moments, schedule and random states. Every rank must call; returns when all are on the disk.
 
     Args:
         folder: exists, and is empty.
         held: this rank's parameters.
+        shapes: of every canonical tensor of the model.
         optimizer: Megatron's; None: a frozen model.
         num_steps: optimizer steps taken.
         shared: the optimizer's state is split over replicas.
@@ -43,9 +55,10 @@ def save(folder: Path, held: Sequence[Held], optimizer: Any, num_steps: int, *, 
         CheckpointError: the disk refused on some rank; raised on all.
     """
     rank = dist.get_rank()
-    mine = owned(held)
+    mine = owned(held, shapes)
     tensors: dict[str, Tensor] = {f"random@{rank}": torch.get_rng_state()}
     for one in held:
+        advance()
         slot = slot_of(optimizer, one.parameter) if optimizer is not None else None
         # Replicas share the work of every parameter, so all of them pass here, whoever writes.
         values = _state(one, slot, num_steps if optimizer is not None else 0, shared=shared and optimizer is not None)
@@ -55,8 +68,10 @@ def save(folder: Path, held: Sequence[Held], optimizer: Any, num_steps: int, *, 
                     tensors[_key(kind, part)] = part.view(whole).cpu()
     with agreed(f"{folder} cannot be written"):
         atomic_write_tensors(folder / f"rank-{rank:05d}.safetensors", tensors)
+    places = _gathered_index({key: list(values.shape) for key, values in tensors.items()})
     with agreed(f"{folder} cannot be written"):
         if rank == 0:
+            atomic_write_json(folder / INDEX, places)
             atomic_write_json(
                 folder / STATE,
                 {"format": 1, "num_steps": num_steps, "files": dist.get_world_size()},
@@ -74,13 +89,36 @@ def _state(one: Held, slot: Any, num_steps: int, *, shared: bool) -> dict[str, T
     return values
 
 
-def owned(held: Sequence[Held]) -> set[Key]:
-    """The boxes that this rank writes: each is written by the first rank that holds it. Every rank must call."""
-    mine = [(part.name, part.box) for one in held for part in one.parts]
-    theirs: list[list[Key]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(theirs, mine)
-    earlier = {key for keys in theirs[: dist.get_rank()] for key in keys}
-    return set(mine) - earlier
+def _gathered_index(mine: Mapping[str, list[int]]) -> dict[str, Any]:
+    """On rank 0: key -> number of the file that has it, and its shape. Each box is told once, by the rank that writes
+    it."""
+    rank = dist.get_rank()
+    found: list[Mapping[str, list[int]]] | None = [{}] * dist.get_world_size() if rank == 0 else None
+    dist.gather_object(mine, found)
+    return {key: [file, shape] for file, keys in enumerate(found or ()) for key, shape in keys.items()}
+
+
+def owned(held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> set[Key]:
+    """The boxes that this rank writes: each is written by the first rank that holds it. Every rank must call.
+
+    Who that is follows from Megatron's groups. Boxes are compared only within one: tensor-parallel ranks have some
+    weights in common (norms), and the stages at both ends a tied embedding.
+
+    Raises:
+        LayoutError: what all ranks would write is not the model.
+    """
+    mine = {(part.name, part.box) for one in held if dist.get_rank(replicas(one.parameter)) == 0 for part in one.parts}
+    for group in (parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()):
+        if (size := dist.get_world_size(group)) > 1:
+            theirs: list[set[Key]] = [set()] * size
+            dist.all_gather_object(theirs, mine, group=group)
+            mine -= set[Key]().union(*theirs[: dist.get_rank(group)])
+    total = torch.tensor(sum(box.numel for _, box in mine))
+    dist.all_reduce(total)
+    if (expected := sum(math.prod(shape) for shape in shapes.values())) != int(total):
+        raise LayoutError(f"ranks would write {int(total)} values of a model that has {expected}; this is a defect of "
+                          "backend 'megatron': please report the parallel sizes of the run")  # fmt: skip
+    return mine
 
 
 def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]], optimizer: Any) -> int:
@@ -99,8 +137,10 @@ def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...
         with agreed(f"{folder} cannot be loaded"):
             progress = _progress(folder)
             num_steps = int(progress["num_steps"])
+            kinds = KINDS if optimizer is not None and num_steps else KINDS[:1]
             stored = _Stored(folder, int(progress["files"]), stack)
-            stored.check(shapes, KINDS if optimizer is not None and num_steps else KINDS[:1])
+            stored.check(shapes, kinds)
+            stored.open(held, kinds)
         with agreed(f"{folder} cannot be loaded"), torch.no_grad():
             for one in held:
                 _restore(one, stored, optimizer, num_steps)
@@ -109,6 +149,7 @@ def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...
 
 
 def _restore(one: Held, stored: _Stored, optimizer: Any, num_steps: int) -> None:
+    advance()
     slot = slot_of(optimizer, one.parameter) if optimizer is not None else None
     wanted = KINDS if slot is not None and num_steps else KINDS[:1]
     found: dict[str, Tensor] = {}
@@ -126,27 +167,62 @@ def _restore(one: Held, stored: _Stored, optimizer: Any, num_steps: int) -> None
 
 
 class _Stored:
-    """What the files of a checkpoint hold."""
+    """What the files of a checkpoint hold. Only those are opened that hold something of this rank's."""
 
     def __init__(self, folder: Path, num_files: int, stack: ExitStack) -> None:
         self.folder = folder
-        self.boxes: dict[tuple[str, str], list[tuple[Box, Any, str]]] = {}
-        self.random: dict[int, tuple[Any, str]] = {}
-        for rank in range(num_files):
-            path = folder / f"rank-{rank:05d}.safetensors"
+        self.boxes: dict[tuple[str, str], list[tuple[Box, int, str]]] = {}
+        self.random: dict[int, int] = {}
+        """Rank -> file."""
+        self._stack = stack
+        self._files: dict[int, Any] = {}
+        for key, (file, shape) in self._places(num_files).items():
+            what, _, place = key.rpartition("@")
+            if what == "random":
+                self.random[int(place)] = file
+                continue
+            kind, _, name = what.partition("/")
+            offset = tuple(int(n) for n in place.split(","))
+            self.boxes.setdefault((kind, name), []).append((Box(offset, tuple(shape)), file, key))
+
+    def open(self, held: Sequence[Held], kinds: Sequence[str]) -> None:
+        """Opens every file that a rank's parameters are read from.
+
+        Raises:
+            CheckpointError: one is missing, or cut short.
+        """
+        needed = {
+            file
+            for one in held
+            for part in one.parts
+            for kind in kinds
+            for box, file, _ in self.boxes[kind, part.name]
+            if box.intersect(part.box) is not None
+        }
+        if (own := self.random.get(dist.get_rank())) is not None:
+            needed.add(own)
+        for file in sorted(needed):
+            self._file(file)
+
+    def _places(self, num_files: int) -> dict[str, tuple[int, list[int]]]:
+        """Key -> file and shape: from the index, or, where an earlier version wrote none, from every file."""
+        try:
+            found = json.loads((self.folder / INDEX).read_text())
+            return {str(key): (int(file), [int(n) for n in shape]) for key, (file, shape) in found.items()}
+        except FileNotFoundError:
+            files = {rank: self._file(rank) for rank in range(num_files)}
+            return {key: (at, file.get_slice(key).get_shape()) for at, file in files.items() for key in file.keys()}  # noqa: SIM118 - a file, not a mapping
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{self.folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
+
+    def _file(self, number: int) -> Any:
+        if number not in self._files:
+            path = self.folder / f"rank-{number:05d}.safetensors"
             try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
+                self._files[number] = self._stack.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} is missing or damaged: {error}") from error
-            for key in file.keys():  # noqa: SIM118 - a file, not a mapping
-                what, _, place = key.rpartition("@")
-                if what == "random":
-                    self.random[int(place)] = (file, key)
-                    continue
-                kind, _, name = what.partition("/")
-                offset = tuple(int(n) for n in place.split(","))
-                box = Box(offset, tuple(file.get_slice(key).get_shape()))
-                self.boxes.setdefault((kind, name), []).append((box, file, key))
+        return self._files[number]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], kinds: Sequence[str]) -> None:
         """Raises `CheckpointError` where a tensor of the model is not there, or not all of it."""
@@ -171,13 +247,13 @@ class _Stored:
         """Fills `into` with the values of a part's box, out of all stored boxes that it meets."""
         for box, file, key in self.boxes[kind, part.name]:
             if (common := box.intersect(part.box)) is not None:
-                into[common.slices(part.box)] = file.get_slice(key)[common.slices(box)].to(into)
+                into[common.slices(part.box)] = self._file(file).get_slice(key)[common.slices(box)].to(into)
 
     def restore_random_state(self) -> None:
         """Of the rank of this number, where the saving run had one."""
-        if found := self.random.get(dist.get_rank()):
-            file, key = found
-            torch.set_rng_state(file.get_tensor(key))
+        rank = dist.get_rank()
+        if rank in self.random:
+            torch.set_rng_state(self._file(self.random[rank]).get_tensor(f"random@{rank}"))
 
 
 def _key(kind: str, part: Part) -> str:
@@ -194,30 +270,38 @@ def _progress(folder: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def gathered(held: Sequence[Held], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
-    """Yields `(name, whole tensor)` on rank 0 and `(name, None)` elsewhere, one tensor at a time. Every rank must call,
-    and take all.
-    """
-    rank, mine = dist.get_rank(), owned(held)
-    views = {
-        (part.name, part.box): part.view(one.parameter)
-        for one in held
-        for part in one.parts
-        if (part.name, part.box) in mine
-    }
-    held_by: list[list[Key]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(held_by, list(views))
-    dtype = next(iter(held)).parameter.dtype
-    for name in names:
-        whole = torch.zeros(shapes[name], dtype=dtype) if rank == 0 else None
-        for source, keys in enumerate(held_by):
-            for key in (key for key in keys if key[0] == name):
-                if rank == source != 0:
-                    dist.send(views[key].cpu().contiguous(), 0)
-                elif whole is not None:
-                    place = key[1].slices(Box.whole(shapes[name]))
-                    whole[place] = views[key].cpu() if source == 0 else _received(key[1], dtype, source)
-        yield name, whole
+class Gathering:
+    """Brings whole tensors together, one at a time, each on the rank that asks for it."""
+
+    def __init__(self, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Every rank must call."""
+        mine = owned(held, shapes)
+        self._shapes = shapes
+        self._views = {
+            (part.name, part.box): part.view(one.parameter)
+            for one in held
+            for part in one.parts
+            if (part.name, part.box) in mine
+        }
+        held_by: list[list[Key]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(held_by, list(self._views))  # of the order of the model's tensors: each box once
+        self._sources: dict[str, list[tuple[int, Box]]] = {}
+        for rank, keys in enumerate(held_by):
+            for name, box in keys:
+                self._sources.setdefault(name, []).append((rank, box))
+
+    def fetch(self, name: str, writer: int, dtype: torch.dtype) -> Tensor | None:
+        """The whole tensor on rank `writer`, None elsewhere. Every rank must call, for the same tensors in turn."""
+        rank = dist.get_rank()
+        whole = torch.zeros(self._shapes[name], dtype=dtype) if rank == writer else None
+        for source, box in self._sources.get(name, ()):
+            if whole is not None:
+                place = whole[box.slices(Box.whole(self._shapes[name]))]
+                mine = source == writer
+                place.copy_(self._views[name, box] if mine else _received(box, dtype, source))
+            elif rank == source:
+                dist.send(self._views[name, box].to("cpu", dtype).contiguous(), writer)
+        return whole
 
 
 def _received(box: Box, dtype: torch.dtype, source: int) -> Tensor:

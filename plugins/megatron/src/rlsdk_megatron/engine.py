@@ -30,11 +30,13 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config, save_hf_folder
+from rlsdk.kit.export import in_dtype, write_model
+from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches
 from rlsdk.kit.optim import learning_rate
 from rlsdk.kit.parking import Parking
 from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.progress import advance
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.together import Tally, agreed
 from rlsdk_megatron import checkpoint, groups
@@ -219,7 +221,7 @@ class MegatronTrainEngine(TrainEngine):
         self._still()
         shared = self.options.distributed_optimizer
         with device_scope(self.device):
-            checkpoint.save(path, self.held, self.optimizer, self.num_steps, shared=shared)
+            checkpoint.save(path, self.held, self.shapes, self.optimizer, self.num_steps, shared=shared)
 
     def load_checkpoint(self, path: Path) -> None:
         self._still()
@@ -229,16 +231,20 @@ class MegatronTrainEngine(TrainEngine):
                 self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. One whole tensor at a time is gathered, and one file's worth is in memory on rank 0."""
+        """See `TrainEngine`. Ranks write files side by side; a tensor goes to the one that writes it, only."""
         self._still()
-        whole = checkpoint.gathered(self.held, list(self.shapes), self.shapes)
+        gathering = checkpoint.Gathering(self.held, self.shapes)
+        tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
         with agreed(f"{path} cannot be written"):
-            try:
-                if self.ctx.rank == 0:
-                    save_hf_folder(path, self.exported, whole, source=self.spec.model.path)
-            finally:
-                for _ in whole:  # ranks that do not write, and rank 0 where the disk refused, take part to the end
-                    pass
+            write_model(
+                path,
+                self.exported,
+                tensors,
+                lambda tensor, writer: gathering.fetch(tensor.name, writer, tensor.dtype),
+                rank=self.ctx.rank,
+                world_size=self.ctx.world_size,
+                source=self.spec.model.path,
+            )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. On `cpu` they are there already and stay."""
@@ -303,6 +309,7 @@ class MegatronTrainEngine(TrainEngine):
         return [part.to(self.device) for part in found]
 
     def _outputs(self, stage: Stage, hidden: Tensor, given: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+        advance()
         self._still()  # the vocabulary's weight is read without its module, whose hook would wait
         return last_stage_outputs(stage, hidden, given, names, self.spec.model.head, int(self.hf_config.vocab_size))
 
