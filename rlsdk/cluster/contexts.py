@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from rlsdk.cluster.messages import WorkerInfo
 from rlsdk.cluster.placement import PoolSpec
@@ -68,13 +70,14 @@ def rank_contexts(
 ) -> list[RankContext]:
     """One context per rank; `infos` are the workers of all its devices, in order, and `port` is held by rank 0's."""
     leads = infos[::devices_per_rank]
-    nodes = [info.node_id for info in leads]
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    local_ranks = [next(numbers[info.node_id]) for info in leads]
     return [
         RankContext(
             role=role,
             rank=rank,
             world_size=len(leads),
-            local_rank=nodes[:rank].count(info.node_id),
+            local_rank=local_ranks[rank],
             node=info.node,
             device="cuda:0" if pool.device == "cuda" else "cpu",
             accelerators=tuple(

@@ -12,7 +12,7 @@ from rlsdk.cluster.daemons import check_daemons
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split, asks_whole_groups
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.messages import Call
+from rlsdk.cluster.messages import Call, Packed
 from rlsdk.cluster.peer import WorkerPeer
 from rlsdk.cluster.pending import Pending, Request, answer
 from rlsdk.interfaces import Batch, BatchError, ConfigError, Parallel, RankContext, nearest
@@ -171,9 +171,10 @@ class WorkerGroup:
                 )
         cut = first.cut(self._dp_size, whole_groups=asks_whole_groups(values.values()))
         parts = {key: batch.shares(cut, self._nodes_of_share()) for key, batch in batches.items()}
+        shared = {key: value if key in parts else Packed.of(value) for key, value in values.items()}
         calls = {}
         for member in self.members:
-            mine = dict(values)
+            mine = dict(shared)
             node = member.worker.known().node_id
             mine.update((key, part[member.parallel.dp_rank][node]) for key, part in parts.items())
             positional = tuple(mine[at] for at in range(len(args)))

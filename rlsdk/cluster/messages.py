@@ -58,6 +58,24 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Packed:
+    """An argument that goes to every rank, pickled once: Ray would pickle it anew for each."""
+
+    data: bytes
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """Numbers and text stay as they are."""
+        from ray import cloudpickle
+
+        return value if isinstance(value, str | int | float | None) else cls(cloudpickle.dumps(value))
+
+    def load(self) -> Any:
+        """The argument."""
+        return pickle.loads(self.data)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """An exception on its way back."""

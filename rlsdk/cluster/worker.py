@@ -23,7 +23,7 @@ from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
 from rlsdk.cluster.environment import address_of
-from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, WorkerInfo
+from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed, WorkerInfo
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
@@ -178,7 +178,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _loaded(value: Any) -> Any:
-    return value.load() if isinstance(value, StoredRows) else value
+    return value.load() if isinstance(value, StoredRows | Packed) else value
 
 
 async def _answer(future: Future[Any]) -> Any:

@@ -133,7 +133,6 @@ def write_model(
     Raises:
         OSError: the disk refused.
     """
-    path.mkdir(parents=True, exist_ok=True)
     files = plan_files(tensors, world_size)
     with ExitStack() as stack:
         writing = stack.enter_context(_Writer(path))
@@ -244,6 +243,7 @@ def _header(tensors: Sequence[ExportedTensor]) -> bytes:
 
 def _write_rest(path: Path, config: PretrainedConfig, files: Sequence[ExportedFile], source: str | None) -> None:
     """Index, configuration, and what comes along unchanged."""
+    path.mkdir(parents=True, exist_ok=True)
     if len(files) > 1:
         weight_map = {tensor.name: file.name for file in files for tensor in file.tensors}
         total = sum(tensor.num_bytes for file in files for tensor in file.tensors)

@@ -11,7 +11,7 @@ import pytest
 RANKS = 5
 
 
-def member(rank: int, port: Any, lazy_ranks: int, answers: Any) -> None:
+def member(rank: int, port: Any, lazy_ranks: int, counted: Any, answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -30,6 +30,7 @@ def member(rank: int, port: Any, lazy_ranks: int, answers: Any) -> None:
     rendezvous.init_process_group(ctx, "gloo")
     found = psutil.Process().net_connections("tcp")
     to_ranks = [one for one in found if one.status == "ESTABLISHED" and own not in (one.laddr.port, one.raddr.port)]
+    counted.wait(60)
     total = torch.tensor(float(rank))
     dist.all_reduce(total)
     answers.put((len(to_ranks), float(total)))
@@ -39,8 +40,8 @@ def member(rank: int, port: Any, lazy_ranks: int, answers: Any) -> None:
 @pytest.mark.parametrize(("lazy_ranks", "sockets"), [(RANKS, 0), (RANKS + 1, RANKS - 1)], ids=["many", "few"])
 def test_many_ranks_do_not_open_a_socket_to_every_other_at_the_start(lazy_ranks: int, sockets: int) -> None:
     context = multiprocessing.get_context("spawn")
-    port, answers = context.Queue(), context.Queue()
-    ranks = [context.Process(target=member, args=(rank, port, lazy_ranks, answers)) for rank in range(RANKS)]
+    port, answers, counted = context.Queue(), context.Queue(), context.Barrier(RANKS)
+    ranks = [context.Process(target=member, args=(rank, port, lazy_ranks, counted, answers)) for rank in range(RANKS)]
     for process in ranks:
         process.start()
     try:

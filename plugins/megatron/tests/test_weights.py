@@ -76,7 +76,7 @@ def test_ranks_write_the_files_of_an_export_side_by_side(
     from transformers import AutoModelForCausalLM
 
     files = sorted((folder / export).glob("model-*.safetensors"))
-    assert len(files) > 4
+    assert len(files) >= 4
     whole_bytes = sum(file.stat().st_size for file in files)
     for rank in good(results[4, case]):
         assert 0 < rank["given"] < 0.6 * whole_bytes, "no rank is given the whole model"

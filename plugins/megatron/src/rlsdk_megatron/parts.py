@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -180,9 +181,10 @@ def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]
         for stage in stages
         for name, parameter in stage.named_parameters()
     ]
-    names: list[set[str]] = [set()] * dist.get_world_size()
-    dist.all_gather_object(names, {part.name for one in held for part in one.parts})
-    if lacking := sorted(shapes.shapes.keys() - set().union(*names)):
+    mine = {part.name for one in held for part in one.parts}
+    present = torch.tensor([name in mine for name in shapes.shapes], dtype=torch.int32)
+    dist.all_reduce(present, dist.ReduceOp.MAX)
+    if lacking := sorted(name for name, found in zip(shapes.shapes, present.tolist(), strict=True) if not found):
         raise ConfigError(
             f"model.path: the checkpoint has {len(lacking)} tensors that Megatron's model does not have, first "
             f"{lacking[0]!r}; backend 'megatron' cannot train this model"
