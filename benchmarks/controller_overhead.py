@@ -181,10 +181,12 @@ class Step:
             self.group.run_each("generate", [([self.requests[at] for at in share],) for share in shares])
         with self.phase("put"):
             needed = self.cluster.put(self.batch.keep(("input_ids", "response_mask")))
+            needed.stored()
         with self.phase("log_probs"):
             answer: Batch = self.group.run("forward", needed)
         with self.phase("put"):
             shared = self.cluster.put(self.batch)
+            shared.stored()
         with self.phase("update"):
             waiting = [self.group.submit("update", shared.select(rows)) for rows in self.mini_batches]
             for pending in waiting:
@@ -283,9 +285,8 @@ def measure(
 
 def stored_bytes(cluster: Cluster, batch: Batch) -> int:
     """What a batch takes in the object store."""
-    ref = cluster.put(batch).ref
-    size: int = ray.experimental.get_object_locations([ref])[ref]["object_size"]
-    return size
+    refs = [ref for ref, _ in cluster.put(batch).stored().pieces]
+    return sum(int(found["object_size"]) for found in ray.experimental.get_object_locations(refs).values())
 
 
 def process_tree_cpu() -> float:

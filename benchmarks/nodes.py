@@ -132,7 +132,6 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         self.raylets: list[subprocess.Popen[bytes]] = []
@@ -143,7 +142,9 @@ class RayNodes:
         """Returns when every node has joined."""
         for at, place in enumerate(self.places):
             self.raylets.append(self._start(place, head=at == 0))
-            self._await(at + 1)
+            if at == 0:
+                self._await(1)
+        self._await(len(self.places))
 
     def stop(self) -> None:
         for started in self.raylets:
@@ -172,11 +173,8 @@ class RayNodes:
             "print(sum(node['Alive'] for node in ray.nodes()))"
         )
         while time.monotonic() < deadline:
-            if self.raylets[-1].poll() is not None:
+            if any(one.poll() is not None for one in self.raylets):
                 break
-            if count > 1 and count < len(self.places):  # the last one tells for all
-                time.sleep(1.0)
-                return
             with suppress(subprocess.TimeoutExpired):
                 done = subprocess.run(
                     [sys.executable, "-c", ask, self.address],
@@ -185,8 +183,9 @@ class RayNodes:
                 if done.returncode == 0 and int(done.stdout.split()[-1]) >= count:
                     return
             time.sleep(0.5)
-        last = self.folder / f"{self.places[len(self.raylets) - 1].name}.log"
-        raise RuntimeError(f"node {last.stem} did not join within {READY_S:g} s; {last}:\n{last.read_text()[-2000:]}")
+        ended = [at for at, one in enumerate(self.raylets) if one.poll() is not None] or [len(self.raylets) - 1]
+        log = self.folder / f"{self.places[ended[0]].name}.log"
+        raise RuntimeError(f"node {log.stem} did not join within {READY_S:g} s; {log}:\n{log.read_text()[-2000:]}")
 
 
 def _kill_tree(pid: int) -> None:

@@ -12,6 +12,7 @@ position of every row holds 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -355,18 +356,30 @@ def _to_array(tensor: Tensor) -> Any:
     return plain.numpy()
 
 
-def _from_array(array: Any) -> Tensor:
+@functools.cache
+def _accept_read_only() -> None:
+    """Buffers from the object store are read-only. A Batch is never written in place, so that is exactly right; torch
+    warns of the first one in a process, and of no other."""
     import warnings
 
+    import numpy as np
+    import torch
+
+    empty = np.zeros(1)
+    empty.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(empty)
+
+
+def _from_array(array: Any) -> Tensor:
     import torch
 
     tag = None
     if isinstance(array, tuple):
         tag, array = array
-    with warnings.catch_warnings():
-        # Buffers from the object store are read-only. A Batch is never written in place, so that is exactly right.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
+    _accept_read_only()
+    tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if tag == "bfloat16" else tensor
 
 
