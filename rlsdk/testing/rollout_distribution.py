@@ -21,6 +21,8 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "temperature 0.45": {"temperature": 0.45},
     "temperature 0.87": {"temperature": 0.87},
     "temperature 2": {"temperature": 2.0},
+    "temperature 0.03": {"temperature": 0.03},
+    "top-p 0.001": {"temperature": 1.1, "top_p": 0.001},
     "top-k 1": {"temperature": 1.27, "top_k": 1},
     "top-k 2": {"top_k": 2},
     "top-k 7": {"temperature": 0.77, "top_k": 7},
