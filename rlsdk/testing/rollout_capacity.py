@@ -47,8 +47,8 @@ class CapacityRequirements:
 
     @requirement("num_decoded.exact", since=(2, 0))
     def test_num_decoded_exact(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`num_decoded` counts tokens that were sampled, each once: none of the prompt, whatever its length, none twice,
-        and those that stopped or were limited early as they are."""
+        """`num_decoded` counts tokens that were sampled, each once: none of the prompt, whatever its length, and
+        none twice."""
         if engine.num_decoded() is None:
             return measured.told("counts tokens", 0)
         room = lab.suite.max_model_tokens

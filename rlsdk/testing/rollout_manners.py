@@ -11,7 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlsdk.interfaces import Capability, ConfigError, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.interfaces import (
+    Capability,
+    ConfigError,
+    GenerationOutput,
+    GenerationRequest,
+    RolloutEngine,
+    VersionRun,
+)
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
@@ -133,8 +140,9 @@ class MannerRequirements:
         measured.at_least("samples that ended under the new version", last.count(6), 1)
         strange = [o.versions for o in outputs if [run.version for run in o.versions] not in ([0], [6], [0, 6])]
         measured.none("samples of other versions", strange)
-        as_before = [replace(output, versions=(replace(output.versions[0], version=0, num_tokens=len(output.token_ids)),))
-                     for output in outputs]  # fmt: skip
+        as_before = [
+            replace(output, versions=(VersionRun(version=0, num_tokens=len(output.token_ids)),)) for output in outputs
+        ]
         measured.none("wrong samples", audit(lab, requests, as_before)[0])
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that it changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])

@@ -1,4 +1,4 @@
-"""Requirements: layouts that nobody thought of. Tensors, cuts, copies, places and dtypes at random, from fixed seeds."""
+"""Requirements: layouts that nobody thought of: tensors, cuts, copies, places and dtypes at random, of fixed seeds."""
 
 from __future__ import annotations
 
@@ -143,10 +143,8 @@ def random_pair(seed: int, *, here: bool = False) -> tuple[Pair, dict[str, Tenso
     for replica in range(draw.randint(1, 3)):
         places = draw.randint(1, 2)
         dealt = {meta.name: _dealt(draw, meta.shape, places, shared=True) for meta in metas}
-        replicas.append([
-            _placed(draw, wanted, [(n, b) for n, boxes in dealt.items() for b in boxes[place]], place, nodes, f"r{replica}")
-            for place in range(places)
-        ])  # fmt: skip
+        boxes = [[(name, box) for name, parts_of in dealt.items() for box in parts_of[at]] for at in range(places)]
+        replicas.append([_placed(draw, wanted, boxes[at], at, nodes, f"r{replica}") for at in range(places)])
     generator = torch.Generator().manual_seed(seed)
     tensors = {meta.name: torch.randn(meta.shape, generator=generator) for meta in metas}
     return Pair(source=source, replicas=replicas), tensors

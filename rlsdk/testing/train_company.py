@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, look_at_the_end, rows_of
+from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, look_at_the_end, rows_of, whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -60,9 +60,13 @@ class CompanyRequirements:
         looking = [look(batch, "log_probs")] * 3
         together = lab.several.run(in_one_process, case, script, frozen, looking)
         alone, seen = lab.play_split(case, script), lab.play_split(frozen, looking)
-        for rank, (found, beside) in enumerate(together):
-            _same(measured, found, alone[rank], f"rank {rank}")
-            _same(measured, beside, seen[rank], f"the frozen one on rank {rank}")
+        mine, theirs = ([pair[at] for pair in together] for at in (0, 1))
+        measured.none("faults", [fault for rank in (*mine, *theirs) for fault in rank.faults])
+        measured.equal("largest difference of weights", furthest_weight(whole(mine), whole(alone)), 0.0)
+        norms = [(a.norms, b.norms) for a, b in zip(mine, alone, strict=True)]
+        measured.equal("ranks whose norms differ", sum(a != b for a, b in norms), 0)
+        for rank, (one, two) in enumerate(zip(theirs, seen, strict=True)):
+            _same_outputs(measured, one, two, f"the frozen one on rank {rank}")
 
     @requirement("together.checkpoints", since=(2, 0))
     def test_together_checkpoints(self, lab: TrainLab, measured: Measured) -> None:
@@ -113,6 +117,10 @@ def _same(measured: Measured, mine: Driven, theirs: Driven, where: str, *, last:
     measured.equal(f"largest difference of weights, {where}", furthest_weight(whole_of(mine), whole_of(theirs)), 0.0)
     norms = zip(mine.norms[-last:], theirs.norms[-last:], strict=True)
     measured.equal(f"largest difference of norms, {where}", max((abs(a - b) for a, b in norms), default=0.0), 0.0)
+    _same_outputs(measured, mine, theirs, where)
+
+
+def _same_outputs(measured: Measured, mine: Driven, theirs: Driven, where: str) -> None:
     for one, two in zip(mine.seen, theirs.seen, strict=True):
         off = max((float((one[n] - two[n]).abs().max()) for n in two if two[n].numel()), default=0.0)
         measured.equal(f"largest difference of outputs, {where}", off, 0.0)
