@@ -356,13 +356,15 @@ def stopping_by_text(lab: RolloutLab) -> Iterator[GenerationRequest]:
     decode = load_tokenizer(str(lab.folder)).decode
     for salt in range(4):
         prompt = lab.prompt(7, 170 + salt)
-        whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=24, temperature=0.0)]))["r", 0]
+        whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=90, temperature=0.0)]))["r", 0]
         text = decode(whole)
-        for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1)):
+        # Short ones and such as are made of many tokens; one alone, one behind others, one that begins like another.
+        for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1), (1, 20), (6, 36), (3, 80)):
             string = text[at : at + length]
             if string and "\ufffd" not in string:
+                others: tuple[str, ...] = ("never this", string[:-1] + "\n") if at % 2 else ()
                 yield lab.ask(
-                    f"{salt} {at}", prompt, 2, max_tokens=24, temperature=0.0, stop_strings=(string, "never this")
+                    f"{salt} {at} {length}", prompt, 2, max_tokens=90, temperature=0.0, stop_strings=(*others, string)
                 )
         # What stands in the prompt stops nothing, nor does what begins in it.
         tail = decode(list(prompt))[-1:] + text[:1]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
+import torch
 
 from rlsdk.interfaces import (
     Capability,
     ConfigError,
+    FinishReason,
     GenerationOutput,
     GenerationRequest,
     RolloutEngine,
@@ -21,7 +25,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards, wrong_identities
 
 AT_ONCE_S = 1.0
 """For a method that returns at once, on a machine that does other things as well."""
@@ -57,11 +61,35 @@ class MannerRequirements:
             measured.none(f"wrong samples of {name}", audit(lab, requests, lab.run(sequence))[0])
         measured.equal("requests that changed", given != pickle.dumps(requests), 0)
 
+    @requirement("random_state", since=(2, 0))
+    def test_random_state(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What is drawn neither depends on the random numbers of the process (torch's, numpy's, Python's), which other
+        engines and the user's code share, nor moves them on."""
+        requests = [lab.ask("fresh", lab.prompt(6, 245), 3, max_tokens=24, temperature=1.3, seed=None)]
+        requests.append(lab.ask("seeded", lab.prompt(7, 245), 2, max_tokens=24, seed=6))
+        held = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        drawn, moved = [], []
+        try:
+            for _ in range(2):
+                torch.manual_seed(5)
+                np.random.seed(5)
+                random.seed(5)
+                before = _random_states()
+                drawn.append(tokens_of(lab.run(requests)))
+                moved += [name for name, state in _random_states().items() if state != before[name]]
+        finally:
+            torch.set_rng_state(held[0])
+            np.random.set_state(held[1])
+            random.setstate(held[2])
+        measured.none("generators that were moved on", moved)
+        again = [key for key, tokens in drawn[0].items() if key[0] == "fresh" and drawn[1][key] == tokens]
+        measured.none("samples without a seed that came again with the process's random numbers", again)
+
     @requirement("refusals.nothing", since=(2, 0))
     def test_refusals_nothing(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Where one request of a call cannot be served, wherever it stands, nothing of the call is generated, and
         calls beside it do not notice."""
-        fine = [lab.ask(f"fine{at}", lab.prompt(4 + at, 233), 2, max_tokens=3, seed=at) for at in range(2)]
+        fine = [lab.ask(f"fine{at}", lab.prompt(4 + at, 233), 2, max_tokens=12, seed=at) for at in range(2)]
         other = [lab.ask("other", lab.prompt(6, 234), 2, max_tokens=40, seed=5)]
         shared = Capability.ABORT in lab.spec.capabilities
         for name, wrong in unservable(lab).items():
@@ -71,6 +99,9 @@ class MannerRequirements:
                 measured.equal(f"refused, {name}", refused, 1)
                 measured.none(f"samples of a call with {name}", given)
                 measured.equal(f"tokens of a call with {name}", (engine.num_decoded() or 0) - (before or 0), 0)
+                made = sum(len(output.token_ids) for output in lab.run(fine))
+                grown = (engine.num_decoded() or 0) - (before or 0)
+                measured.at_most(f"tokens of it that came later, with {name}", grown - made, made // 3)
             if shared:
                 outputs = lab.wait(_refused_beside(engine, other, [*fine, wrong]))
                 measured.none(f"wrong samples of a call beside {name}", audit(lab, other, outputs)[0])
@@ -147,6 +178,49 @@ class MannerRequirements:
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that it changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
 
+    @requirement("abandoned.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abandoned_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A call that is left while the engine is paused is dropped then: nothing of it is decoded after `resume`, it
+        is in the way of no update, and other calls have all slots."""
+        requests = [lab.ask("left", lab.prompt(8, 246), lab.suite.max_running, max_tokens=200)]
+        fine = [lab.ask("fine", lab.prompt(7, 247), lab.suite.max_running, max_tokens=20, seed=3)]
+        for name, leave in {"cancelled": _cancelled_in_a_pause, "closed": _closed_in_a_pause}.items():
+            grown = lab.wait(leave(changing, lab, requests))
+            measured.equal(f"tokens decoded for nobody, {name}", grown, 0)
+            changing.update_weights(whole_shards(lab.base), 0)
+            before = changing.num_decoded() or 0
+            outputs = lab.run(fine)
+            measured.none(f"wrong samples afterwards, {name}", audit(lab, fine, outputs)[0])
+            more = (changing.num_decoded() or 0) - before - sum(len(output.token_ids) for output in outputs)
+            measured.at_most(f"tokens of others beside them, {name}", more, 2 * lab.suite.max_running)
+
+    @requirement("abort.versions", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abort_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A sample that is aborted before its first token, behind an update, has the version that would have sampled
+        it; one that has tokens has those of its tokens."""
+        if Capability.ABORT not in lab.spec.capabilities:
+            return measured.told("claims abort", 0)
+        requests = [lab.ask("r", lab.prompt(8, 248), 2 * lab.suite.max_running + 3, max_tokens=100)]
+
+        async def aborted() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(lab.changed(98)), 9)
+            changing.abort()
+            await asyncio.sleep(0.05)
+            changing.resume()
+            return await task
+
+        outputs = lab.wait(aborted())
+        measured.none("wrong samples", wrong_identities(requests, outputs))
+        said = [(len(o.token_ids), tuple((run.version, run.num_tokens) for run in o.versions)) for o in outputs]
+        ended = [o.finish_reason is FinishReason.ABORT for o in outputs]
+        empty = [versions for (length, versions), cut in zip(said, ended, strict=True) if cut and not length]
+        measured.none("samples without a token of another version", [v for v in empty if v != ((9, 0),)])
+        begun = [(n, versions) for (n, versions), cut in zip(said, ended, strict=True) if cut and n]
+        measured.none("samples whose tokens are of another version", [v for n, v in begun if v != ((0, n),)])
+        measured.at_least("samples without a token", len(empty), 1)
+        return None
+
     @requirement("abort.at_once", needs=Capability.ABORT, since=(2, 0))
     def test_abort_at_once(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`abort` returns at once and takes effect before the next decoding step; ids may be any sequence, and come
@@ -163,6 +237,15 @@ class MannerRequirements:
             early, outputs = lab.wait(_aborted_while_paused(engine, many))
             measured.equal("samples that came in the pause", early, many[0].n)
             measured.none("wrong samples, paused", audit(lab, many, outputs, may_abort=["r"])[0])
+
+
+def _random_states() -> dict[str, object]:
+    known: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": (known[1].tolist(), known[2]),
+        "random": random.getstate(),
+    }
 
 
 def unservable(lab: RolloutLab) -> dict[str, GenerationRequest]:
@@ -233,6 +316,31 @@ async def _aborted(
     seconds = time.perf_counter() - start
     outputs = await task
     return seconds, (engine.num_decoded() or 0) - before, outputs
+
+
+async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
+    """Tokens that are decoded for a call that was cancelled in a pause."""
+    task = await lab.paused_midway(requests, engine)
+    before = engine.num_decoded() or 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    engine.resume()
+    await asyncio.sleep(0.1)
+    return (engine.num_decoded() or 0) - before
+
+
+async def _closed_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
+    """The same, of one whose caller closes it behind its first sample."""
+    first = replace(requests[0], request_id="first", n=1, sampling=replace(requests[0].sampling, max_tokens=1))
+    stream = cast("AsyncGenerator[GenerationOutput, None]", engine.generate([first, *requests]))
+    await anext(stream)
+    engine.pause()
+    await asyncio.sleep(0.05)
+    before = engine.num_decoded() or 0
+    await stream.aclose()
+    engine.resume()
+    await asyncio.sleep(0.1)
+    return (engine.num_decoded() or 0) - before
 
 
 async def _aborted_while_paused(

@@ -16,6 +16,7 @@ from rlsdk.testing.rollout_company import CompanyRequirements
 from rlsdk.testing.rollout_continuing import ContinuingRequirements
 from rlsdk.testing.rollout_distribution import DistributionRequirements
 from rlsdk.testing.rollout_endings import EndingRequirements
+from rlsdk.testing.rollout_events import EventRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
@@ -45,6 +46,7 @@ class RolloutConformance(
     StaleRequirements,
     WeightRequirements,
     CapacityRequirements,
+    EventRequirements,
     MannerRequirements,
     ModelRequirements,
     LifetimeRequirements,

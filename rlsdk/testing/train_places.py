@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,7 @@ from rlsdk.testing.driving import (
     share,
     whole,
 )
-from rlsdk.testing.objectives import Comparing
+from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -207,6 +208,19 @@ class PlaceRequirements:
         measured.none("faults", [fault for rank in found for fault in rank.faults])
         measured.equal("largest difference of weights", furthest_weight(whole(found), whole(expected)), 0.0)
 
+    @requirement("ranks.raises_one", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_raises_one(self, lab: TrainLab, measured: Measured) -> None:
+        """What an objective raises on one rank alone comes out there, the others raise too, and the steps behind it
+        are those of engines that never heard of it."""
+        case, good, other = replace(data_case(lab), rows=1), steps_of(FEW, 2), rows_of(FEW, seed=46)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        for at in (0, 1):
+            bad = raised_on(learn(other, Raising((int(other["row_id"][at]),))), at)
+            found = lab.play_split(case, [bad, *plain[:2], learn(other), bad, *plain[2:]])
+            measured.none(f"faults, rank {at}", [fault for rank in found for fault in rank.faults])
+            off = furthest_weight(whole(found), whole(lab.play_split(case, plain)))
+            measured.equal(f"largest difference of weights, rank {at}", off, 0.0)
+
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
@@ -366,6 +380,24 @@ def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
     """One rank alone looks at what it has."""
     if engine.parallel.dp_rank == 1:
         read(engine, found)
+
+
+def raised_on(act: Act, rank: int) -> Act:
+    """The act raises: what the objective did on that rank, and something on the others."""
+    return functools.partial(_raised_on, act, rank)
+
+
+def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
+    here = engine.parallel.dp_rank
+    try:
+        act(engine, found)
+    except RaisedHereError:
+        return
+    except Exception as error:
+        if here == rank:
+            found.faults.append(f"rank {here}: {type(error).__name__} in place of what the objective raised")
+        return
+    found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
 
 
 def left_by_engines(seat: Seat, case: Case) -> bool:

@@ -48,5 +48,6 @@ RANKS_PROMISES = {
     "every-rank-is-first": Defect("train_promises:EveryRankIsFirst", {"ranks.whole_groups": "largest difference"}),
     "waits-in-layout": Defect("train_promises:WaitsInLayout", {"ranks.alone": ""}),
     "resets-one": Defect("train_promises:ResetsOne", {"ranks.reset": "largest difference"}),
+    "raises-alone": Defect("train_promises:RaisesAlone", {"ranks.raises_one": "raised nothing"}),
     "stays-in-group": Defect("train_promises:StaysInGroup", {"ranks.close": "still in a process group"}),
 }

@@ -151,6 +151,18 @@ class StaysInGroup(FsdpTrainEngine):
         vars(self).clear()
 
 
+class RaisesAlone(FsdpTrainEngine):
+    """What an objective raises on one rank is swallowed on the others."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        try:
+            return super().forward_backward(batch, objective)
+        except Exception as error:
+            if type(error).__name__ == "RaisedHereError":
+                raise
+            return ForwardBackwardResult(loss=0.0)
+
+
 class ForecastUntied(TorchTrainEngine):
     """What it holds is not what its backend forecasts."""
 
