@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine, WeightShard
 from rlsdk.testing.requirements import Measured, requirement
@@ -77,17 +78,22 @@ class CapacityRequirements:
         length = min(lab.suite.max_model_tokens - 32, 300)
         many = lab.ask("many", lab.prompt(8, 220), lab.suite.max_running, max_tokens=length)
         few = lab.ask("few", lab.prompt(8, 221), 1, max_tokens=length)
-        most = {}
+        most: dict[str, float] = {}
         for request in (few, many):
             with watched(engine.kv_used) as looks:
                 lab.run([request])
             measured.none(
                 "answers that are no share", [x for x in looks if not isinstance(x, float) or not 0 <= x <= 1]
             )
-            most[request.request_id] = max(looks)
+            most[request.request_id] = max(_numbers(looks))
             measured.equal(f"share behind {request.request_id}", lab.wait(_settled(engine)), 0.0)
         measured.told("share that many held", most["many"])
         measured.at_least("share that many held, of that of one", most["many"] / max(most["few"], 1e-12), 2)
+        with watched(engine.kv_used) as looks:
+            lab.run([replace(many, n=4 * many.n)])
+        measured.none("answers that are no share, crowded", [x for x in looks if not isinstance(x, float) or x > 1])
+        crowded = max(_numbers(looks))
+        measured.at_most("share of four times as many, of whom three parts wait", crowded, 1.5 * most["many"])
         if Capability.ABORT in lab.spec.capabilities:
             lab.wait(_aborted(engine, [many]))
             measured.equal("share behind an abort", lab.wait(_settled(engine)), 0.0)
@@ -132,6 +138,10 @@ async def running_together(engine: RolloutEngine, calls: Sequence[Sequence[Gener
 
     await asyncio.gather(*(follow(requests) for requests in calls))
     return found
+
+
+def _numbers(looks: Sequence[object]) -> list[float]:
+    return [look for look in looks if isinstance(look, float)]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class ModelRequirements:
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             (bare / name).write_bytes((lab.folder / name).read_bytes())
         absent = str(lab.folder.parent / "there-is-no-such-model")
-        wrong = {
+        wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent)},
             "a model without weights": {"model": ModelSpec(path=str(bare))},
             "max_running 0": {"max_running": 0},
@@ -83,8 +84,12 @@ class ModelRequirements:
         accepted = []
         for name, fields in wrong.items():
             engine = lab.suite.registry().load_engine(lab.spec)()
-            given = {"model": ModelSpec(path=str(lab.folder)), "options": lab.options,
-                     "engine_kwargs": dict(lab.suite.engine_kwargs), **fields}  # fmt: skip
+            given: dict[str, Any] = {
+                "model": ModelSpec(path=str(lab.folder)),
+                "options": lab.options,
+                "engine_kwargs": dict(lab.suite.engine_kwargs),
+                **fields,
+            }
             ctx = RankContext(role="rollout", device=lab.suite.device, scratch_dir=str(lab.scratch), timeout_s=60.0)
             try:
                 engine.initialize(ctx, RolloutSpec(**given))

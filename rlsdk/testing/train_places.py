@@ -80,10 +80,8 @@ class PlaceRequirements:
         if forecast is None:
             return measured.told("forecasts", 0)
         models = {"the model": lab.model, "tied": lab.variant("tied")}
-        for name, fields in {
-            **{name: {"model": model} for name, model in models.items() if model is not None},
-            "frozen": {"optim": None},
-        }.items():
+        cases: dict[str, dict[str, Any]] = {n: {"model": model} for n, model in models.items() if model is not None}
+        for name, fields in {**cases, "frozen": {"optim": None}}.items():
             case = lab.case(**fields)
             ctx = RankContext(role="actor", device=lab.suite.device, seed=SEED)
             found = forecast([ctx], case.spec, Workload(row_tokens=128, update_rows=8, running_rows=0))

@@ -35,7 +35,7 @@ TRAIN_PROMISES = {
     "loss-is-a-tensor": Defect(
         "train_promises:LossIsATensor", {"length.shortest": "ForwardBackwardResult.loss is a Tensor"}
     ),
-    "masks-in-place": Defect("train_promises:MasksInPlace", {"outputs.all_masked": "weights"}),
+    "masks-in-place": Defect("train_promises:MasksInPlace", {"steady.forward": "was changed"}),
     "outputs-with-more": Defect("train_promises:OutputsWithMore", {"length.shortest": "asked for"}),
     "node-unknown": Defect("train_promises:NodeUnknown", {"layout.place": "another node"}),
     "seed-of-its-own": Defect("train_promises:SeedOfItsOwn", {"model.seeds": "two seeds, random"}),
