@@ -251,8 +251,10 @@ class PlaceRequirements:
     def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:
         """`close` leaves the process group, and engines that follow in the same processes join one of their own."""
         case = data_case(lab)
-        left = lab.several.run(left_by_engines, case)
-        measured.none("ranks that are still in a process group", [at for at, still in enumerate(left) if still])
+        for turn in range(2):
+            left = lab.several.run(stays_in_group, case)
+            still = [at for at, stays in enumerate(left) if stays]
+            measured.none(f"ranks that are still in a process group, engine {turn}", still)
 
 
 def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
@@ -398,10 +400,9 @@ def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
     found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
 
 
-def left_by_engines(seat: Seat, case: Case) -> bool:
-    """Whether two engines, one behind the other, leave this process in a group."""
-    for _ in range(2):
-        drive(seat, case)
+def stays_in_group(seat: Seat, case: Case) -> bool:
+    """Whether an engine leaves this process in a group."""
+    drive(seat, case)
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
