@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import OptimSpec, TrainEngine
-from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, plain_numbers, rows_of
+from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, plain_numbers, rows_of, scheduled
 from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, reset, skip, step
@@ -106,6 +106,26 @@ class SettingRequirements:
             lab.holds(measured, [found], expected, where)
             rates = [abs(a - b) for a, b in zip(found.lrs, expected.lrs, strict=True)]
             measured.equal(f"largest difference of the rate, {where}", max(rates), 0.0)
+
+    @requirement("step.schedule_end", since=(2, 0))
+    def test_schedule_end(self, lab: TrainLab, measured: Measured) -> None:
+        """A schedule stays where it ended, however many steps follow; it begins right without warm-up, and with one that
+        takes all of its steps but one."""
+        batch, steps = rows_of((2, 1), seed=102), 12
+        for schedule in ("constant", "linear", "cosine"):
+            for warmup, total, least in ((0, 5, 0.0), (0, 4, 0.25), (3, 4, 0.1)):
+                optim = replace(
+                    OPTIM,
+                    schedule=schedule,
+                    warmup_steps=warmup,
+                    total_steps=total,
+                    min_lr_ratio=least,
+                    weight_decay=0.0,
+                )
+                found = lab.play([act for _ in range(steps) for act in (learn(batch), step)], optim=optim)
+                rates = [abs(rate - scheduled(at, optim)) for at, rate in enumerate(found.lrs)]
+                where = f"{schedule}, {warmup} of {total} steps to warm up, to {least}"
+                measured.at_most(f"largest difference of the rate, {where}", max(rates), 1e-9)
 
     @requirement("step.infinite", since=(2, 0))
     def test_infinite(self, lab: TrainLab, measured: Measured) -> None:
