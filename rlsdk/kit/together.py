@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlsdk.interfaces import CheckpointError, ForwardBackwardResult, ObjectiveResult
+from rlsdk.interfaces import CheckpointError, ForwardBackwardResult, ObjectiveResult, RlsdkError
 
 Metric = Tensor | float
 
@@ -33,6 +33,18 @@ def agreed(what: str) -> Iterator[None]:
             raise cause
         told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(problems) if text)
         raise CheckpointError(f"{what}: {told}") from cause
+
+
+def raise_together(failures: Sequence[Exception]) -> None:
+    """Every rank enters behind its passes, with what an objective raised there. Where one failed all raise: that one
+    its own error, the others an `RlsdkError` that names it."""
+    mine = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
+    told: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    if failures:
+        raise failures[0]
+    if found := [(rank, text) for rank, text in enumerate(told) if text]:
+        raise RlsdkError(f"the objective failed on rank {found[0][0]}: {found[0][1]}")
 
 
 class Tally:

@@ -77,9 +77,10 @@ def confine_grading(
     elif not limits["allow_writes"]:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
     if sys.platform == "linux" and os.getuid() == 0:
-        confinement.note("not root", _become_nobody(scratch, files))
-        if os.getuid() == 0:
-            confinement.note("root without capabilities", _drop_capabilities())
+        kept = "reward_limits.allow_writes: files are written as who runs this"
+        confinement.note("not root", kept if limits["allow_writes"] else _become_nobody(scratch, files))
+        if os.getuid() == 0 and not limits["allow_writes"]:
+            confinement.note("root without capabilities", keep_reading())
     elif os.getuid() == 0:
         confinement.missing.append("not root")
     return confinement
@@ -100,7 +101,7 @@ def probe() -> Confinement:
     with open(readable, encoding="utf-8") as stream:
         held, _, missing = stream.read().partition("\n\n")
     os.waitpid(child, 0)
-    return Confinement(held.split("\n"), [line for line in missing.split("\n") if line])
+    return Confinement(*([line for line in part.split("\n") if line] for part in (held, missing)))
 
 
 def limit_memory(memory_mb: int) -> None:
@@ -127,7 +128,9 @@ def hint(error: BaseException, limits: Mapping[str, Any]) -> str:
     return ""
 
 
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 36, 38
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 36, 38, 47
+_AMBIENT_RAISE = 2
+_CAP_DAC_READ_SEARCH = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
@@ -180,14 +183,23 @@ def _limit_resources(confinement: Confinement) -> None:
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ]
-    if os.getuid() != 0 and (running := _tasks_of_user()) is not None:
-        wanted.append((resource.RLIMIT_NPROC, running + MORE_PROCESSES))
     for kind, value in wanted:
-        _, hard = resource.getrlimit(kind)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (value, value))
+        _limit(kind, value)
+    _limit_processes()
     confinement.held.append("limits on memory, open files, processes and the size of files")
+
+
+def _limit_processes() -> None:
+    """Of the user that this process belongs to; root has no such limit."""
+    if os.getuid() != 0 and (running := _tasks_of_user()) is not None:
+        _limit(resource.RLIMIT_NPROC, running + MORE_PROCESSES)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(kind, (value, value))
 
 
 def _tasks_of_user() -> int | None:
@@ -204,20 +216,22 @@ def _tasks_of_user() -> int | None:
 
 
 def _become_nobody(scratch: str, files: Sequence[str]) -> str | None:
-    """Changes to the user nobody, where that user can read what later imports need."""
+    """Changes to the user nobody. Where that user cannot read what later imports need (an interpreter in root's own
+    folder), the process keeps one right of root's: to read any file."""
     places = [sys.prefix, sys.base_prefix, *sys.path, *files]
-    hidden = next((place for place in places if place and os.path.exists(place) and not _open_to_all(place)), None)
-    if hidden is not None:
-        return f"another user cannot read {hidden}"
+    hidden = any(place and os.path.exists(place) and not _open_to_all(place) for place in places)
     try:
         with contextlib.suppress(OSError):
             os.chown(scratch, NOBODY, NOBODY)
+        if hidden:
+            _prctl(_PR_SET_KEEPCAPS, 1)
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     except OSError as error:
         return str(error.strerror)
-    return None
+    _limit_processes()
+    return keep_reading() if hidden else None
 
 
 def _open_to_all(place: str) -> bool:
@@ -226,14 +240,18 @@ def _open_to_all(place: str) -> bool:
     return bool(readable) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
 
-def _drop_capabilities() -> str | None:
-    """Root's special rights but that to read any file, which later imports may need. `no new privileges` keeps them
-    from coming back; files that belong to root stay its own."""
+def keep_reading() -> str | None:
+    """Gives up all of root's special rights but that to read any file, which later imports and programs that are
+    started may need. `no new privileges` keeps the others from coming back."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    read = 1 << 2  # CAP_DAC_READ_SEARCH
-    kept = (ctypes.c_uint32 * 6)(read, read, 0, 0, 0, 0)  # effective, permitted, inheritable; then the upper halves
+    read = 1 << _CAP_DAC_READ_SEARCH
+    kept = (ctypes.c_uint32 * 6)(read, read, read, 0, 0, 0)  # effective, permitted, inheritable; then the upper halves
     library = ctypes.CDLL(None, use_errno=True)
-    return None if library.capset(ctypes.byref(header), ctypes.byref(kept)) == 0 else _reason()
+    if library.capset(ctypes.byref(header), ctypes.byref(kept)) != 0:
+        return _reason()
+    # Programs that are started keep it, too: the kernel asks for nothing else here.
+    library.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
+    return None
 
 
 def _prctl(option: int, value: int, argument: Any = 0) -> str | None:

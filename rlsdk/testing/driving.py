@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,12 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
         if case.save is not None and at == case.save_after:
             engine.save_checkpoint(Path(case.save))
         for batch in batches:
-            found.results.append(engine.forward_backward(share(engine, batch, lonely=case.lonely), case.objective))
+            mine = share(engine, batch, lonely=case.lonely)
+            with unchanged(mine, found):
+                found.results.append(engine.forward_backward(mine, case.objective))
+            found.faults += wrong_types(found.results[-1])
         step = engine.optim_step()
+        found.faults += wrong_types(step)
         found.norms.append(step.grad_norm)
         found.lrs.append(step.lr)
         found.skipped.append(step.skipped)
@@ -200,12 +205,56 @@ def look_at_the_end(engine: TrainEngine, case: Case, found: Driven) -> None:
     """Takes down the probe's outputs and what the engine holds; writes the export."""
     if case.probe is not None:
         mine = share(engine, case.probe[0], lonely=case.lonely)
-        found.outputs = engine.forward(mine, case.probe[1])
+        with unchanged(mine, found):
+            found.outputs = engine.forward(mine, case.probe[1])
+        found.faults += wrong_outputs(engine, mine, case.probe[1], found.outputs)
         found.row_ids, found.lengths = mine["row_id"].tolist(), mine.lengths.tolist()
     if case.export is not None:
         engine.save_pretrained(Path(case.export))
     found.layout = engine.layout()
     found.shards = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
+
+
+@contextmanager
+def unchanged(batch: Batch, found: Driven) -> Iterator[None]:
+    """A batch is read: workers of one node share its memory."""
+    before = {name: tensor.clone() for name, tensor in (*batch.tokens.items(), *batch.rows.items())}
+    yield
+    after = {**batch.tokens, **batch.rows}
+    found.faults += [
+        f"the batch's {name} was changed" for name, tensor in before.items() if not torch.equal(tensor, after[name])
+    ]
+
+
+def wrong_outputs(engine: TrainEngine, batch: Batch, names: Sequence[str], outputs: Mapping[str, Any]) -> list[str]:
+    """What about the form of outputs is not as `OUTPUTS` says."""
+    if not engine.parallel.is_collector:
+        return []
+    faults = [f"outputs {sorted(outputs)}, asked for {sorted(names)}"] if outputs.keys() != set(names) else []
+    for name, values in outputs.items():
+        shape = (batch.num_rows if name == "scores" else batch.num_tokens,)
+        form = (tuple(values.shape), str(values.dtype), values.device.type, values.requires_grad)
+        if form != (shape, "torch.float32", "cpu", False):
+            faults.append(f"{name} is {form}, expected {shape} float32 on the CPU, without gradient")
+        if not bool(values.isfinite().all()):
+            faults.append(f"{name} is not finite")
+    return faults
+
+
+def wrong_types(result: Any) -> list[str]:
+    """Fields of a result that are not of the type that the interface says: tensors hold memory, and do not travel."""
+    kinds = {"float": float, "int": int, "bool": bool}
+    faults = [
+        f"{type(result).__name__}.{one.name} is a {type(getattr(result, one.name)).__name__}, expected {one.type}"
+        for one in fields(result)
+        if str(one.type) in kinds and not isinstance(getattr(result, one.name), kinds[str(one.type)])
+    ]
+    for name in ("sums", "maxima"):
+        for key, value in getattr(result, name, {}).items():
+            faults += (
+                [] if isinstance(value, float) else [f"{name} {key!r} is a {type(value).__name__}, expected float"]
+            )
+    return faults
 
 
 def share(engine: TrainEngine, batch: Batch, *, lonely: bool = False) -> Batch:

@@ -188,6 +188,9 @@ def _unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
         return f"{said}: finish reason {output.finish_reason!r} is no FinishReason"
     if not all(type(run) is VersionRun for run in output.versions):
         return f"{said}: versions {output.versions!r} are no VersionRun"
+    numbers = [output.sample_index, *(n for run in output.versions for n in (run.version, run.num_tokens))]
+    if not all(type(number) is int for number in numbers):
+        return f"{said}: sample_index and versions are {sorted({type(n).__name__ for n in numbers})}, expected int"
     return ""
 
 

@@ -221,7 +221,8 @@ class CompanyRequirements:
             # What the second engine of a process brings for its life, the third does not.
             lab.start(rank=1).close()
         before = handles()
-        other = lab.start(rank=1)
+        # Of another size, too: what a seed gives has nothing to do with it.
+        other = lab.start(rank=1, max_running=max(lab.suite.max_running // 3, 2))
         try:
             seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
             fresh = [replace(r, sampling=replace(r.sampling, seed=None)) for r in seeded]
@@ -291,6 +292,9 @@ def kinds(lab: RolloutLab) -> Iterator[GenerationRequest]:
         mixed["min-p"] = (6, 6, {"min_p": 0.2, "temperature": 1.5})
     if Capability.STOP_STRINGS in capabilities:
         mixed["stop strings"] = (6, 8, {"stop_strings": letters, "max_tokens": 14})
+        mixed["stops of both kinds"] = (6, 8, {"stop_strings": letters[:3], "stop_token_ids": half[::5]})
+        mixed["stop string, one token"] = (6, 6, {"stop_strings": letters, "max_tokens": 1})
+        mixed["greedy stop strings"] = (6, 2, {"stop_strings": letters, "temperature": 0.0, "max_tokens": 40})
     for at, (name, (length, n, sampling)) in enumerate(mixed.items()):
         yield lab.ask(name, lab.prompt(length, 153), n, **{"max_tokens": 10, "seed": 60 + at, **sampling})
     yield replace(lab.ask("first 5", lab.prompt(5, 153), 3, max_tokens=17, seed=90), first_sample=5)
@@ -352,13 +356,15 @@ def stopping_by_text(lab: RolloutLab) -> Iterator[GenerationRequest]:
     decode = load_tokenizer(str(lab.folder)).decode
     for salt in range(4):
         prompt = lab.prompt(7, 170 + salt)
-        whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=24, temperature=0.0)]))["r", 0]
+        whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=90, temperature=0.0)]))["r", 0]
         text = decode(whole)
-        for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1)):
+        # Short ones and such as are made of many tokens; one alone, one behind others, one that begins like another.
+        for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1), (1, 20), (6, 36), (3, 80)):
             string = text[at : at + length]
             if string and "\ufffd" not in string:
+                others: tuple[str, ...] = ("never this", string[:-1] + "\n") if at % 2 else ()
                 yield lab.ask(
-                    f"{salt} {at}", prompt, 2, max_tokens=24, temperature=0.0, stop_strings=(string, "never this")
+                    f"{salt} {at} {length}", prompt, 2, max_tokens=90, temperature=0.0, stop_strings=(*others, string)
                 )
         # What stands in the prompt stops nothing, nor does what begins in it.
         tail = decode(list(prompt))[-1:] + text[:1]

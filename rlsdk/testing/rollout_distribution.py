@@ -21,6 +21,8 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "temperature 0.45": {"temperature": 0.45},
     "temperature 0.87": {"temperature": 0.87},
     "temperature 2": {"temperature": 2.0},
+    "temperature 0.03": {"temperature": 0.03},
+    "top-p 0.001": {"temperature": 1.1, "top_p": 0.001},
     "top-k 1": {"temperature": 1.27, "top_k": 1},
     "top-k 2": {"top_k": 2},
     "top-k 7": {"temperature": 0.77, "top_k": 7},
@@ -137,6 +139,30 @@ class DistributionRequirements:
         ]
         measured.none("draws that depend on others", Noise.of(in_order(lab, requests)).faults())
 
+    @requirement("seed.alone", needs=Capability.SEED, since=(2, 0))
+    def test_seed_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What a seed gives depends on seed, sample, prompt and weights alone: not on limits, stops that do not come,
+        filters that leave all, names, `n`, or the place in a call."""
+        changed = equal_in_all_that_counts(lab)
+        whole = {index: tokens for (_, index), tokens in tokens_of(lab.run([changed["as it is"]])).items()}
+        off = []
+        requests = [
+            replace(request, request_id=f"{at} {request.request_id}") for at, request in enumerate(changed.values())
+        ]
+        together = tokens_of(lab.run([lab.ask("before", lab.prompt(9, 251), 3, max_tokens=4), *requests]))
+        for at, (name, request) in enumerate(changed.items()):
+            ends = set(request.sampling.stop_token_ids)
+            for where, found in (("alone", tokens_of(lab.run([request]))), ("together", together)):
+                key = request.request_id if where == "alone" else f"{at} {request.request_id}"
+                for (who, index), tokens in found.items():
+                    expected = whole.get(index)
+                    if who != key or expected is None or ends & set(tokens):
+                        continue
+                    least = min(len(expected), len(tokens))
+                    off += [f"sample {index}, {name}, {where}"] if expected[:least] != tokens[:least] else []
+        measured.told("requests", len(changed))
+        measured.none("samples that changed with what does not count", off)
+
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
     def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every seed of 63 bits is one of its own, 0 among them, and gives the same tokens again; so is every number
@@ -156,6 +182,30 @@ class DistributionRequirements:
         for (number, _), tokens in tokens_of(lab.run(numbered)).items():
             of_index.setdefault(tuple(tokens), []).append(number)
         measured.none("samples of one seed with the same tokens", [who for who in of_index.values() if len(who) > 1])
+
+
+def equal_in_all_that_counts(lab: RolloutLab) -> dict[str, GenerationRequest]:
+    """One seeded request with everything changed that its draws do not depend on."""
+    plain = lab.ask("r", lab.prompt(7, 250), 2, max_tokens=30, temperature=1.3, seed=77)
+    never = int(lab.plain.next_logits(plain.prompt_ids).argmin())
+    fields: dict[str, dict[str, object]] = {
+        "max_tokens 9": {"max_tokens": 9},
+        "max_tokens 31": {"max_tokens": 31},
+        "more than the room": {"max_tokens": 10**6},
+        "top-k of all": {"top_k": lab.vocabulary},
+        "top-k of more than all": {"top_k": 10**6},
+    }
+    if Capability.MIN_P in lab.spec.capabilities:
+        fields["min-p of next to nothing"] = {"min_p": 1e-12}
+    if Capability.STOP_STRINGS in lab.spec.capabilities:
+        fields["a stop string that never comes"] = {"stop_strings": ("a string that never comes",)}
+    whole = {name: replace(plain, sampling=replace(plain.sampling, **given)) for name, given in fields.items()}  # type: ignore[arg-type]
+    whole["a stop token"] = replace(plain, sampling=replace(plain.sampling, stop_token_ids=(never,)))
+    whole["another name"] = replace(plain, request_id="a name of its own")
+    whole["a long name"] = replace(plain, request_id="x" * 300)
+    whole["n 5"] = replace(plain, n=5)
+    whole["the second alone"] = replace(plain, n=1, first_sample=1)
+    return {"as it is": plain, **whole}
 
 
 def in_order(

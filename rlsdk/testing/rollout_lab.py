@@ -159,6 +159,7 @@ class RolloutLab:
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
         """Another engine; fields of its `RolloutSpec`, and `seed` and `rank` of its context."""
+        model = fields.pop("model", None) or ModelSpec(path=str(self.folder), dtype="float32")
         self.num_started += 1
         engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
         ctx = RankContext(
@@ -178,7 +179,7 @@ class RolloutLab:
             **fields,
         }
         try:
-            engine.initialize(ctx, RolloutSpec(model=ModelSpec(path=str(self.folder), dtype="float32"), **given))
+            engine.initialize(ctx, RolloutSpec(model=model, **given))
         except BaseException:
             engine.close()
             raise

@@ -43,7 +43,7 @@ class StaleRequirements:
 
         outputs, joined = lab.wait(kept())
         measured.none("wrong samples", wrong_identities(requests, outputs))
-        faults = [fault for output in outputs if (fault := _wrong(lab, requests, output, new))]
+        faults = [fault for output in outputs if (fault := not_as_kept(lab, requests, output, new))]
         measured.none("samples that did not go on with what they had", faults)
         mixed = sum(len(output.versions) == 2 for output in outputs)
         measured.at_least("samples of both weights", mixed, 1)
@@ -51,7 +51,9 @@ class StaleRequirements:
         measured.none("wrong samples afterwards", audit(lab, late, lab.run(late), new, version=5)[0])
 
 
-def _wrong(lab: RolloutLab, requests: Sequence[GenerationRequest], output: GenerationOutput, new: PlainModel) -> str:
+def not_as_kept(
+    lab: RolloutLab, requests: Sequence[GenerationRequest], output: GenerationOutput, new: PlainModel
+) -> str:
     """Says what is wrong with the log-probs of a sample of two versions; empty: nothing."""
     request = next(request for request in requests if request.request_id == output.request_id)
     said = f"{output.request_id}/{output.sample_index}"
@@ -59,7 +61,8 @@ def _wrong(lab: RolloutLab, requests: Sequence[GenerationRequest], output: Gener
         return f"{said}: versions {output.versions}"
     tokens = output.token_ids.tolist()
     old = sum(run.num_tokens for run in output.versions if run.version == 0)
-    logits = stale_logits(lab.plain, new, request.prompt_ids, tokens, old)
+    text = (*request.prompt_ids, *request.response_ids)
+    logits = stale_logits(lab.plain, new, text, tokens, old)
     expected = contract_log_probs(logits, request.sampling, lab.kind)[range(len(tokens)), tokens]
     off = (torch.as_tensor(output.log_probs).double() - expected).abs()
     if bool((off <= lab.suite.tolerance).all()):

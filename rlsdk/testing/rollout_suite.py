@@ -11,14 +11,18 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
+from rlsdk.testing.rollout_capacity import CapacityRequirements
 from rlsdk.testing.rollout_company import CompanyRequirements
 from rlsdk.testing.rollout_continuing import ContinuingRequirements
 from rlsdk.testing.rollout_distribution import DistributionRequirements
 from rlsdk.testing.rollout_endings import EndingRequirements
+from rlsdk.testing.rollout_events import EventRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
+from rlsdk.testing.rollout_manners import MannerRequirements
+from rlsdk.testing.rollout_models import ModelRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
@@ -41,6 +45,10 @@ class RolloutConformance(
     SourceRequirements,
     StaleRequirements,
     WeightRequirements,
+    CapacityRequirements,
+    EventRequirements,
+    MannerRequirements,
+    ModelRequirements,
     LifetimeRequirements,
     Suite,
 ):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rlsdk.interfaces import (
     Box,
@@ -21,7 +24,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
-from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, tokens_of, whole_shards
 from rlsdk.testing.rollout_scheduling import told_apart
 
 
@@ -121,11 +124,22 @@ class WeightRequirements:
     @requirement("update.failed")
     def test_update_failed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An update that is not whole is a WeightSyncError; then the old version is served whole, or nothing is."""
+        self._refused(changing, lab, measured, DAMAGES)
+
+    @requirement("update.damaged", since=(2, 0))
+    def test_update_damaged(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """So is one that brings nothing, lacks its beginning or a whole tensor, has a piece twice in place of another,
+        or pieces that do not lie in their tensor."""
+        self._refused(changing, lab, measured, MORE_DAMAGES)
+
+    def _refused(
+        self, changing: RolloutEngine, lab: RolloutLab, measured: Measured, damages: Mapping[str, Damage]
+    ) -> None:
         state = lab.changed(4)
         shards = pieces(state)
         request = lab.ask("r", lab.prompt(8, 84), 2, max_tokens=12)
         accepted, mixtures = [], []
-        for version, (name, damage) in enumerate(DAMAGES.items(), start=1):
+        for version, (name, damage) in enumerate(damages.items(), start=1):
             try:
                 changing.update_weights(damage(list(shards)), version)
                 accepted.append(name)
@@ -144,6 +158,48 @@ class WeightRequirements:
         outputs = lab.run([request])
         worst = lab.worst([request], outputs, lab.plain.with_state(state))
         measured.at_most("largest difference after a whole update", worst, lab.suite.tolerance)
+
+    @requirement("update.receipts", since=(2, 0))
+    def test_update_receipts(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Every receipt says what arrived and what is served now, of whole tensors and of pieces in other dtypes,
+        of weights that are as before, of those behind an update that failed, and of the first ones that come back."""
+        first, second = lab.changed(55), lab.changed(56)
+        half = {name: tensor.bfloat16() for name, tensor in second.items()}
+        updates: dict[str, tuple[Mapping[str, Tensor], list[WeightShard]]] = {
+            "whole tensors": (first, list(whole_shards(first))),
+            "the same again": (first, list(whole_shards(first))),
+            "pieces of bfloat16": ({n: t.float() for n, t in half.items()}, pieces(half)),
+            "pieces": (second, pieces(second)),
+            "the first ones": (lab.base, list(whole_shards(lab.base))),
+        }
+        for version, (name, (state, shards)) in enumerate(updates.items(), start=11):
+            if name == "pieces":
+                with suppress(WeightSyncError):
+                    changing.update_weights(iter(shards[1:]), 99)
+            start = time.perf_counter()
+            receipt = changing.update_weights(iter(shards), version)
+            elapsed = time.perf_counter() - start
+            wanted = {key: fingerprint(t, Box.whole(tuple(t.shape))) for key, t in state.items()}
+            said = receipt.fingerprints
+            wrong = [key for key in wanted.keys() | said.keys() if said.get(key) != wanted.get(key)]
+            measured.none(f"fingerprints that differ, {name}", sorted(wrong))
+            measured.equal(f"version, {name}", receipt.version, version)
+            measured.equal(f"tensors, {name}", receipt.num_tensors, len(state))
+            measured.equal(f"bytes, {name}", receipt.num_bytes, sum(4 * t.numel() for t in state.values()))
+            measured.at_least(f"seconds, {name}", receipt.seconds, 0)
+            measured.at_most(f"seconds, less those that passed, {name}", receipt.seconds - elapsed, 0.01)
+
+    @requirement("update.one_at_a_time", since=(2, 0))
+    def test_update_one_at_a_time(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Items are taken one at a time: each is asked for when the one before it was loaded, and an engine does not
+        gather copies of them all. (Of an engine in this process; another's memory is not looked into.)"""
+        state = lab.changed(57)
+        largest = max(tensor.numel() * tensor.element_size() for tensor in state.values())
+        grown: list[int] = []
+        changing.update_weights(_weighed(whole_shards(state), grown), 14)
+        whole = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        measured.told("bytes of the model", whole)
+        measured.at_most("bytes that an engine held beside its weights", max(grown), max(3 * largest, whole // 2))
 
     @requirement("update.busy")
     def test_update_busy(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -173,8 +229,9 @@ class WeightRequirements:
 
     @requirement("update.first")
     def test_update_first(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With `load_weights` off nothing is served before the first update, and that is served then."""
-        fresh = lab.start(load_weights=False)
+        """With `load_weights` off nothing is served before the first update, and that is served then. What seeds give
+        does not depend on the run's."""
+        fresh = lab.start(load_weights=False, seed=23)
         try:
             request = lab.ask("r", lab.prompt(8, 87), 2, max_tokens=12)
             early: list[GenerationOutput] = []
@@ -187,6 +244,11 @@ class WeightRequirements:
             worst = lab.worst([request], outputs, lab.plain.with_state(state))
             measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
             measured.none("other versions than 5", sorted({o.policy_version for o in outputs} - {5}))
+            if Capability.SEED in lab.spec.capabilities:
+                fresh.update_weights(whole_shards(lab.base), 6)
+                here, there = (tokens_of(lab.run([request], one)) for one in (fresh, changing))
+                changed = [key for key in here if here[key] != there[key]]
+                measured.none("seeded samples that the seed of the run changed", changed)
         finally:
             fresh.close()
 
@@ -208,11 +270,71 @@ def _misshapen(shards: list[WeightShard]) -> Iterator[WeightShard]:
     yield replace(shards[-1], tensor=shards[-1].tensor[:1])
 
 
+def _nothing(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    yield from ()
+
+
+def _without_first(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    yield from shards[1:]
+
+
+def _without_a_name(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    gone = shards[len(shards) // 2].name
+    yield from (shard for shard in shards if shard.name != gone)
+
+
+def _twice(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    """As many elements as there should be: a piece comes again in the place of the other one of its name."""
+    at = next(at for at, shard in enumerate(shards) if at and shards[at - 1].box.numel >= shard.box.numel)
+    yield from (*shards[:at], shards[at - 1], *shards[at + 1 :])
+
+
+def _beyond(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    """A piece that begins one row further on than there is room for."""
+    last = shards[-1]
+    box = Box((last.box.offset[0] + 1, *last.box.offset[1:]), last.box.size)
+    yield from (*shards[:-1], replace(last, box=box))
+
+
+def _flat(shards: list[WeightShard]) -> Iterator[WeightShard]:
+    """A piece of as many elements, in one dimension."""
+    at = next(at for at, shard in enumerate(shards) if len(shard.box.size) == 2)
+    flat = shards[at].tensor.reshape(-1)
+    yield from (*shards[:at], replace(shards[at], box=Box((0,), (flat.numel(),)), tensor=flat), *shards[at + 1 :])
+
+
 DAMAGES: dict[str, Damage] = {
     "a piece is missing": _missing,
     "a name is unknown": _unknown,
     "a piece has another shape than its box": _misshapen,
 }
+MORE_DAMAGES: dict[str, Damage] = {
+    "nothing came": _nothing,
+    "the first piece is missing": _without_first,
+    "a tensor is missing": _without_a_name,
+    "a piece came twice": _twice,
+    "a piece lies beyond its tensor": _beyond,
+    "a piece has another number of dimensions": _flat,
+}
+
+
+def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[WeightShard]:
+    """The same items; at some of them it is looked by how much all tensors of this process have grown."""
+    items = list(shards)
+    before = tensor_bytes()
+    for at, item in enumerate(items):
+        if at in (len(items) // 2, len(items) - 1):
+            grown.append(tensor_bytes() - before)
+        yield item
+
+
+def tensor_bytes() -> int:
+    """Memory of all tensors of this process that something still holds, each storage once."""
+    gc.collect()
+    # A class of its own in many libraries: what is asked is the type, since looking closer may run their code.
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
+    storages = {(s := tensor.untyped_storage()).data_ptr(): s.nbytes() for tensor in tensors if not tensor.is_meta}
+    return sum(storages.values())
 
 
 def _overlap(boxes: list[Box]) -> bool:

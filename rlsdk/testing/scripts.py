@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
-from rlsdk.testing.driving import Case, Driven, Weighed, look_at_the_end, share
+from rlsdk.testing.driving import (
+    Case,
+    Driven,
+    Weighed,
+    look_at_the_end,
+    share,
+    unchanged,
+    wrong_outputs,
+    wrong_types,
+)
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.worlds import Seat
 
@@ -83,6 +92,7 @@ def refused(what: str, act: Act, error: type[Exception] = RlsdkError) -> Act:
 def step(engine: TrainEngine, found: Driven) -> None:
     """`optim_step`."""
     result = engine.optim_step()
+    found.faults += wrong_types(result)
     found.norms.append(result.grad_norm)
     found.lrs.append(result.lr)
     found.skipped.append(result.skipped)
@@ -106,11 +116,19 @@ def read(engine: TrainEngine, found: Driven) -> None:
 
 
 def _learn(batch: Batch, objective: Any, lonely: bool, engine: TrainEngine, found: Driven) -> None:
-    found.results.append(engine.forward_backward(share(engine, batch, lonely=lonely), objective))
+    mine = share(engine, batch, lonely=lonely)
+    with unchanged(mine, found):
+        result = engine.forward_backward(mine, objective)
+    found.results.append(result)
+    found.faults += wrong_types(result)
 
 
 def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:
-    found.seen.append(engine.forward(share(engine, batch), list(names)))
+    mine = share(engine, batch)
+    with unchanged(mine, found):
+        outputs = engine.forward(mine, list(names))
+    found.seen.append(outputs)
+    found.faults += wrong_outputs(engine, mine, names, outputs)
 
 
 def _call(method: str, arguments: Sequence[Any], engine: TrainEngine, found: Driven) -> None:

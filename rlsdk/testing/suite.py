@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     BackendKind,
     BackendSpec,
     Capability,
+    ChecksPlace,
     PluginError,
     RolloutEngine,
     TrainEngine,
@@ -38,6 +39,8 @@ METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.EXPORT: ("save_pretrained",),
 }
 """Capability -> the methods whose defaults do nothing but refuse."""
+DTYPES = frozenset({"float32", "bfloat16", "float16"})
+"""Of `BackendSpec.dtypes`."""
 HEAVY = ("torch", "transformers", "ray", "numpy", "datasets")
 """What no entry module may import, besides its engine."""
 QUESTION = """
@@ -152,6 +155,26 @@ class Suite:
 
             measured.none("options without a docstring", [o.path for o in describe_options(kind) if not o.doc])
             measured.told("options", len(fields(kind)))
+
+    @requirement("registration.place", since=(2, 0))
+    def test_registration_place(self, measured: Measured) -> None:
+        """Names of dtypes and devices are known, those of the suite among them; a forecast can be loaded; options that
+        check their place name a field of theirs, and say why, also where nothing is known of the model yet."""
+        spec, registry = self.spec(), self.registry()
+        measured.none("dtypes that are not known", sorted(spec.dtypes - DTYPES))
+        measured.none("devices that are not known", sorted(spec.devices - {"cpu", "cuda"}))
+        device = self.device.partition(":")[0]
+        measured.equal(f"claims not {device}, on which it is tried", device not in spec.devices, 0)
+        if spec.forecast is not None and registry.isolation(spec) is None:
+            assert callable(registry.load_forecast(spec)), f"{spec.forecast} is no function"
+        kind, options = registry.load_options(spec), self.built_options()
+        if not isinstance(options, ChecksPlace):
+            return
+        known = {field.name for field in fields(kind)} if kind is not None and is_dataclass(kind) else None
+        for num_ranks in (1, 2, 8):
+            found = list(options.place_problems(num_ranks=num_ranks, device=device, model={}))
+            strange = [p for p in found if len(p) != 2 or not p[1] or (known is not None and p[0] not in known)]
+            measured.none(f"problems of no option, {num_ranks} ranks", strange)
 
     @requirement("registration.capabilities")
     def test_registration_capabilities(self, measured: Measured) -> None:

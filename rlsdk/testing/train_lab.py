@@ -150,8 +150,10 @@ class TrainLab:
         *,
         weights: bool = True,
     ) -> None:
-        """Losses, metrics, norms, outputs and, unless told otherwise, weights are the expected ones."""
+        """Losses, metrics, norms, outputs and, unless told otherwise, weights are the expected ones; all of the form
+        that the interface says, and batches are as they were."""
         behind = f", {where}" if where else ""
+        measured.none(f"faults{behind}", [fault for rank in ranks for fault in rank.faults])
         worst = dict.fromkeys(("loss", "sums", "maxima"), 0.0)
         for rank in ranks:
             for mine, theirs in zip(rank.results, expected.results, strict=True):

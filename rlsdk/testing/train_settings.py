@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from rlsdk.interfaces import OptimSpec, TrainEngine
-from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, rows_of
+from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, plain_numbers, rows_of, scheduled
 from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, reset, skip, step
@@ -105,6 +107,41 @@ class SettingRequirements:
             rates = [abs(a - b) for a, b in zip(found.lrs, expected.lrs, strict=True)]
             measured.equal(f"largest difference of the rate, {where}", max(rates), 0.0)
 
+    @requirement("step.schedule_end", since=(2, 0))
+    def test_schedule_end(self, lab: TrainLab, measured: Measured) -> None:
+        """A schedule stays where it ended, however many steps follow; it begins right without warm-up, and with one that
+        takes all of its steps but one."""
+        batch, steps = rows_of((2, 1), seed=102), 12
+        for schedule in ("constant", "linear", "cosine"):
+            for warmup, total, least in ((0, 5, 0.0), (0, 4, 0.25), (3, 4, 0.1)):
+                optim = replace(
+                    OPTIM,
+                    schedule=schedule,
+                    warmup_steps=warmup,
+                    total_steps=total,
+                    min_lr_ratio=least,
+                    weight_decay=0.0,
+                )
+                found = lab.play([act for _ in range(steps) for act in (learn(batch), step)], optim=optim)
+                rates = [abs(rate - scheduled(at, optim)) for at, rate in enumerate(found.lrs)]
+                where = f"{schedule}, {warmup} of {total} steps to warm up, to {least}"
+                measured.at_most(f"largest difference of the rate, {where}", max(rates), 1e-9)
+
+    @requirement("step.infinite", since=(2, 0))
+    def test_infinite(self, lab: TrainLab, measured: Measured) -> None:
+        """A gradient that is infinite somewhere, and nowhere no number, is skipped like any other that is not
+        finite."""
+        batches, other = three_batches(), rows_of(LENGTHS, seed=97)
+        row = int(other["row_id"][2])
+        slope = infinite_slope(lab, other, row)
+        measured.told("slope of its row", slope)
+        if slope:
+            bad = [learn(other, Unfit(row, slope)), skip]
+            script = [*script_of(batches[:1]), *bad, *script_of(batches[1:])]
+            found, expected = lab.play(script, optim=EVERYTHING), lab.play(script_of(batches), optim=EVERYTHING)
+            del found.results[1]
+            lab.holds(measured, [found], expected)
+
     @requirement("step.reset", since=(2, 0))
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
@@ -120,6 +157,23 @@ class SettingRequirements:
         worst = max(abs(a / b - 1) for a, b in zip(found.norms[3:], halfway.norms, strict=True))
         measured.at_most("gradient norm, relative", worst, lab.suite.step_tolerance)
         lab.holds(measured, [after(found, 3)], halfway)
+
+
+def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
+    """A slope of one row's log-probs under which some gradient overflows to infinity and none to what is no number;
+    0: there is none."""
+    case = lab.case()
+    model = plain_model_of(case)
+    for exponent in range(120, 128):
+        model.zero_grad()
+        slope = 1.5 * 2.0**exponent
+        Unfit(row, slope)(plain_numbers(model, case.head, batch), batch).loss.backward()  # type: ignore[no-untyped-call]
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        if bool(gradients.isnan().any()):
+            return 0.0
+        if bool(gradients.isinf().any()):
+            return slope
+    return 0.0
 
 
 def after(found: Any, steps: int) -> Any:

@@ -12,6 +12,7 @@ from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.testing.requirements import unmeasured
 from rlsdk.testing.suite import Suite
 from rlsdk.testing.train_checkpoints import CheckpointRequirements
+from rlsdk.testing.train_company import CompanyRequirements
 from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
 from rlsdk.testing.train_lab import TrainLab
@@ -20,6 +21,7 @@ from rlsdk.testing.train_lifetime import LifetimeRequirements
 from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
 from rlsdk.testing.train_outputs import OutputRequirements
+from rlsdk.testing.train_places import PlaceRequirements
 from rlsdk.testing.train_ranks import RankRequirements
 from rlsdk.testing.train_settings import SettingRequirements
 from rlsdk.testing.train_splits import SplitRequirements
@@ -39,6 +41,8 @@ class TrainConformance(
     ExportRequirements,
     SplitRequirements,
     RankRequirements,
+    PlaceRequirements,
+    CompanyRequirements,
     Suite,
 ):
     """Subclass it with the name of a backend; a run of pytest does the rest.

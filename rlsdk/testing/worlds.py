@@ -45,18 +45,19 @@ class Seat:
         registry = _registry(tuple(self.modules))
         return GuardedTrainEngine(registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))())
 
-    def start(self, spec: TrainSpec) -> TrainEngine:
-        """An engine of this rank; every rank of the world starts it."""
+    def start(self, spec: TrainSpec, *, role: str = "actor", seed: int = SEED) -> TrainEngine:
+        """An engine of this rank; every rank of the world starts it. Engines that share a process have roles of
+        their own."""
         engine = self.engine()
         ctx = RankContext(
-            role="actor",
+            role=role,
             rank=self.rank,
             world_size=self.size,
             local_rank=self.rank,
             device=self.device if self.device == "cpu" else f"cuda:{self.rank}",
             master_port=self.port,
             timeout_s=JOB_TIMEOUT_S / 2,
-            seed=SEED,
+            seed=seed,
         )
         try:
             engine.initialize(ctx, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import math
 import os
 import resource
@@ -214,6 +215,16 @@ def spies(sample: RewardSample) -> float:
         "null": lambda: os.write(os.open(os.devnull, os.O_WRONLY), b"x"),
         "program": lambda: len(subprocess.run(["echo", "ok"], capture_output=True, check=True).stdout),
         "huge file": lambda: os.truncate(tempfile.mkstemp()[1], 1 << 40),
+        "user": os.getuid,
+        "group": os.getgid,
+        "late import": lambda: len(importlib.import_module("colorsys").__name__),
+        "interpreter": lambda: (
+            subprocess.run(
+                [sys.executable, "-c", "import colorsys, os; print(os.getuid())"], capture_output=True, check=True
+            ).stdout
+        ),
+        "mode": lambda: os.chmod(target, 0o777),
+        "rights": lambda: int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) & ~4,
         "core": lambda: resource.getrlimit(resource.RLIMIT_CORE)[0],
     }
     return float(actions[sample.response]() or 0.0)

@@ -21,6 +21,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines 
 MISSING = "; ".join(probe().missing) if sys.platform == "linux" else ""
 LANDLOCK = pytest.mark.skipif("no file writes" in MISSING, reason=f"this kernel cannot: {MISSING}")
 SECCOMP = pytest.mark.skipif("no network" in MISSING, reason=f"this kernel cannot: {MISSING}")
+ROOT = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root can be another user")
 SAFE = RewardLimits(timeout_s=5.0)
 
 
@@ -113,6 +114,25 @@ FORGERIES = (
     "float('nan')",
     "'9'*10**8",
 )
+
+
+@ROOT
+def test_where_root_runs_the_controller_graders_are_nobody(start: Start, tmp_path: Path) -> None:
+    """Wherever the interpreter stands: what it is made of can be read, for imports and for programs, and nothing else
+    of root's rights is left."""
+    wanted = {"user": 65534.0, "group": 65534.0, "late import": 8.0, "interpreter": 65534.0, "rights": 0.0}
+    assert {what: run(start, what) for what in wanted} == {what: (value, "") for what, value in wanted.items()}
+    target = tmp_path / "of root"
+    target.touch(mode=0o600)
+    value, message = run(start, "mode", target)
+    assert value is None
+    assert "not permitted" in message
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+@ROOT
+def test_graders_that_may_write_files_write_them_as_who_runs_them(start: Start) -> None:
+    assert run(start, "user", limits=RewardLimits(timeout_s=5.0, allow_writes=True)) == (0.0, "")
 
 
 @LINUX

@@ -249,7 +249,7 @@ def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_
     suite, cut = from_json((tmp_path / "report.json").read_text())
     outcomes = [(finding.name, finding.outcome) for finding in cut.findings][-2:]
     assert outcomes == [("registration.light", Outcome.NOT_RUN), ("registration.later", Outcome.NOT_RUN)]
-    assert len(cut.findings) == 5
+    assert len(cut.findings) == 6
     found = {finding.name: finding for finding in suite.findings}
     assert found["unmeasured.lora"].outcome is found["unmeasured.sharded_update"].outcome is Outcome.NOT_RUN
     assert found["unmeasured.multimodal"].outcome is Outcome.NOT_CLAIMED

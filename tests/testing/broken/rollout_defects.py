@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.promise_defects import ROLLOUT_PROMISES
 from broken.trial_defects import ROLLOUT_TRIAL
 from rlsdk.interfaces import Capability
 
@@ -251,4 +252,5 @@ ROLLOUT = {
     "takes-turns": Defect("further:TakesTurns", {"company.staggered": "before long ones"}),
     "greedy-almost": Defect("further:GreedyAlmost", {"distribution.greedy": "is not the likeliest"}),
     **ROLLOUT_TRIAL,
+    **ROLLOUT_PROMISES,
 }

@@ -37,7 +37,7 @@ from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parking import Parking
 from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
-from rlsdk.kit.together import Tally, agreed
+from rlsdk.kit.together import Tally, agreed, raise_together
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
@@ -109,21 +109,26 @@ class FsdpTrainEngine(TrainEngine):
         return found
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
-        cut, tally = self._cut(batch, objective), Tally()
+        """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
+        cut, tally, failures = self._cut(batch, objective), Tally(), list[Exception]()
         with self._passes():
             for at, rows in enumerate(cut):
                 is_last = at == len(cut) - 1
                 set_reduction(self.outputs, self.options, sharded=self.accumulates_shards, last=is_last)
                 part = batch.select(rows).to(self.device)
                 values = self._run(part, objective.outputs)
-                if part.num_rows == 0:
-                    # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
-                    (torch.stack([value.sum() for value in values.values()]).sum() * 0.0).backward()  # type: ignore[no-untyped-call]
-                    continue
-                result = objective(values, part)
-                result.loss.backward()  # type: ignore[no-untyped-call]
-                tally.add(result)
+                # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
+                loss = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
+                if part.num_rows and not failures:
+                    try:
+                        result = objective(values, part)
+                    except Exception as error:  # the other ranks are in the middle of their passes; all end them first
+                        failures.append(error)
+                    else:
+                        tally.add(result)
+                        loss = result.loss
+                loss.backward()  # type: ignore[no-untyped-call]
+            raise_together(failures)
         return tally.join(len(cut))
 
     def optim_step(self) -> OptimStepResult:

@@ -23,7 +23,6 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
-    RlsdkError,
     TensorMeta,
     TrainEngine,
     TrainSpec,
@@ -38,7 +37,7 @@ from rlsdk.kit.parking import Parking
 from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.progress import advance
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
-from rlsdk.kit.together import Tally, agreed
+from rlsdk.kit.together import Tally, agreed, raise_together
 from rlsdk_megatron import checkpoint, groups
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.inputs import Inputs
@@ -363,17 +362,12 @@ class MegatronTrainEngine(TrainEngine):
 
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises on every rank what an objective raised on one."""
-        told: list[str | None] = [None] * self.ctx.world_size
-        mine = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
-        dist.all_gather_object(told, mine)
-        if not any(told):
-            return
-        with device_scope(self.device):
-            self._drop_gradients()
-        if failures:
-            raise failures[0]
-        rank, text = next((rank, text) for rank, text in enumerate(told) if text)
-        raise RlsdkError(f"the objective failed on rank {rank}: {text}")
+        try:
+            raise_together(failures)
+        except Exception:
+            with device_scope(self.device):
+                self._drop_gradients()
+            raise
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

@@ -1,0 +1,180 @@
+"""Requirements: requests of every kind, in the middle of whatever may happen to them: ends, pauses, newer weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import BORDER, audit
+from rlsdk.testing.rollout_lab import (
+    ATTEMPTS,
+    PlainModel,
+    RolloutLab,
+    collect,
+    kept,
+    pieces,
+    tokens_of,
+    whole_shards,
+    wrong_identities,
+)
+from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_stale import not_as_kept
+
+LONG = 70
+"""New tokens of each sample."""
+
+
+class EventRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("events.abort", needs=Capability.ABORT, since=(2, 0))
+    def test_events_abort(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Requests of every kind are aborted early and late, some of them and all: each sample comes once, under its
+        own number, with what it has; the others are as they would have been."""
+        requests = list(of_every_kind(lab))
+        whole = tokens_of(lab.run(requests))
+        some = [request.request_id for request in requests[::2]]
+        for turns in (1, 4, 20):
+            for names in (some, None):
+                outputs = lab.wait(_aborted(engine, requests, names, turns))
+                where = f"{'some' if names else 'all'} behind {turns} turns"
+                ended = names or [request.request_id for request in requests]
+                measured.none(f"wrong samples, {where}", audit(lab, requests, outputs, may_abort=ended)[0])
+                if Capability.SEED in lab.spec.capabilities:
+                    changed = [key for key, tokens in tokens_of(outputs).items() if whole[key][: len(tokens)] != tokens]
+                    measured.none(f"samples that are not the beginning of what they would have been, {where}", changed)
+        aborted = sum(output.finish_reason is FinishReason.ABORT for output in outputs)
+        measured.at_least("samples that the last one ended", aborted, 1)
+
+    @requirement("events.pause", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_events_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A pause in the middle of requests of every kind, and one more, change none of them."""
+        requests = list(of_every_kind(lab))
+        whole = tokens_of(lab.run(requests))
+        outputs = lab.wait(_held_twice(engine, lab, requests))
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        if Capability.SEED in lab.spec.capabilities:
+            measured.none("samples that a pause changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
+
+    @requirement("events.update", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_events_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Requests of every kind go on under newer weights, those that continue others' tokens and those that had not
+        begun among them: log-probs, versions and what filters leave are of the weights that sampled each token."""
+        requests = list(of_every_kind(lab))
+        state = lab.changed(96)
+        new = lab.plain.with_state(state)
+
+        async def updated() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(iter(pieces(state)), 9)
+            changing.resume()
+            return await task
+
+        outputs = lab.wait(updated())
+        measured.none("wrong samples", wrong_identities(requests, outputs))
+        faults, mixed = told_apart(lab, requests, outputs, new, 9)
+        measured.none("samples whose versions or log-probs are of neither", faults)
+        measured.at_least("samples of both weights", mixed, 1)
+        measured.none("tokens that filters leave out", list(undrawn(lab, requests, outputs, new)))
+
+    @requirement("events.keep_cache", needs=Capability.STALE_CACHE, since=(2, 0))
+    def test_events_keep_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """With `resume(keep_cache=True)` requests of every kind go on with their keys and values; a sample that had not
+        begun has none, and sees nobody else's, be it of the same prompt or the same request."""
+        requests = list(of_every_kind(lab))
+        state = lab.changed(97)
+        new = lab.plain.with_state(state)
+
+        async def kept() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(state), 5)
+            changing.resume(keep_cache=True)
+            return await task
+
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                lab.restore()
+            outputs = lab.wait(kept())
+            measured.none("wrong samples", wrong_identities(requests, outputs))
+            faults = [fault for output in outputs if (fault := not_as_kept(lab, requests, output, new))]
+            measured.none("samples that did not go on with what they had", faults)
+            kinds = {tuple(run.version for run in output.versions) for output in outputs}
+            if {(0, 5), (5,)} <= kinds:
+                break
+        measured.at_least("samples of both weights", sum(len(output.versions) == 2 for output in outputs), 1)
+
+
+def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
+    """Requests that differ in everything that an engine keeps of one while it runs; more samples than run at once."""
+    given = lab.prompt(40, 260)
+
+    def ask(name: str, length: int, n: int = 2, **sampling: object) -> GenerationRequest:
+        return lab.ask(name, lab.prompt(length, 261), n, **{"max_tokens": LONG, **sampling})
+
+    def behind(request: GenerationRequest, tokens: Sequence[int]) -> GenerationRequest:
+        more = replace(request.sampling, max_tokens=request.sampling.max_tokens + len(tokens))
+        return replace(request, response_ids=tuple(tokens), sampling=more)
+
+    yield ask("plain", 6)
+    yield behind(ask("continued", 9), given)
+    yield replace(ask("numbered", 7, seed=4), first_sample=5)
+    yield ask("filtered", 8, top_k=7, top_p=0.9, temperature=1.3, seed=5)
+    yield replace(behind(ask("all at once", 11, top_k=9, temperature=1.2, seed=6), given[:17]), first_sample=3)
+    yield ask("greedy", 5, temperature=0.0)
+    yield behind(ask("greedy, continued", 5, temperature=0.0), given[:9])
+    yield ask("hot", 6, temperature=1.8, seed=7)
+    yield ask("long prompt", min(200, lab.suite.max_model_tokens // 2), seed=8)
+    yield ask("short", 12, 3, max_tokens=4, seed=9)
+    rare = int(lab.plain.next_logits(lab.prompt(6, 261)).argmin())
+    yield ask("stops", 6, stop_token_ids=(rare,), seed=10)
+    if Capability.MIN_P in lab.spec.capabilities:
+        yield ask("min-p", 6, min_p=0.1, temperature=1.4, seed=11)
+    if Capability.STOP_STRINGS in lab.spec.capabilities:
+        yield ask("stop strings", 6, stop_strings=("a string that never comes",), seed=12)
+    # More of one prompt than run at once: some begin behind whatever happens to the others.
+    yield replace(ask("many", 6, lab.suite.max_running + 4, seed=13), first_sample=2)
+    yield behind(replace(ask("the last ones", 10, 6, seed=14), first_sample=1), given[:5])
+
+
+def undrawn(
+    lab: RolloutLab, requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput], new: PlainModel
+) -> Iterator[str]:
+    """Tokens that could not have been drawn, under the weights that say to have sampled them."""
+    asked = {request.request_id: request for request in requests}
+    for output in outputs:
+        request, tokens = asked[output.request_id], output.token_ids.tolist()
+        if request.sampling.temperature == 0 or not tokens:
+            continue
+        text, first = (*request.prompt_ids, *request.response_ids), output.versions[0]
+        old = first.num_tokens if first.version == 0 else 0
+        logits = (model.logits(text, tokens) / request.sampling.temperature for model in (lab.plain, new))
+        allowed = [kept(values.softmax(-1), request.sampling, BORDER) for values in logits]
+        for at, token in enumerate(tokens):
+            if not bool(allowed[at >= old][at, token]):
+                yield f"{output.request_id}/{output.sample_index}: token {at} of {len(tokens)}"
+
+
+async def _aborted(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest], names: Sequence[str] | None, turns: int
+) -> list[GenerationOutput]:
+    task = asyncio.create_task(collect(engine, requests))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    engine.abort(names)
+    return await task
+
+
+async def _held_twice(
+    engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]
+) -> list[GenerationOutput]:
+    task = await lab.paused_midway(requests, engine)
+    engine.resume()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    engine.pause()
+    await asyncio.sleep(0.05)
+    engine.resume()
+    return await task

@@ -1,0 +1,240 @@
+"""Requirements: another model, another dtype and other sizes than those that all others are asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Box,
+    ConfigError,
+    GenerationOutput,
+    ModelSpec,
+    RankContext,
+    RolloutEngine,
+    RolloutSpec,
+    WeightShard,
+    fingerprint,
+)
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import looked_at
+from rlsdk.testing.rollout_capacity import OVERRUN, running_together
+from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards, wrong_identities
+
+FAMILIES = ("llama", "qwen3", "qwen2")
+"""The first that the backend runs."""
+VOCABULARY = 131
+"""Nothing divides it: an engine that pads it must not draw what it padded."""
+FEW = 3
+"""`max_running` of that engine."""
+MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
+"""Of log-probs of a bfloat16 model, from float32 with the same weights."""
+
+
+class ModelRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("model.tied", since=(2, 0))
+    def test_model_tied(self, lab: RolloutLab, measured: Measured) -> None:
+        """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
+        `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
+        both uses of the tensor change with an update, and log-probs are float32."""
+        dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
+        with other_model(lab) as other:
+            if other is None:
+                return measured.told("models tried", 0)
+            engine = other.start(max_running=FEW, seed=11, model=ModelSpec(path=str(other.folder), dtype=dtype))
+            try:
+                _check_layout(other, engine, dtype, measured)
+                _check_samples(other, engine, other.base, 0, dtype, measured)
+                if engine.num_decoded() is not None:
+                    requests = [[other.ask("r", other.prompt(6, 243), 4 * FEW, max_tokens=40)]]
+                    together = other.wait(running_together(engine, requests))
+                    measured.at_most("samples at once", together, OVERRUN * FEW)
+                if lab.spec.takes_weights:
+                    for version, lay in ((4, whole_shards), (5, lambda state: iter(pieces(state)))):
+                        state = other.changed(version)
+                        _check_update(engine, lay(state), state, version, dtype, measured)
+                        _check_samples(other, engine, state, version, dtype, measured)
+            finally:
+                engine.close()
+        return None
+
+    @requirement("initialize.refusals", since=(2, 0))
+    def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
+        """A model that is not there, or that has no weights, and sizes below 1 are a ConfigError; an engine that was
+        refused, and one that was never initialized, can be closed, twice."""
+        bare = lab.scratch.parent / "without-weights"
+        bare.mkdir(exist_ok=True)
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            (bare / name).write_bytes((lab.folder / name).read_bytes())
+        absent = str(lab.folder.parent / "there-is-no-such-model")
+        wrong: dict[str, dict[str, Any]] = {
+            "a model that is not there": {"model": ModelSpec(path=absent)},
+            "a model without weights": {"model": ModelSpec(path=str(bare))},
+            "max_running 0": {"max_running": 0},
+            "max_model_tokens 1": {"max_model_tokens": 1},
+            "tp_size 0": {"tp_size": 0},
+        }
+        accepted = []
+        for name, fields in wrong.items():
+            engine = lab.suite.registry().load_engine(lab.spec)()
+            given: dict[str, Any] = {
+                "model": ModelSpec(path=str(lab.folder)),
+                "options": lab.options,
+                "engine_kwargs": dict(lab.suite.engine_kwargs),
+                **fields,
+            }
+            ctx = RankContext(role="rollout", device=lab.suite.device, scratch_dir=str(lab.scratch), timeout_s=60.0)
+            try:
+                engine.initialize(ctx, RolloutSpec(**given))
+                accepted.append(name)
+            except ConfigError:
+                pass
+            except Exception as error:
+                accepted.append(f"{name}: {type(error).__name__}: {error}"[:300])
+            finally:
+                engine.close()
+                engine.close()
+        untouched = lab.suite.registry().load_engine(lab.spec)()
+        untouched.close()
+        untouched.close()
+        measured.none("no ConfigError", accepted)
+
+    @requirement("layout.place", since=(2, 0))
+    def test_layout_place(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Layouts say where their weights are delivered to: this node, a process of it, ranks that differ; the dtype
+        that is served; and boxes in the order of their tensors' names."""
+        layouts = changing.layout()
+        measured.none("layouts of another node", [layout.node for layout in layouts if layout.node != "localhost"])
+        strange = [layout.process for layout in layouts if not _is_process(layout.process)]
+        measured.none("processes that are not node:pid", strange)
+        devices = {"cpu", lab.suite.device} if lab.suite.device == "cpu" else {"cpu"}
+        away = [
+            layout.device
+            for layout in layouts
+            if layout.device not in devices and not layout.device.startswith("cuda:")
+        ]
+        measured.none("devices that there are not", away)
+        measured.equal("ranks with the number of another", len({layout.rank for layout in layouts}), len(layouts))
+        dtypes = {meta.dtype for layout in layouts for meta in layout.tensors}
+        measured.none("dtypes other than float32", sorted(dtypes - {"float32"}))
+        unknown = [name for layout in layouts for name, _ in layout.boxes
+                   if name not in {meta.name for meta in layout.tensors}]  # fmt: skip
+        measured.none("boxes of tensors that the layout does not name", unknown)
+        tied = [name for layout in layouts for name, held in layout.tied.items()
+                if held not in lab.base or name in lab.base]  # fmt: skip
+        measured.none("tied names that are not", tied)
+
+
+@contextmanager
+def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
+    """A lab of another model, for as long as it is needed; None: the backend runs none of these families."""
+    known = lab.spec.architectures
+    family = next((name for name in FAMILIES if known is None or name in known), None)
+    if family is None:
+        yield None
+        return
+    folder = lab.scratch.parent / "other-model"
+    if not folder.exists():
+        write_tiny_model(
+            folder, architecture=family, tied=True, seed=6, layers=1, sharpness=1.5, vocab_size=VOCABULARY,
+            num_key_value_heads=4,
+        )  # fmt: skip
+    other = RolloutLab(lab.suite, folder, lab.scratch)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+def _rounded(state: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    return {name: tensor.to(getattr(torch, dtype)) for name, tensor in state.items()}
+
+
+def _check_layout(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
+    layouts = engine.layout()
+    held = {meta.name: (meta.shape, meta.dtype) for layout in layouts for meta in layout.tensors}
+    expected = {name: (tuple(tensor.shape), dtype) for name, tensor in lab.base.items()}
+    wrong = [name for name in sorted(held.keys() | expected.keys()) if held.get(name) != expected.get(name)]
+    measured.none("tensors of another name, shape or dtype", wrong)
+    tied = dict(item for layout in layouts for item in layout.tied.items())
+    measured.equal("other names of the tied tensor", len(tied), 1)
+    measured.none("tied to a tensor that is not there", sorted(set(tied.values()) - expected.keys()))
+
+
+def _check_update(
+    engine: RolloutEngine,
+    shards: Iterator[WeightShard],
+    state: Mapping[str, Tensor],
+    version: int,
+    dtype: str,
+    measured: Measured,
+) -> None:
+    served = _rounded(state, dtype)
+    receipt = engine.update_weights(shards, version)
+    wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in served.items()}
+    wrong = [n for n in wanted.keys() | receipt.fingerprints.keys() if receipt.fingerprints.get(n) != wanted.get(n)]
+    measured.none("fingerprints that differ", sorted(wrong))
+    measured.equal("version", receipt.version, version)
+    measured.equal("tensors", receipt.num_tensors, len(served))
+    measured.equal("bytes", receipt.num_bytes, sum(t.numel() * t.element_size() for t in served.values()))
+
+
+def _check_samples(
+    lab: RolloutLab,
+    engine: RolloutEngine,
+    state: Mapping[str, Tensor],
+    version: int,
+    dtype: str,
+    measured: Measured,
+) -> None:
+    """Samples of a model in another dtype: the same but for rounding."""
+    requests = [
+        lab.ask("drawn", lab.prompt(9, 242), 8, max_tokens=24, temperature=1.3),
+        lab.ask("hot", lab.prompt(5, 244), 8, max_tokens=24, temperature=2.0),
+        lab.ask("long", lab.prompt(70, 242), 2, max_tokens=60),
+    ]
+    outputs = lab.run(requests, engine)
+    measured.none("wrong samples", wrong_identities(requests, outputs))
+    versions = {run.version for output in outputs for run in output.versions}
+    measured.none(f"versions other than {version}", sorted(versions - {version}))
+    outside = [token for output in outputs for token in output.token_ids.tolist() if not 0 <= token < lab.vocabulary]
+    measured.none("tokens outside the vocabulary", outside)
+    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(state, dtype).items()})
+    off, found = _differences(lab, outputs, looked_at(lab, requests, outputs, plain))
+    measured.at_most("mean difference of log-probs", float(off.mean()), MEAN_ROUNDING)
+    measured.at_most("largest difference of log-probs", float(off.max()), WORST_ROUNDING)
+    if dtype == "bfloat16":
+        rounded = (found.bfloat16().float() == found).float().mean()
+        measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded), 0.3)
+    else:
+        measured.at_most("largest difference of log-probs", float(off.max()), lab.suite.tolerance)
+
+
+def _differences(
+    lab: RolloutLab, outputs: Sequence[GenerationOutput], samples: Sequence[object]
+) -> tuple[Tensor, Tensor]:
+    """Of log-probs from the plain model's, and the log-probs."""
+    from rlsdk.testing.rollout_audit import Sample
+    from rlsdk.testing.rollout_lab import contract_log_probs
+
+    off, found = [], []
+    for sample in samples:
+        assert isinstance(sample, Sample)
+        logs = contract_log_probs(sample.logits, sample.sampling, lab.kind)
+        mine = torch.as_tensor(sample.output.log_probs)
+        found.append(mine)
+        off.append((mine.double() - logs[range(len(mine)), sample.tokens]).abs())
+    assert len(samples) == len(outputs), "samples without a log-prob for each token"
+    return torch.cat(off), torch.cat(found)
+
+
+def _is_process(text: str) -> bool:
+    node, _, pid = text.rpartition(":")
+    return bool(node) and pid.isdigit()

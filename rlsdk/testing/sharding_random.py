@@ -1,0 +1,191 @@
+"""Requirements: layouts that nobody thought of: tensors, cuts, copies, places and dtypes at random, of fixed seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import DTYPE_BYTES, Box, ReshardPlan, TensorMeta, WeightLayout
+from rlsdk.testing.layouts import Pair, pairs
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.sharding_counts import (
+    HERE,
+    distance,
+    lacking_bytes,
+    not_once,
+    out_of_order,
+    sent_from_afar,
+    transfer_bytes,
+    wrong_fields,
+)
+from rlsdk.testing.sharding_lab import ShardingLab, wanted_boxes, wire_dtypes
+from rlsdk.testing.tensor_engines import tensor_layout
+
+NUM_PAIRS = 12
+NUM_SYNCS = 6
+BUCKETS = (64, 100, 999, 1 << 20)
+"""Bytes: of a few elements, of no whole number of them, and of more than there is."""
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+class RandomRequirements:
+    """Mixed into `ShardingConformance`."""
+
+    @requirement("plan.random", since=(2, 0))
+    def test_plan_random(self, lab: ShardingLab, measured: Measured) -> None:
+        """Of random layouts, over processes, devices and nodes, all is sent once, in order, from the nearest, in the
+        fewest bytes, and as the plan says."""
+        for seed in range(NUM_PAIRS):
+            pair, _ = random_pair(seed)
+            plan = lab.plan(pair)
+            measured.none(f"elements not sent once, {seed}", not_once(plan, pair.target))
+            measured.none(f"fields that are wrong, {seed}", list(wrong_fields(plan, pair)))
+            measured.none(f"out of order, {seed}", list(out_of_order(plan.parts)))
+            measured.none(f"sent from afar, {seed}", list(sent_from_afar(plan, pair)))
+            measured.none(f"bytes that are wrong, {seed}", wrong_bytes(plan, pair))
+
+    @requirement("plan.buckets", since=(2, 0))
+    def test_plan_buckets(self, lab: ShardingLab, measured: Measured) -> None:
+        """Buckets and rounds hold to whatever bound is asked for, of a few elements or of more than there is."""
+        for bound in BUCKETS:
+            for name in (
+                "sharded to tensor parallel",
+                "float32 to bfloat16 and float32",
+                "four copies to four replicas",
+            ):
+                pair = pairs()[name]
+                manager = lab.trial(pairs()["one rank to one"], bucket_bytes=bound).manager
+                plan = manager.plan(tuple(pair.source), tuple(pair.target))
+                where = f"{name}, {bound} bytes"
+                measured.equal(f"bound, {where}", plan.bucket_bytes, bound)
+                measured.none(f"elements not sent once, {where}", not_once(plan, pair.target))
+                measured.none(f"out of order, {where}", list(out_of_order(plan.parts)))
+                rounds: dict[tuple[int, int], int] = {}
+                for bucket in plan.buckets:
+                    key = bucket.target, bucket.round
+                    rounds[key] = rounds.get(key, 0) + sum(map(transfer_bytes, bucket.transfers))
+                measured.at_most(f"largest round, {where}", max(rounds.values()), bound)
+                if bound > plan.num_bytes:
+                    measured.at_most(f"rounds of a target, {where}", max(r for _, r in rounds) + 1, 1)
+
+    @requirement("plan.preference", since=(2, 0))
+    def test_plan_preference(self, lab: ShardingLab, measured: Measured) -> None:
+        """Of the transports that may be used, the first that reaches is taken, in the order in which they are named;
+        the report names those that were used."""
+        pair = pairs()["sharded to whole, two replicas"]
+        orders: tuple[tuple[str, ...], ...] = (("inline", "shared_memory"), ("shared_memory", "inline"))
+        for order in orders:
+            trial = lab.trial(pair, transports=order)
+            used = {bucket.transport for bucket in trial.plan().buckets}
+            measured.equal(f"transports other than the first of {order}", used != {order[0]}, 0)
+            report = trial.sync(1)
+            measured.equal(f"transports that the report names, of {order}", tuple(report.transports) != order[:1], 0)
+            measured.none(f"boxes that differ, {order}", trial.differing())
+
+    @requirement("sync.random", since=(2, 0))
+    def test_sync_random(self, lab: ShardingLab, measured: Measured) -> None:
+        """Weights of random layouts arrive bit for bit, in small buckets too, and again after a step."""
+        for seed in range(100, 100 + NUM_SYNCS):
+            pair, tensors = random_pair(seed, here=True)
+            bound = (1 << 16, 200)[seed % 2]
+            trial = lab.trial(pair, tensors, bucket_bytes=bound)
+            trial.sync(1)
+            measured.none(f"boxes that differ, {seed}", trial.differing())
+            trial.step()
+            report = trial.sync(2, expect_change=True)
+            measured.none(f"boxes that differ after a step, {seed}", trial.differing())
+            measured.equal(f"tensors that changed, {seed}", report.changed_tensors, len(tensors))
+
+
+def wrong_bytes(plan: ReshardPlan, pair: Pair) -> list[str]:
+    """Sums of a plan that are not those of its buckets, or more than has to move."""
+    wire = wire_dtypes(pair.source, pair.target)
+    wanted = sum(box.numel * DTYPE_BYTES[wire[name]] for _, name, box in wanted_boxes(pair))
+    away = sum(bucket.num_bytes for bucket in plan.buckets if distance(pair, bucket.source, bucket.target) != HERE)
+    lacking = lacking_bytes(pair, wire)
+    found = {"num_bytes": (plan.num_bytes, wanted), "moved_bytes": (plan.moved_bytes, away),
+             "what is moved": (away, lacking), "lower_bound_bytes": (plan.lower_bound_bytes, lacking)}  # fmt: skip
+    return [f"{name} {is_so}, expected {expected}" for name, (is_so, expected) in found.items() if is_so != expected]
+
+
+def random_pair(seed: int, *, here: bool = False) -> tuple[Pair, dict[str, Tensor]]:
+    """Layouts of random tensors, and their values.
+
+    Args:
+        seed: of all that is drawn.
+        here: on one node, so that weights can be brought.
+    """
+    draw = random.Random(seed)
+    held, served = draw.choice(FLOATS), draw.choice(FLOATS)
+    metas = [
+        TensorMeta(
+            name=f"layers.{at}.weight", shape=tuple(draw.randint(1, 9) for _ in range(draw.randint(0, 4))), dtype=held
+        )
+        for at in range(draw.randint(1, 7))
+    ]
+    copies, parts = draw.randint(1, 3), draw.randint(1, 4)
+    nodes = ("a",) if here else ("a", "b")
+    owned = [
+        {meta.name: pieces for meta in metas for pieces in (_dealt(draw, meta.shape, parts),)} for _ in range(copies)
+    ]
+    source = [
+        _placed(
+            draw, metas, [(n, b) for n, dealt in owned[rank // parts].items() for b in dealt[rank % parts]], rank, nodes
+        )
+        for rank in range(copies * parts)
+    ]
+    wanted = [replace(meta, dtype=served) for meta in metas]
+    replicas = []
+    for replica in range(draw.randint(1, 3)):
+        places = draw.randint(1, 2)
+        dealt = {meta.name: _dealt(draw, meta.shape, places, shared=True) for meta in metas}
+        boxes = [[(name, box) for name, parts_of in dealt.items() for box in parts_of[at]] for at in range(places)]
+        replicas.append([_placed(draw, wanted, boxes[at], at, nodes, f"r{replica}") for at in range(places)])
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {meta.name: torch.randn(meta.shape, generator=generator) for meta in metas}
+    return Pair(source=source, replicas=replicas), tensors
+
+
+def _placed(
+    draw: random.Random,
+    metas: Sequence[TensorMeta],
+    boxes: Sequence[tuple[str, Box]],
+    rank: int,
+    nodes: Sequence[str],
+    kind: str = "",
+) -> WeightLayout:
+    """A rank somewhere: some of both sides share processes and devices. A tensor of which it has no box is left out."""
+    boxed = {name for name, _ in boxes}
+    node = draw.choice(nodes)
+    known = [meta for meta in metas if meta.name in boxed]
+    process = f"{node}:{draw.randint(1, 3)}" if draw.random() < 0.4 else f"{node}:{kind}{rank + 10}"
+    return replace(tensor_layout(known, list(boxes), rank=rank, process=process), node=node)
+
+
+def _dealt(draw: random.Random, shape: tuple[int, ...], parts: int, *, shared: bool = False) -> list[list[Box]]:
+    """A tensor cut into boxes and dealt out: each part's boxes. Shared: some parts have all of it."""
+    boxes = list(_cut(draw, Box.whole(shape), draw.randint(0, 4)))
+    if shared and draw.random() < 0.4:
+        return [[Box.whole(shape)] for _ in range(parts)]
+    dealt: list[list[Box]] = [[] for _ in range(parts)]
+    for box in boxes:
+        dealt[draw.randrange(parts)].append(box)
+    return dealt
+
+
+def _cut(draw: random.Random, box: Box, times: int) -> Iterator[Box]:
+    """Boxes that tile one, cut so many times at most."""
+    axes = [axis for axis, size in enumerate(box.size) if size > 1]
+    if not times or not axes:
+        yield box
+        return
+    axis = draw.choice(axes)
+    at = draw.randint(1, box.size[axis] - 1)
+    low, high, offset = list(box.size), list(box.size), list(box.offset)
+    low[axis], high[axis], offset[axis] = at, box.size[axis] - at, box.offset[axis] + at
+    yield from _cut(draw, Box(box.offset, tuple(low)), times // 2)
+    yield from _cut(draw, Box(tuple(offset), tuple(high)), times - 1 - times // 2)

@@ -1,0 +1,411 @@
+"""Requirements: where an engine stands, what it says of that, and what each rank may do by itself."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import (
+    Batch,
+    Capability,
+    ConfigError,
+    Forecast,
+    Parallel,
+    RankContext,
+    TrainEngine,
+    TrainSpec,
+    WeightLayout,
+    Workload,
+)
+from rlsdk.testing.driving import (
+    OPTIM,
+    Case,
+    Driven,
+    drive,
+    drive_plain,
+    plain_model_of,
+    plain_numbers,
+    rows_of,
+    share,
+    whole,
+)
+from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_models import LINEAR, moved
+from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
+from rlsdk.testing.train_settings import EVERYTHING, can_reset, script_of, three_batches
+from rlsdk.testing.train_splits import split_case
+from rlsdk.testing.worlds import SEED, Seat
+
+SPLITS = (
+    Capability.DATA_PARALLEL,
+    Capability.TENSOR_PARALLEL,
+    Capability.PIPELINE_PARALLEL,
+    Capability.CONTEXT_PARALLEL,
+)
+NODE = "localhost"
+"""`RankContext.node` of every rank here."""
+
+
+class PlaceRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("layout.place", since=(2, 0))
+    def test_layout_place(self, lab: TrainLab, measured: Measured) -> None:
+        """A layout names its node and device as the engine was told them, its process as node:pid, and no tensor that
+        it has no box of."""
+        found = lab.play([read])
+        layout = found.layout
+        assert layout is not None
+        measured.equal("another node", layout.node != NODE, 0)
+        node, _, pid = layout.process.rpartition(":")
+        measured.equal("process is not node:pid", not (node == NODE and pid.isdigit()), 0)
+        measured.none("devices", [] if layout.device in {lab.suite.device, "cpu"} else [layout.device])
+        boxed = {name for name, _ in layout.boxes}
+        measured.none("tensors without a box", [meta.name for meta in layout.tensors if meta.name not in boxed])
+        wrong = [meta.name for meta in layout.tensors if not _fits(layout, meta.name, meta.shape)]
+        measured.none("boxes that do not lie in their tensor", wrong)
+
+    @requirement("forecast", since=(2, 0))
+    def test_forecast(self, lab: TrainLab, measured: Measured) -> None:
+        """What the backend forecasts of a rank is its layout; amounts of memory are none or not negative. (A backend
+        without a forecast says None.)"""
+        forecast = lab.suite.registry().load_forecast(lab.spec)
+        if forecast is None:
+            return measured.told("forecasts", 0)
+        models = {"the model": lab.model, "tied": lab.variant("tied")}
+        cases: dict[str, dict[str, Any]] = {n: {"model": model} for n, model in models.items() if model is not None}
+        for name, fields in {**cases, "frozen": {"optim": None}}.items():
+            case = lab.case(**fields)
+            ctx = RankContext(role="actor", device=lab.suite.device, seed=SEED)
+            found = forecast([ctx], case.spec, Workload(row_tokens=128, update_rows=8, running_rows=0))
+            measured.none(f"fields that make no sense, {name}", senseless(found, 1))
+            layout = lab.play([read], **fields).layout
+            assert layout is not None
+            measured.none(f"differences from the layout, {name}", differences(found.layouts[0][0], layout))
+        return None
+
+    @requirement("parallel.positions", since=(2, 0))
+    def test_positions(self, lab: TrainLab, measured: Measured) -> None:
+        """`parallel` says where each rank stands: sizes multiply to the world's, every position is taken once, each
+        group of ranks with the same rows has one that collects, and it stays so."""
+        alone = lab.run(positions, lab.case(), three_batches()[0])
+        measured.none("faults of one rank", wrong_positions([alone]))
+        for capability in SPLITS:
+            if capability not in lab.spec.capabilities:
+                continue
+            case = split_case(lab, capability, default={} if capability is Capability.DATA_PARALLEL else None)
+            found = lab.several.run(positions, case, three_batches()[0])
+            measured.none(f"faults, {capability.value}", wrong_positions(found))
+            size = getattr(found[0][0], f"{capability.value[0]}p_size")
+            measured.equal(f"size, {capability.value}", size, lab.suite.world)
+
+    @requirement("model.seeds", since=(2, 0))
+    def test_model_seeds(self, lab: TrainLab, measured: Measured) -> None:
+        """Random weights, and a new head's, follow `RankContext.seed`: another seed gives others, the same one the
+        same; weights that were read do not depend on it."""
+        fields: dict[str, dict[str, Any]] = {"random": {"random": True}, "read": {}}
+        for head, name in claimed_heads(lab)[:1]:
+            fields[f"a new head of {name}"] = {"head": head, "model": lab.model}
+        for name, given in fields.items():
+            one, same, other = (lab.run(started_with, lab.case(**given), seed) for seed in (3, 3, 4))
+            measured.equal(
+                f"largest difference of one seed, {name}", furthest_weight(whole_of(one), whole_of(same)), 0.0
+            )
+            worst = furthest_weight(whole_of(one), whole_of(other))
+            if name == "read":
+                measured.equal(f"largest difference of two seeds, {name}", worst, 0.0)
+            else:
+                measured.at_least(f"largest difference of two seeds, {name}", worst, 1e-4)
+
+    @requirement("model.recomputes", since=(2, 0))
+    def test_model_recomputes(self, lab: TrainLab, measured: Measured) -> None:
+        """With `activation_checkpointing` layers run again in the backward pass, and not without. (Of layers that are
+        modules of torch.)"""
+        batch = three_batches()[0]
+        plain, again = (lab.run(module_calls, lab.case(checkpointing=asked), batch) for asked in (False, True))
+        measured.told("calls of modules without it", plain)
+        if plain:
+            measured.at_least("calls of modules with it, over those without", again / plain, 1.2)
+
+    @requirement("outputs.all_masked", since=(2, 0))
+    def test_all_masked(self, lab: TrainLab, measured: Measured) -> None:
+        """A batch, a row and a pass without any token of the policy's have outputs of 0 and no gradient; other passes
+        of the step count as ever."""
+        batch = rows_of((8, 3, 13), seed=15)
+        nothing = batch.with_tokens(response_mask=torch.zeros(batch.num_tokens, dtype=torch.bool))
+        found = lab.play([look(nothing, "log_probs")]).seen[0]["log_probs"]
+        measured.equal("largest log-prob", float(found.abs().max()), 0.0)
+        partly = batch.with_tokens(response_mask=batch.row_of_token == 1)
+        case = lab.case(steps=[[nothing, batch], [partly], [batch, nothing]], rows=1)
+        lab.holds_to_plain(measured, [lab.run(drive, case)], case)
+
+    @requirement("refusals.settings", since=(2, 0))
+    def test_refusals_settings(self, lab: TrainLab, measured: Measured) -> None:
+        """A specification that contradicts itself is a ConfigError: no limit of a micro-batch, a limit of 0, a schedule
+        that does not exist, one that decays without a number of steps. An engine that was refused, and one that was
+        never initialized, can be closed, twice."""
+        measured.none("accepted", lab.run(contradictions, lab.case()))
+
+    @requirement("checkpoint.only_reads", since=(2, 0))
+    def test_checkpoint_only_reads(self, lab: TrainLab, measured: Measured) -> None:
+        """To load a checkpoint leaves its folder as it is: no file more, none less."""
+        folder, batches = lab.new_folder("read"), three_batches()
+        lab.play([*script_of(batches[:1]), save(folder)])
+        before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        lab.play([load(folder), *script_of(batches[1:])])
+        measured.equal("files", sorted(path.relative_to(folder) for path in folder.rglob("*")) != before, 0)
+        around = [path.name for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")]
+        measured.none("files beside it", around)
+
+    @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_frozen(self, lab: TrainLab, measured: Measured) -> None:
+        """Frozen models on several ranks give what plain transformers gives, and heads what theirs does."""
+        batch = rows_of((*FEW, 1), seed=49, masked=True, temperature=0.7)
+        probes: list[tuple[dict[str, Any], str]] = [({}, "log_probs")]
+        probes += [({"head": head}, name) for head, name in claimed_heads(lab)]
+        for fields, name in probes:
+            case = replace(data_case(lab, **fields), optim=None, steps=[], probe=(batch, (name,)), rows=2)
+            with torch.no_grad():
+                numbers = plain_numbers(plain_model_of(case), case.head, batch)
+            expected = Driven(outputs={name: numbers[name]}, row_ids=batch["row_id"].tolist(),
+                              lengths=batch.lengths.tolist())  # fmt: skip
+            lab.holds(measured, lab.drive_split(case), expected, name, weights=False)
+
+    @requirement("ranks.bfloat16", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
+        """Trained in bfloat16 on several ranks, a step is that of one rank but for rounding, and what is stepped is
+        float32."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        case = data_case(
+            lab, steps=[[rows_of(FEW, seed=42), rows_of((3, 40), seed=43)]], optim=LINEAR, dtype="bfloat16"
+        )
+        start = whole([lab.play([], dtype="bfloat16")])
+        one = moved(lab.drive(steps=case.steps, optim=LINEAR, dtype="bfloat16"), start)
+        ranks = lab.drive_split(case)
+        several = _moved_together(ranks, start)
+        measured.at_most("difference from one rank, relative", float((several - one).norm() / one.norm()), 0.05)
+        dtypes = {str(tensor.dtype) for rank in ranks for _, _, tensor in rank.shards}
+        measured.told("dtypes of what is held", len(dtypes))
+        return None
+
+    @requirement("ranks.alone", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_alone(self, lab: TrainLab, measured: Measured) -> None:
+        """`layout`, `shards` and `parallel` are no collectives: one rank reads them while the others do not."""
+        case = data_case(lab)
+        plain: list[Act] = [act for batches in case.steps for act in (learn(batches[0]), step)]
+        script: list[Act] = [read_on_rank_1, plain[0], read_on_rank_1, *plain[1:], read_on_rank_1]
+        found, expected = lab.play_split(case, script), lab.play_split(case, plain)
+        measured.none("faults", [fault for rank in found for fault in rank.faults])
+        measured.equal("largest difference of weights", furthest_weight(whole(found), whole(expected)), 0.0)
+
+    @requirement("ranks.raises_one", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_raises_one(self, lab: TrainLab, measured: Measured) -> None:
+        """What an objective raises on one rank alone comes out there, the others raise too, and the steps behind it
+        are those of engines that never heard of it."""
+        case, good, other = replace(data_case(lab), rows=1), steps_of(FEW, 2), rows_of(FEW, seed=46)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        for at in (0, 1):
+            bad = raised_on(learn(other, Raising((int(other["row_id"][at]),))), at)
+            found = lab.play_split(case, [bad, *plain[:2], learn(other), bad, *plain[2:]])
+            measured.none(f"faults, rank {at}", [fault for rank in found for fault in rank.faults])
+            off = furthest_weight(whole(found), whole(lab.play_split(case, plain)))
+            measured.equal(f"largest difference of weights, rank {at}", off, 0.0)
+
+    @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
+        """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
+        if not lab.run(can_reset):
+            return measured.told("engines that can be reset", 0)
+        case = data_case(lab)
+        script: list[Act] = [act for batches in steps_of(FEW, 2) for act in (learn(batches[0]), step)]
+        again = [*script, reset(EVERYTHING), *script]
+        ranks, one = lab.play_split(case, again), lab.play(again)
+        worst = furthest_weight(whole(ranks), whole_of(one))
+        measured.at_most("largest difference of weights from one rank", worst, lab.suite.step_tolerance)
+        rates = [abs(a - b) for rank in ranks for a, b in zip(rank.lrs, one.lrs, strict=True)]
+        measured.at_most("largest difference of the rate", max(rates), 1e-9)
+        return None
+
+    @requirement("ranks.whole_groups", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows of equal `uid` stay in one pass on every rank, whatever the others cut."""
+        batch = rows_of((5, 9, 3, 12, 7, 7, 2, 10), seed=5)
+        # Groups of one rank each, as the controller sends them: the first rank has the last two rows as well.
+        mine = torch.tensor([0 if at >= 6 else at % 2 for at in range(8)])
+        batch = batch.with_rows(uid=mine * 4 + torch.tensor([0, 0, 1, 1, 0, 0, 1, 0]))
+        case = replace(data_case(lab), steps=[[batch]], objective=Comparing(), probe=None)
+        expected = drive_plain(replace(case, steps=[[batch]]))
+        for rows in (None, 1, 2):
+            ranks = lab.drive_split(replace(case, rows=rows))
+            lab.holds(measured, ranks, expected, f"{rows or 'all'} rows a pass")
+
+    @requirement("ranks.close", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:
+        """`close` leaves the process group, and engines that follow in the same processes join one of their own."""
+        case = data_case(lab)
+        for turn in range(2):
+            left = lab.several.run(stays_in_group, case)
+            still = [at for at, stays in enumerate(left) if stays]
+            measured.none(f"ranks that are still in a process group, engine {turn}", still)
+
+
+def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
+    return all(
+        len(box.size) == len(shape)
+        and all(o + n <= size for o, n, size in zip(box.offset, box.size, shape, strict=True))
+        for known, box in layout.boxes
+        if known == name
+    )
+
+
+def senseless(found: Forecast, ranks: int) -> list[str]:
+    """What about a forecast cannot be."""
+    faults = (
+        [] if len(found.layouts) == len(found.memory) == ranks else ["layouts or memory of another number of ranks"]
+    )
+    for memory in found.memory:
+        amounts = {name: value for name, value in vars(memory).items() if name.endswith("_bytes")}
+        faults += [f"{name} is {value!r}" for name, value in amounts.items() if value is not None and value < 0]
+        faults += [f"{n} is {v!r}, no whole number" for n, v in amounts.items() if not isinstance(v, int | None)]
+    return faults
+
+
+def differences(forecast: WeightLayout, layout: WeightLayout) -> list[str]:
+    """Of a forecast layout from the engine's own."""
+    faults = [name for name in ("rank", "node", "device") if getattr(forecast, name) != getattr(layout, name)]
+    metas = ({meta.name: meta for meta in one.tensors} for one in (forecast, layout))
+    mine, theirs = metas
+    faults += [f"tensor {n}: {mine.get(n)}, {theirs.get(n)}" for n in sorted(mine.keys() | theirs.keys())
+               if mine.get(n) != theirs.get(n)]  # fmt: skip
+    faults += [f"box {box}" for box in set(forecast.boxes) ^ set(layout.boxes)]
+    return faults + (["tied names"] if dict(forecast.tied) != dict(layout.tied) else [])
+
+
+def positions(seat: Seat, case: Case, batch: Batch) -> list[Parallel]:
+    """Where a rank stands, before a step and behind it."""
+    engine = seat.start(case.spec)
+    try:
+        before = engine.parallel
+        engine.forward_backward(share(engine, batch), case.objective)
+        engine.optim_step()
+        return [before, engine.parallel]
+    finally:
+        engine.close()
+
+
+def wrong_positions(ranks: list[list[Parallel]]) -> list[str]:
+    axes = ("dp", "tp", "pp", "cp")
+    faults = [f"rank {at} moved" for at, (before, after) in enumerate(ranks) if before != after]
+    places = [before for before, _ in ranks]
+    for at, place in enumerate(places):
+        sizes = [getattr(place, f"{axis}_size") for axis in axes]
+        if math.prod(sizes) != len(places):
+            faults.append(f"rank {at}: sizes {sizes} of a world of {len(places)}")
+        faults += [
+            f"rank {at}: {axis}_rank {getattr(place, f'{axis}_rank')} of {getattr(place, f'{axis}_size')}"
+            for axis in (*axes, "ep")
+            if not 0 <= getattr(place, f"{axis}_rank") < getattr(place, f"{axis}_size")
+        ]
+    taken = {tuple(getattr(place, f"{axis}_rank") for axis in axes) for place in places}
+    faults += ["two ranks at one position"] if len(taken) < len(places) else []
+    collecting = sorted(place.dp_rank for place in places if place.is_collector)
+    return faults + ([f"ranks that collect: {collecting}"] if collecting != list(range(places[0].dp_size)) else [])
+
+
+def started_with(seat: Seat, case: Case, seed: int) -> Driven:
+    """What an engine holds that was started with another seed of the run."""
+    engine = seat.start(case.spec, seed=seed)
+    try:
+        found = Driven(layout=engine.layout())
+        found.shards = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
+        return found
+    finally:
+        engine.close()
+
+
+def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
+    """Calls of modules of torch in one `forward_backward`."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    engine = seat.start(case.spec)
+    calls = 0
+
+    def count(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal calls
+        calls += 1
+
+    hook = register_module_forward_pre_hook(count)
+    try:
+        engine.forward_backward(batch, case.objective)
+        return calls
+    finally:
+        hook.remove()
+        engine.close()
+
+
+def contradictions(seat: Seat, case: Case) -> list[str]:
+    """What was built that should not have been."""
+    spec, optim = case.spec, OPTIM
+    wrong: dict[str, TrainSpec] = {
+        "no limit of a micro-batch": replace(spec, micro_batch_rows=None, micro_batch_tokens=None),
+        "micro_batch_rows 0": replace(spec, micro_batch_rows=0, micro_batch_tokens=None),
+        "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),
+        "linear without total_steps": replace(spec, optim=replace(optim, schedule="linear")),
+        "cosine without total_steps": replace(spec, optim=replace(optim, schedule="cosine")),
+    }
+    accepted = []
+    for name, given in wrong.items():
+        try:
+            seat.start(given).close()
+            accepted.append(name)
+        except ConfigError:
+            continue
+        except Exception as error:
+            accepted.append(f"{name}: {type(error).__name__}: {error}")
+    engine = seat.engine()
+    engine.close()
+    engine.close()
+    return accepted
+
+
+def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
+    """One rank alone looks at what it has."""
+    if engine.parallel.dp_rank == 1:
+        read(engine, found)
+
+
+def raised_on(act: Act, rank: int) -> Act:
+    """The act raises: what the objective did on that rank, and something on the others."""
+    return functools.partial(_raised_on, act, rank)
+
+
+def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
+    here = engine.parallel.dp_rank
+    try:
+        act(engine, found)
+    except RaisedHereError:
+        return
+    except Exception as error:
+        if here == rank:
+            found.faults.append(f"rank {here}: {type(error).__name__} in place of what the objective raised")
+        return
+    found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
+
+
+def stays_in_group(seat: Seat, case: Case) -> bool:
+    """Whether an engine leaves this process in a group."""
+    drive(seat, case)
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _moved_together(ranks: list[Driven], start: dict[str, torch.Tensor]) -> torch.Tensor:
+    after = whole(ranks)
+    return torch.cat([(after[name] - start[name]).flatten() for name in sorted(start)])
