@@ -109,8 +109,8 @@ class SettingRequirements:
 
     @requirement("step.schedule_end", since=(2, 0))
     def test_schedule_end(self, lab: TrainLab, measured: Measured) -> None:
-        """A schedule stays where it ended, however many steps follow; it begins right without warm-up, and with one that
-        takes all of its steps but one."""
+        """A schedule stays where it ended, however many steps follow; it begins right without warm-up, and with one
+        that takes all of its steps but one."""
         batch, steps = rows_of((2, 1), seed=102), 12
         for schedule in ("constant", "linear", "cosine"):
             for warmup, total, least in ((0, 5, 0.0), (0, 4, 0.25), (3, 4, 0.1)):
