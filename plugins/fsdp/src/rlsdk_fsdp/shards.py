@@ -62,7 +62,7 @@ class Piece:
         mine = rows.new_zeros((chunk, *rows.shape[1:]))
         mine[: len(rows)] = rows
         whole = mine.new_empty((mesh.size(axis) * chunk, *rows.shape[1:])) if dist.get_rank() == writer else None
-        into = None if whole is None else [_bytes(part) for part in whole.split(chunk)]
+        into = None if whole is None else [_bytes(part) for part in whole.chunk(mesh.size(axis))]
         dist.gather(_bytes(mine), into, dst=writer, group=group)
         return None if whole is None else whole[: self.shape[placement.dim]].movedim(0, placement.dim)
 
