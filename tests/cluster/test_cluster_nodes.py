@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -70,6 +71,31 @@ def await_nodes(count: int) -> None:
 
 def placement(*devices: int) -> PlacementSpec:
     return PlacementSpec(pools=(PoolSpec(name="wide", devices_per_node=devices),), roles={"actor": "wide"})
+
+
+def test_what_a_lost_node_hosted_is_started_again_on_another(ray_here: LocalRay, second_node: None) -> None:
+    """A node of one processor is chosen first; its raylet is killed, and nothing on it can say goodbye."""
+    before = {node.node_id for node in node_capacities()}
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{ray_here.folder}/token"}
+    process = start_node(variables, cpus=1)
+    try:
+        await_nodes(3)
+        (own,) = {node.node_id for node in node_capacities()} - before
+        with Cluster.start(placement(1), timeout_s=60) as cluster:
+            group = cluster.create_group("actor", "cluster_hosts:FragileHost")
+            worker = group.members[0].worker
+            assert worker.known().node_id == own, "the node that it fills best"
+            (raylet,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "raylet" in one.name()]
+            raylet.kill()
+            with pytest.raises(WorkerError, match="actor rank 0 died"):
+                group.run("hang_on", 0, 60.0)
+            cluster.restart("actor", 0)
+            assert group.run("ranks") == [0]
+            assert group.members[0].worker.known().node_id in before
+            assert group.contexts[0].node == group.members[0].worker.known().node
+    finally:
+        end_node(process)
+        await_nodes(2)
 
 
 def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(second_node: None) -> None:
