@@ -142,9 +142,9 @@ class RayNodes:
         """Returns when every node has joined."""
         for at, place in enumerate(self.places):
             self.raylets.append(self._start(place, head=at == 0))
-            if at == 0:
-                self._await(1)
-        self._await(len(self.places))
+            # One after another: raylets of one folder that start at the same time choose the same socket.
+            self._await(place)
+        self._await_all()
 
     def stop(self) -> None:
         for started in self.raylets:
@@ -166,26 +166,29 @@ class RayNodes:
             start_new_session=True,
         )
 
-    def _await(self, count: int) -> None:
-        deadline = time.monotonic() + READY_S
+    def _await(self, place: NodePlace) -> None:
+        log, deadline = self.folder / f"{place.name}.log", time.monotonic() + READY_S
+        while "Ray runtime started" not in log.read_text():
+            if self.raylets[-1].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{place.name} did not start; {log}:\n{log.read_text()[-2000:]}")
+            time.sleep(0.2)
+
+    def _await_all(self) -> None:
         ask = (
             "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR'); "
             "print(sum(node['Alive'] for node in ray.nodes()))"
         )
+        deadline, found = time.monotonic() + READY_S, ""
         while time.monotonic() < deadline:
-            if any(one.poll() is not None for one in self.raylets):
-                break
-            with suppress(subprocess.TimeoutExpired):
-                done = subprocess.run(
-                    [sys.executable, "-c", ask, self.address],
-                    env=self.environment, capture_output=True, text=True, timeout=60, check=False,
-                )  # fmt: skip
-                if done.returncode == 0 and int(done.stdout.split()[-1]) >= count:
-                    return
+            done = subprocess.run(
+                [sys.executable, "-c", ask, self.address],
+                env=self.environment, capture_output=True, text=True, timeout=READY_S, check=False,
+            )  # fmt: skip
+            found = done.stdout + done.stderr
+            if done.returncode == 0 and int(done.stdout.split()[-1]) == len(self.places):
+                return
             time.sleep(0.5)
-        ended = [at for at, one in enumerate(self.raylets) if one.poll() is not None] or [len(self.raylets) - 1]
-        log = self.folder / f"{self.places[ended[0]].name}.log"
-        raise RuntimeError(f"node {log.stem} did not join within {READY_S:g} s; {log}:\n{log.read_text()[-2000:]}")
+        raise RuntimeError(f"not all of {len(self.places)} nodes joined within {READY_S:g} s: {found[-2000:]}")
 
 
 def _kill_tree(pid: int) -> None:
