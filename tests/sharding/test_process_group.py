@@ -41,9 +41,10 @@ def test_a_source_that_is_killed_ends_the_sync_soon() -> None:
         manager = GenericShardingManager(
             train, rollout, bucket_bytes=60_000, transports=["process_group"], timeout_s=5.0
         )
+        plan = manager.plan(manager.ends().source, manager.ends().target)
         start = time.monotonic()
         with pytest.raises(WeightSyncError, match="did not arrive from source rank 0 by process_group"):
-            manager.sync_weights(manager.plan(manager.ends().source, manager.ends().target), 1)
+            manager.sync_weights(plan, 1)
         assert time.monotonic() - start < 20
         rollout.hosts[0].target.close()
 
