@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from sharding_cases import dim0_sharded, whole_target
+from sharding_cases import metas_of, whole_target
 
+from rlsdk.interfaces import Box, WeightLayout
 from rlsdk.sharding.fetching import window
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import named_transports
+from rlsdk.testing.tensor_engines import tensor_layout
 
 LAYERS = 12
 SHAPES = {
@@ -23,6 +25,19 @@ SHAPES = {
 GIGABYTES = 2 * sum(rows * columns for rows, columns in SHAPES.values()) / 1e9
 
 
+def fsdp(ranks: int) -> list[WeightLayout]:
+    metas = metas_of(SHAPES, "bfloat16")
+    return [
+        tensor_layout(
+            metas,
+            [(n, Box((rank * rows // ranks, 0), (rows // ranks, columns))) for n, (rows, columns) in SHAPES.items()],
+            rank=rank,
+            process=f"train:{rank}",
+        )
+        for rank in range(ranks)
+    ]
+
+
 @pytest.mark.parametrize("transport", ["process_group", "object_store", "inline"])
 def test_a_thousand_ranks_of_fsdp_are_called_once_each_for_a_whole_replica(transport: str) -> None:
     """Streams, and what is small enough for one answer. Where each answer is one bucket, it is as it was everywhere."""
@@ -33,8 +48,9 @@ def test_a_thousand_ranks_of_fsdp_are_called_once_each_for_a_whole_replica(trans
         def reaches(cls, source: object, target: object) -> bool:
             return True
 
-    source = dim0_sharded(SHAPES, 1024, dtype="bfloat16")
-    plan = plan_reshard(source, [whole_target(SHAPES, dtype="bfloat16")], bucket_bytes=64 << 20, transports=[Anywhere])
+    plan = plan_reshard(
+        fsdp(1024), [whole_target(SHAPES, dtype="bfloat16")], bucket_bytes=64 << 20, transports=[Anywhere]
+    )
     by_source: dict[int, deque[object]] = {}
     for bucket in plan.parts[0]:
         by_source.setdefault(bucket.source, deque()).append(bucket)
