@@ -28,7 +28,7 @@ from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.interfaces import Bucket, SyncReceipt, Transfer, WeightLayout, WeightShard
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
-from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.sharding import Relay, WeightSource, WeightTarget
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 MEMCPY_BYTES = 256 << 20
@@ -94,8 +94,8 @@ class TrainProcess(Watched):
     def weight_layout(self) -> WeightLayout:
         return self.source.layout()
 
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        return self.source.export(bucket)
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets)
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)
@@ -122,9 +122,17 @@ class RolloutProcess(Watched):
         return self.target.layouts()
 
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Remote], version: int, timeout_s: float
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Remote],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
     ) -> SyncReceipt:
-        return self.target.pull(buckets, peers, version, timeout_s)
+        return self.target.pull(buckets, peers, version, timeout_s, relay)
+
+    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets)
 
     def prove(self, yes: bool) -> None:
         self.engine.prove = yes

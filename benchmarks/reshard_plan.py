@@ -1,8 +1,8 @@
 """How long a reshard of a large model takes to plan, and how good the plan is: `python -m benchmarks.reshard_plan`.
 
-Plans the weights of a 671B and a 1T-parameter mixture of experts (public shapes of DeepSeek-V3 and Kimi-K2, see
-`moe_layouts`) from Megatron-like ranks (tensor x pipeline x expert x data parallel) to vLLM-like replicas (tensor x
-expert parallel) on other nodes. No device, no network and no weight is needed: a plan is data.
+Plans the weights of a 671B, a 1T and a 235B-parameter mixture of experts (public shapes of DeepSeek-V3, Kimi-K2 and
+Qwen3-235B-A22B, see `moe_layouts`) from Megatron-like ranks (tensor x pipeline x expert x data parallel) to vLLM-like
+replicas (tensor x expert parallel) on other nodes. No device, no network and no weight is needed: a plan is data.
 
     python -m benchmarks.reshard_plan                              # every case of CASES, a minute or two
     python -m benchmarks.reshard_plan --models 671b --cases 1024:256 --json plan.json
@@ -13,7 +13,9 @@ transfers in the plan; bytes that move, and over the lower bound, which is count
 bytes over those of gathering every tensor whole and broadcasting it to every rollout rank; the most that any rank's
 network link carries in or out; the busiest source over the mean of all sources, and over the mean of its pipeline
 stage (other stages hold other layers, so no plan can even those out); seconds of that busiest link at the bandwidths
-given: the time of a transport that keeps it full, with no allowance for latency or contention in the switches.
+given: the time of a transport that keeps it full, with no allowance for latency or contention in the switches; calls
+that one rollout rank makes in a sync (one to each source that it takes from, by NCCL), and buckets that they bring:
+it was one call a bucket; and whether the plugins of this repository start both ends in just this layout.
 """
 
 from __future__ import annotations
@@ -31,11 +33,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.moe_layouts import MODELS, megatron_like, num_parameters, vllm_like
+from benchmarks.moe_layouts import GPUS_PER_NODE, MODELS, MoeShape, megatron_like, num_parameters, vllm_like
 from rlsdk.interfaces import DTYPE_BYTES, ReshardPlan, WeightLayout
 from rlsdk.sharding import TRANSPORTS, plan_reshard
-from rlsdk.sharding.packed_plan import PackedParts
+from rlsdk.sharding.packed_plan import PackedParts, sources_of
 
+MEGATRON_TAKES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Architectures of the plugin `megatron` (`plugins/megatron/src/rlsdk_megatron/plugin.py`)."""
+SPLITS = {
+    "671b": {"tp": 8, "pp": 16, "ep": 64, "rollout_tp": 8, "rollout_ep": 32},
+    "1t": {"tp": 8, "pp": 16, "ep": 64, "rollout_tp": 8, "rollout_ep": 32},
+    "235b": {"tp": 4, "pp": 8, "ep": 32, "rollout_tp": 8, "rollout_ep": 8},
+}
+"""By model, where nothing else is asked for."""
 CASES = ("1024:256", "1024:512", "1024:1024", "4096:256", "4096:1024")
 """Training ranks : rollout ranks."""
 BUCKET_BYTES = 256 << 20
@@ -62,6 +72,9 @@ class Result:
     load_over_stage_mean: float
     predicted_s: float
     broadcast_predicted_s: float
+    calls_of_a_target: int
+    buckets_of_a_target: int
+    starts: str
     peak_rss_bytes: int
 
 
@@ -89,9 +102,25 @@ def links(plan: ReshardPlan, source: list[WeightLayout], target: list[WeightLayo
     return busiest, len(num_bytes)
 
 
-def measure(model: str, source_ranks: int, target_ranks: int, args: argparse.Namespace) -> Result:
+def starts(shape: MoeShape, rollout_tp: int, rollout_ep: int) -> str:
+    """Whether the plugins `megatron` and `vllm` start these layouts: `yes`, or what they do not take."""
+    missing = []
+    if shape.architecture not in MEGATRON_TAKES:
+        missing.append(f"megatron takes no {shape.architecture}")
+    if rollout_ep > GPUS_PER_NODE:
+        missing.append("vllm on several nodes takes whole tensors at one place")
+    elif rollout_tp != rollout_ep:
+        missing.append("vllm deals experts out to all ranks of a replica")
+    return "; ".join(missing) or "yes"
+
+
+def measure(model: str, source_ranks: int, target_ranks: int, given: argparse.Namespace) -> Result:
     """Plans one case."""
     shape = MODELS[model]
+    args = argparse.Namespace(**vars(given))
+    for name, size in SPLITS[model].items():
+        if getattr(args, name) is None:
+            setattr(args, name, size)
     source = received(megatron_like(shape, tp=args.tp, pp=args.pp, ep=args.ep, ranks=source_ranks))
     target = received(vllm_like(shape, tp=args.rollout_tp, ep=args.rollout_ep, ranks=target_ranks))
     seconds = []
@@ -121,6 +150,9 @@ def measure(model: str, source_ranks: int, target_ranks: int, args: argparse.Nam
         load_over_stage_mean=float((stages.max(axis=1) / stages.mean(axis=1)).max()),
         predicted_s=max(busiest["inter"] / args.inter_node_gb_s, busiest["intra"] / args.intra_node_gb_s) / 1e9,
         broadcast_predicted_s=model_bytes / args.inter_node_gb_s / 1e9,
+        calls_of_a_target=len(sources_of(plan.parts[0])),
+        buckets_of_a_target=len(plan.parts[0]),
+        starts=starts(shape, args.rollout_tp, args.rollout_ep),
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
@@ -145,6 +177,8 @@ def show(results: list[Result], args: argparse.Namespace) -> None:
         "in a stage",
         "predicted s",
         "broadcast s",
+        "calls",
+        "buckets",
     ):
         table.add_column(heading, justify="right")
     for row in results:
@@ -163,8 +197,14 @@ def show(results: list[Result], args: argparse.Namespace) -> None:
             f"{row.load_over_stage_mean:.4f}",
             f"{row.predicted_s:.2f}",
             f"{row.broadcast_predicted_s:.1f}",
+            str(row.calls_of_a_target),
+            str(row.buckets_of_a_target),
         )
-    Console(width=200).print(table)
+    console = Console(width=220)
+    console.print(table)
+    for model in dict.fromkeys(row.model for row in results):
+        ways = dict.fromkeys(row.starts for row in results if row.model == model)
+        console.print(f"{model}: the plugins megatron and vllm start these layouts: {', '.join(ways)}")
 
 
 def main() -> None:
@@ -172,11 +212,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS, reverse=True))
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="TRAIN:ROLLOUT")
-    parser.add_argument("--tp", type=int, default=8)
-    parser.add_argument("--pp", type=int, default=16)
-    parser.add_argument("--ep", type=int, default=64)
-    parser.add_argument("--rollout-tp", type=int, default=8)
-    parser.add_argument("--rollout-ep", type=int, default=32, help="ranks of a replica")
+    for name in ("--tp", "--pp", "--ep", "--rollout-tp"):
+        parser.add_argument(name, type=int, help="of each model's own (SPLITS) where not given")
+    parser.add_argument("--rollout-ep", type=int, help="ranks of a replica")
     parser.add_argument("--intra-node-gb-s", type=float, default=400.0, help="one way, per rank")
     parser.add_argument("--inter-node-gb-s", type=float, default=50.0, help="one way, per rank")
     parser.add_argument("--repeats", type=int, default=1, help="plans of each case; the fastest counts")

@@ -75,10 +75,12 @@ from rlsdk.interfaces.weights import (
     DTYPE_BYTES,
     FINGERPRINT_MODULUS,
     Box,
+    Delivery,
     SyncReceipt,
     TensorMeta,
     WeightLayout,
     WeightShard,
+    WorkerReceipt,
     fingerprint,
 )
 
@@ -106,6 +108,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeadlineError",
+    "Delivery",
     "DuplicatePluginError",
     "EngineGroup",
     "Example",
@@ -177,6 +180,7 @@ __all__ = [
     "WeightSyncError",
     "WeightTargetHost",
     "WorkerError",
+    "WorkerReceipt",
     "Workload",
     "check_batch",
     "concat",

@@ -51,7 +51,8 @@ class Capability(StrEnum):
     STOP_STRINGS = "stop_strings"
     """Rollout: `SamplingParams.stop_strings` may be given."""
     SHARDED_UPDATE = "sharded_update"
-    """Rollout: `layout()` asks for boxes smaller than whole tensors."""
+    """Rollout: `layout()` asks for boxes smaller than whole tensors; where a replica has workers in processes of their
+    own, one layout for each, which takes its part itself (`RolloutEngine.receive_weights`)."""
     ROUTED_EXPERTS = "routed_experts"
     """Both: the experts each token was routed to are captured, or replayed."""
     MULTIMODAL = "multimodal"

@@ -9,7 +9,7 @@ from rlsdk.interfaces.capability import Capability
 from rlsdk.interfaces.errors import UnsupportedCapabilityError
 from rlsdk.interfaces.generation import GenerationOutput, GenerationRequest
 from rlsdk.interfaces.model import RankContext, RolloutSpec
-from rlsdk.interfaces.weights import SyncReceipt, WeightLayout, WeightShard
+from rlsdk.interfaces.weights import Delivery, SyncReceipt, WeightLayout, WeightShard
 
 
 class RolloutEngine(ABC):
@@ -58,7 +58,8 @@ class RolloutEngine(ABC):
     @abstractmethod
     def layout(self) -> Sequence[WeightLayout]:
         """What the replica wants: one layout per place that weights are delivered to. An engine that loads whole
-        tensors itself returns one, with a box per tensor; one with `Capability.SHARDED_UPDATE`, one per worker."""
+        tensors itself returns one, with a box per tensor; one with `Capability.SHARDED_UPDATE`, one per worker that
+        takes its own part (`WeightLayout.worker`): either all of them name a worker, or none does."""
 
     @abstractmethod
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
@@ -87,6 +88,21 @@ class RolloutEngine(ABC):
             WeightSyncError: a tensor of `layout()` was not covered, one is unknown, a shape does not fit, or samples
                 run and are not paused.
         """
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        """Replaces the weights as `update_weights` does, all or nothing, by having every worker take its own part in
+        its own process, all of them at once. `rlsdk.kit.delivery` runs a delivery and checks what it brings.
+
+        Asked only of engines whose `layout()` names workers; those still take whole tensors by `update_weights`.
+
+        Args:
+            deliveries: one per worker, in the order of `layout()`.
+            version: what outputs carry from now on.
+
+        Raises:
+            WeightSyncError: as `update_weights`; or the copies of workers that hold the same differ.
+        """
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SHARDED_UPDATE.value!r}")
 
     def num_decoded(self) -> int | None:
         """Tokens sampled since `initialize`, over all calls; None: unknown. It never blocks and costs next to nothing:

@@ -57,7 +57,14 @@ class ReshardPlan:
     bucket_bytes: int
     """Bound on a bucket; a single larger box is cut."""
     source_load: Mapping[int, int] = field(default_factory=dict)
-    """Bytes that each source rank sends."""
+    """Bytes that each source rank sends where nothing is relayed."""
+    relays: Mapping[int, int] = field(default_factory=dict)
+    """Index of a target -> index of the target that may pass on to it all that it takes, bucket by bucket: they want
+    the same. `parts` holds what each takes from the sources all the same."""
+    relayed_load: Mapping[int, int] = field(default_factory=dict)
+    """Bytes that each source rank sends with these relays."""
+    predicted_s: float | None = None
+    """Of the move, with these relays: the busiest link of any rank, kept full. None: not predicted."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -95,9 +102,10 @@ class WeightSourceHost(Protocol):
         """What this rank holds."""
         ...
 
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        """Makes a bucket's bytes available to a target, which calls this through `Peer.call` while the engine works.
-        Returns the transport's plain handle."""
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        """Makes the bytes of buckets of one target, all of one transport, available to it. The target calls this
+        through `Peer.call` while the engine works: once in a sync where the transport sends a bucket while the one
+        before is taken. Returns the transport's plain handle of each."""
         ...
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
@@ -113,9 +121,20 @@ class WeightTargetHost(Protocol):
         ...
 
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, timeout_s: float
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Peer],
+        version: int,
+        timeout_s: float,
+        relay: Any | None = None,
     ) -> SyncReceipt:
-        """Takes its buckets from the sources and loads them; `peers` by index into the source layouts."""
+        """Takes its buckets from the sources and loads them; `peers` by index into the source layouts. `relay` says
+        from which replica they come instead, and to which they go on (`rlsdk.sharding.relays`)."""
+        ...
+
+    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        """As `WeightSourceHost.export_weights`, of what this replica takes meanwhile: another replica calls it, through
+        `Peer.call`."""
         ...
 
 

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlsdk.interfaces.errors import LayoutError
 
@@ -84,6 +84,9 @@ class WeightLayout:
     """Name and box of each part, in the order in which `shards()` yields them. Boxes of one rank do not overlap."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Name of a tied tensor -> the name under which its one copy is held. Only the latter is in `tensors`."""
+    worker: str | None = None
+    """Rollout: name of the worker of the engine that takes these weights in its own process, `process`
+    (`RolloutEngine.receive_weights`). None: the replica's process takes them (`update_weights`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +169,31 @@ def _contract(bits: Tensor, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """How one worker of a rollout engine gets the weights of an update, in its own process."""
+
+    worker: str
+    """`WeightLayout.worker`."""
+    receiver: str
+    """`package.module:function`. In the worker, `function(parcel)` gives each `WeightShard`, valid until the next is
+    asked for; it raises a WeightSyncError where the bytes are gone or damaged."""
+    parcel: Mapping[str, Any]
+    """Plain values (str, int, float, bool, bytes, lists and mappings of them) that say where the bytes come from.
+    Tuples may arrive as lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReceipt:
+    """What one worker received in an update."""
+
+    worker: str
+    num_tensors: int
+    """Canonical tensors of which it holds a part."""
+    num_bytes: int
+    """Of values, in the dtype on the wire."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyncReceipt:
     """Proof that a rollout engine serves what it was sent; one per replica and sync."""
 
@@ -179,3 +207,5 @@ class SyncReceipt:
     """Canonical name -> `fingerprint` of what is now served, computed by the engine after loading, over its own memory
     (not over what arrived)."""
     seconds: float = 0.0
+    workers: tuple[WorkerReceipt, ...] = ()
+    """Of an engine whose workers took the weights themselves, one for each. Boxes that several hold were compared."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlsdk.interfaces import (
     ConfigError,
+    Delivery,
     GenerationOutput,
     GenerationRequest,
     RankContext,
@@ -103,6 +104,22 @@ class GuardedRolloutEngine(RolloutEngine):
         except BaseException:
             if asked:
                 self._lose_weights(version)
+            raise
+        self.lacking = ""
+        return receipt
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        """See `RolloutEngine`. Where it fails, nothing is served until an update succeeds.
+
+        Raises:
+            RlsdkError: the weights are asleep, or the engine is closed.
+        """
+        self._check_open("receive_weights")
+        self._check_awake("receive_weights", "weights")
+        try:
+            receipt = self.engine.receive_weights(deliveries, version)
+        except BaseException:
+            self._lose_weights(version)
             raise
         self.lacking = ""
         return receipt

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +85,38 @@ def whole_layout(
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),
         tied=tied,
     )
+
+
+def worker_layouts(
+    ctx: RankContext,
+    workers: Sequence[Mapping[str, Any]],
+    shapes: Mapping[str, tuple[int, ...]],
+    tied: Mapping[str, str],
+) -> list[WeightLayout]:
+    """The layouts of an engine whose workers, all on this node, take their own parts.
+
+    Args:
+        ctx: of the engine.
+        workers: what each says of itself (`rlsdk.kit.delivery.described`).
+        shapes: by canonical name.
+        tied: see `WeightLayout.tied`.
+    """
+    layouts = []
+    for rank, worker in enumerate(workers):
+        dtypes = {name: dtype for name, _, _, dtype in worker["boxes"]}
+        layouts.append(
+            WeightLayout(
+                rank=rank,
+                node=ctx.node,
+                device=worker["device"],
+                process=f"{ctx.node}:{worker['process']}",
+                tensors=tuple(TensorMeta(name=n, shape=shapes[n], dtype=d) for n, d in dtypes.items()),
+                boxes=tuple((name, Box(tuple(start), tuple(size))) for name, start, size, _ in worker["boxes"]),
+                tied=tied,
+                worker=worker["worker"],
+            )
+        )
+    return layouts
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,9 @@ Pull model: the manager in the controller plans and checks; each rollout replica
 ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What the hosts of the two roles must serve:
 
 - train: `weight_layout()`, `weight_fingerprints(transfers)`, and, while the engine's own thread may be busy,
-  `export_weights(bucket)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`
-- rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s)`: the methods `layouts` and `pull`
-  of its `WeightTarget`
+  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`
+- rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and while it pulls
+  `pass_on_weights(buckets)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from rlsdk.sharding.cache import PlanCache, layout_hash
 from rlsdk.sharding.manager import GenericShardingManager
 from rlsdk.sharding.planner import lower_bound_bytes, plan_reshard
+from rlsdk.sharding.relays import Relay
 from rlsdk.sharding.source import WeightSource
 from rlsdk.sharding.target import WeightTarget
 from rlsdk.sharding.transports import TRANSPORTS
@@ -22,6 +23,7 @@ __all__ = [
     "TRANSPORTS",
     "GenericShardingManager",
     "PlanCache",
+    "Relay",
     "WeightSource",
     "WeightTarget",
     "layout_hash",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import WeightLayout, WeightShard
+from rlsdk.interfaces import WeightLayout
 from rlsdk.kit.shared_memory import AttachError
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 
 HANDLE = (
@@ -38,15 +38,19 @@ class CudaIpcTransport(Transport):
         here = (source.node, source.device) == (target.node, target.device)
         return here and source.device.startswith("cuda") and source.process != target.process
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        return [self._export(bucket) for bucket in buckets]
+
+    def _export(self, bucket: Outgoing) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets(bucket.metas)
+        shards = bucket.take()
         self._turn = 1 - self._turn
         if len(self._blocks[self._turn]) < num_bytes:
             self._blocks[self._turn] = self._take(num_bytes, shards[0].tensor.device)
             self._handles[self._turn] = self._share(self._blocks[self._turn])
         block = self._blocks[self._turn]
         # Each checksum is read by the host, so all of the bucket is there by the time the handle leaves.
-        sums = fill(block[:num_bytes], offsets, shards, dtypes)
+        sums = fill(block[:num_bytes], offsets, shards, bucket.dtypes)
         return {**self._handles[self._turn], **announcement(num_bytes, sums)}
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:

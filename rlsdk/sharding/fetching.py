@@ -1,18 +1,39 @@
-"""The target's end of the transports: asks a source for a bucket, and takes it."""
+"""The target's end of the transports: asks a source for buckets, and takes them one after the other."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsdk.interfaces import Bucket, DeadlineError, Peer, WeightShard, WeightSyncError
+from rlsdk.kit.shared_memory import AttachError
+from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import InProcessTransport, make_transport
+from rlsdk.sharding.transports import (
+    InlineTransport,
+    InProcessTransport,
+    SharedFileTransport,
+    SharedMemoryTransport,
+    make_transport,
+    named_transports,
+)
 
 EXPORT_METHOD = "export_weights"
-"""Of the host of a train engine: `export_weights(bucket) -> handle`, served while its engine thread is busy."""
+"""Of the host of a train engine: `export_weights(buckets) -> handles`, served while its engine thread is busy."""
+PASS_ON_METHOD = "pass_on_weights"
+"""The same, of the host of a rollout engine."""
+_NEXT_BEST = {
+    CudaIpcTransport.name: SharedMemoryTransport.name,
+    SharedMemoryTransport.name: SharedFileTransport.name,
+    SharedFileTransport.name: InlineTransport.name,
+}
+"""What to try where a block cannot be attached from this process."""
+_log = logging.getLogger(__name__)
 
 
 class OpenTransports:
@@ -28,15 +49,18 @@ class OpenTransports:
         """The transport of a bucket's route, where one was made."""
         return self._open.get(_route(bucket))
 
-    def fetch(self, bucket: Bucket, peer: Peer, deadline: float) -> Iterator[WeightShard]:
-        """One bucket's shards, once its source has them ready.
+    def fetch(self, bucket: Bucket, handle: Mapping[str, Any], deadline: float) -> Iterator[WeightShard]:
+        """One bucket's shards.
+
+        Args:
+            bucket: what was asked for.
+            handle: what its source answered.
+            deadline: of the sync, by `time.monotonic`.
 
         Raises:
             WeightSyncError: the bytes are gone or damaged, or these transports are closed.
-            DeadlineError: the time for the sync is over.
         """
         transport = self.find(bucket) or self._add(bucket)
-        handle = _export(bucket, peer, deadline)
         transport.timeout_s = max(0.0, deadline - time.monotonic())
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         if self._closed:
@@ -67,16 +91,100 @@ def _route(bucket: Bucket) -> tuple[str, int, int]:
     return bucket.transport, bucket.source, bucket.target
 
 
-def _export(bucket: Bucket, peer: Peer, deadline: float) -> Mapping[str, Any]:
-    """Asks the source for a bucket: directly when it lives in this process, else by a call."""
-    if bucket.transport == InProcessTransport.name:
-        host = peer.local()
-        if host is None:
-            raise WeightSyncError(f"source rank {bucket.source} is not in this process: the plan is for other layouts")
-        handle: Mapping[str, Any] = getattr(host, EXPORT_METHOD)(bucket)
-        return handle
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineError("the time for the sync is over")
-    handle = peer.call(EXPORT_METHOD, bucket, timeout_s=left)
-    return handle
+@dataclass(eq=False)
+class Feed:
+    """The buckets that one source gives one target in one pull, in their order. The source is called once for as many
+    of them as the transport's `call_bytes` allows."""
+
+    left: deque[Bucket]
+    peer: Peer | None
+    """The source; None: all handles are here."""
+    transports: OpenTransports
+    instead: dict[tuple[str, int], str]
+    """(transport, source) -> by what its buckets come, where that way turned out to be closed. Kept from pull to
+    pull."""
+    deadline: float
+    """By `time.monotonic`."""
+    handles: deque[Mapping[str, Any]] = field(default_factory=deque)
+    method: str = EXPORT_METHOD
+    """Of the peer's host."""
+
+    @property
+    def is_local(self) -> bool:
+        """Views within this process: made when they are wanted, and without a thread."""
+        return bool(self.left) and self.left[0].transport == InProcessTransport.name
+
+    def next(self) -> Iterator[WeightShard]:
+        """The shards of the next bucket, once its source has them ready. Falls back to the next best transport where
+        the bucket's cannot be attached.
+
+        Raises:
+            WeightSyncError: the bytes are gone or damaged, or the pull was broken off.
+            DeadlineError: the time for the sync is over.
+        """
+        while True:
+            bucket = self._chosen(self.left[0])
+            if not self.handles:
+                self.handles.extend(self.ask())
+            try:
+                shards = self.transports.fetch(bucket, self.handles[0], self.deadline)
+            except AttachError as error:
+                self._take_another_way(bucket, error)
+                continue
+            self.left.popleft()
+            self.handles.popleft()
+            return shards
+
+    def _chosen(self, bucket: Bucket) -> Bucket:
+        name = self.instead.get((bucket.transport, bucket.source), bucket.transport)
+        return bucket if name == bucket.transport else replace(bucket, transport=name)
+
+    def ask(self) -> Sequence[Mapping[str, Any]]:
+        """Handles of the next buckets: directly where the source lives in this process, else by one call."""
+        name = self._chosen(self.left[0]).transport
+        if self.peer is None:
+            raise WeightSyncError("the source handed out fewer buckets than were asked for")
+        if name == InProcessTransport.name:
+            host = self.peer.local()
+            if host is None:
+                raise WeightSyncError(
+                    f"source rank {self.left[0].source} is not in this process: the plan is for other layouts"
+                )
+            handles: Sequence[Mapping[str, Any]] = getattr(host, EXPORT_METHOD)([self.left[0]])
+            return handles
+        left_s = self.deadline - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineError("the time for the sync is over")
+        buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].call_bytes)]
+        handles = self.peer.call(self.method, buckets, timeout_s=left_s)
+        if len(handles) != len(buckets):
+            raise WeightSyncError(f"{len(buckets)} buckets were asked for, and the source answered {len(handles)}")
+        return handles
+
+    def _take_another_way(self, bucket: Bucket, error: AttachError) -> None:
+        # What was mapped before and is gone is no reason to take another way, least of all a bucket of many.
+        if self.peer is None or bucket.transport not in _NEXT_BEST or _in_place(self.transports.find(bucket)):
+            raise error
+        chosen = self.instead[self.left[0].transport, bucket.source] = _NEXT_BEST[bucket.transport]
+        self.handles.clear()
+        _log.warning(
+            "weights of source rank %d cannot come by %s (%s); from now on by %s",
+            bucket.source, bucket.transport, error, chosen,
+        )  # fmt: skip
+
+
+def _in_place(transport: Transport | None) -> bool:
+    return isinstance(transport, SharedMemoryTransport) and transport.in_place
+
+
+def window(buckets: Sequence[Bucket], call_bytes: int | None) -> list[Bucket]:
+    """The first of these buckets that are asked for in one call: at least one, and all of one transport."""
+    found: list[Bucket] = []
+    total = 0
+    for bucket in buckets:
+        total += bucket.num_bytes
+        fits = call_bytes is None or total <= call_bytes
+        if found and not (fits and bucket.transport == found[0].transport):
+            break
+        found.append(bucket)
+    return found

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
 from rlsdk.interfaces import (
     EngineGroup,
@@ -23,6 +24,8 @@ from rlsdk.interfaces import (
 from rlsdk.sharding.cache import PlanCache
 from rlsdk.sharding.calls import call, call_each
 from rlsdk.sharding.packed_plan import sources_of, transports_of
+from rlsdk.sharding.planner import choose_transport
+from rlsdk.sharding.relays import Relay, first_of
 from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
@@ -148,13 +151,38 @@ class GenericShardingManager(ShardingManager):
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""
         ends, peers = self.ends(), self.train.peers()
-        arguments = []
+        relays = self._relays(plan)
+        arguments: list[tuple[Any, ...]] = []
         for at in ends.targets_of_replica:
-            parts = [plan.parts[target] for target in at]
-            used = sorted(set().union(*map(sources_of, parts)))
+            relay = relays.get(at[0]) if len(at) == 1 else None
+            # What a chain's first one takes from the sources, all of it take, in the same pieces.
+            parts = [plan.parts[first_of(plan.relays, target) if relay is not None else target] for target in at]
+            used = sorted(set().union(*map(sources_of, parts))) if relay is None or relay.parent is None else []
             buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
-            arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s))
+            arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s, relay))
         return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)
+
+    def _relays(self, plan: ReshardPlan) -> dict[int, Relay]:
+        """By target that takes part in a chain: what its replica has to know."""
+        if not plan.relays:
+            return {}
+        ends, replicas = self.ends(), self.rollout.peers()
+        replica_of = {target: at for at, targets in enumerate(ends.targets_of_replica) for target in targets}
+        found = {}
+        for target in {*plan.relays, *plan.relays.values()}:
+            parent = plan.relays.get(target)
+            children = tuple(child for child, giver in plan.relays.items() if giver == target)
+            if parent is None:
+                found[target] = Relay(target=target, children=children)
+                continue
+            found[target] = Relay(
+                parent=replicas[replica_of[parent]],
+                source=len(ends.source) + parent,
+                target=target,
+                transport=choose_transport(ends.target[parent], ends.target[target], self.plans.transports),
+                children=children,
+            )
+        return found
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         """Counts the tensors that changed since the last sync.

@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import WeightLayout, WeightSyncError
 from rlsdk.kit.object_store import has_store, the_store
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import (
     Metas,
     announcement,
     bucket_offsets,
     check_announcement,
     check_group,
-    fill,
+    filled,
     groups,
     slots,
 )
@@ -30,17 +30,19 @@ class ObjectStoreTransport(Transport):
     target's. An object goes with its last handle, or with the worker that put it there."""
 
     name = "object_store"
+    call_bytes = 256 << 20
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         # Asked where the plan is made: in the controller of these workers, or in a process of no cluster.
         return has_store()
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
-        data = torch.empty(num_bytes, dtype=torch.uint8)
-        sums = fill(data, offsets, shards, dtypes)
-        return {"object": the_store().put(data.numpy()), **announcement(num_bytes, sums)}
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        handles: list[Mapping[str, Any]] = []
+        for bucket in buckets:
+            data, sums = filled(bucket)
+            handles.append({"object": the_store().put(data.numpy()), **announcement(len(data), sums)})
+        return handles
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         num_bytes = check_announcement(handle, metas)

@@ -23,6 +23,7 @@ from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows, distinct, first_a
 from rlsdk.sharding.boxes import covered_elements
 from rlsdk.sharding.holders import SAME_PROCESS, Atoms, Places, RankSets, SourceTensors, find_atoms, tied_to
 from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
+from rlsdk.sharding.relays import plan_relays, predict_seconds, relayed_load
 from rlsdk.sharding.transport import Transport
 
 
@@ -56,6 +57,7 @@ def plan_reshard(
     sides = Sides.of(source, target, held, wire)
     pieces = match(sides)
     load = pieces.moved_by_source(len(source))
+    relays = plan_relays(target, sides.wanted, pieces)
     names, chosen = choose_transports(pieces, source, target, transports)
     return ReshardPlan(
         tensors=wire,
@@ -65,6 +67,9 @@ def plan_reshard(
         moved_bytes=int(load.sum()),
         bucket_bytes=bucket_bytes,
         source_load=dict(enumerate(load.tolist())),
+        relays=relays,
+        relayed_load=dict(enumerate(relayed_load(pieces, relays, len(source)).tolist())),
+        predicted_s=predict_seconds(pieces, relays, target, len(source), bucket_bytes),
     )
 
 

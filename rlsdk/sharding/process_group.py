@@ -16,9 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
-from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
+from rlsdk.interfaces import WeightLayout, WeightSyncError
+from rlsdk.sharding.transport import Outgoing, Transport
+from rlsdk.sharding.wire import (
+    ALIGNMENT,
+    Metas,
+    announcement,
+    bucket_offsets,
+    check_announcement,
+    checked,
+    fill,
+    groups,
+)
 
 CONNECT_S = 5.0
 """To try one address of several."""
@@ -29,7 +38,8 @@ _AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
 
 class ProcessGroupTransport(Transport):
     """Two processes anywhere: a process group of their own two, never the default one; gloo between CPUs, NCCL between
-    two GPUs by the same calls. The source starts to send while its handle is on the way.
+    two GPUs by the same calls. The source starts to send while its handles are on the way, one bucket while it fills
+    the next; the checksums of a bucket follow its bytes.
 
     Between CPUs it is taken only where it is asked for by name: the target must be able to connect to the source's
     host. A process that dies closes its sockets, and nothing else was made; the other end has an error at once, or at
@@ -43,14 +53,14 @@ class ProcessGroupTransport(Transport):
 
     name = "process_group"
     stays_on_device = True
-    timeout_s = 60.0
+    call_bytes = None
 
     def __init__(self) -> None:
         self._group: Any = None
         self._store: Any = None
         self._id = uuid.uuid4().hex
         self._staging: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._sending: list[threading.Thread | None] = [None, None]
+        self._sending: threading.Thread | None = None
         self._turn = 0
 
     @classmethod
@@ -60,75 +70,80 @@ class ProcessGroupTransport(Transport):
         alike = (source.device == "cpu") == (target.device == "cpu")
         return source.process != target.process and dist.is_available() and alike and not on_one_gpu
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
-        device = shards[0].tensor.device if shards else torch.device("cpu")
-        data = self._buffer(num_bytes, device)
-        sums = fill(data, offsets, shards, dtypes)
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
         if self._store is None:
             self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self.timeout_s)
             )
-        before = self._sending[1 - self._turn]
-        thread = threading.Thread(target=self._send, args=(data, before), daemon=True, name="rlsdk-send")
-        self._sending[self._turn] = thread
+        device = _device_of(buckets)
+        thread = threading.Thread(
+            target=self._send, args=(buckets, device, self._sending), daemon=True, name="rlsdk-send"
+        )
+        self._sending = thread
         thread.start()
-        return {
-            "hosts": _addresses(),
-            "port": self._store.port,
-            "group": self._id,
-            "device": device.type,
-            **announcement(num_bytes, sums),
-        }
+        way = {"hosts": _addresses(), "port": self._store.port, "group": self._id, "device": device.type}
+        return [{**way, **announcement(bucket_offsets(bucket.metas)[1])} for bucket in buckets]
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         num_bytes = check_announcement(handle, metas)
-        data = self._buffer(num_bytes, torch.device(handle["device"]))
+        num_groups = len(groups(*bucket_offsets(metas)))
+        data = self._buffer(num_bytes + _trailer_bytes(num_groups), torch.device(handle["device"]))
         try:
             if self._group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):
                     self._group = self._open(handle)
-            if num_bytes:
+            if len(data):
                 self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, dist.DistError) as error:
             raise WeightSyncError(
                 f"the source at {handle['hosts'][0]}:{handle['port']} did not send {num_bytes} bytes in "
                 f"{self.timeout_s:g} s: {error}"
             ) from error
-        return checked(data, handle, metas)
+        sums = data[num_bytes:].view(torch.int64)[:num_groups].tolist()
+        return checked(data, {**handle, "checksums": sums}, metas)
 
     def close(self) -> None:
-        self._group = self._store = None
+        self._group = self._store = self._sending = None
         self._staging = [torch.empty(0, dtype=torch.uint8)] * 2
-        self._sending = [None, None]
 
     def _buffer(self, num_bytes: int, device: torch.device) -> Tensor:
-        """The staging memory whose turn it is; what was sent from it before has left."""
+        """The staging memory whose turn it is."""
         self._turn = 1 - self._turn
-        sending = self._sending[self._turn]
-        if sending is not None:
-            sending.join(self.timeout_s)
-            if sending.is_alive():
-                raise WeightSyncError(f"the bucket before the last was not taken within {self.timeout_s:g} s")
         if len(self._staging[self._turn]) < num_bytes or self._staging[self._turn].device != device:
             self._staging[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self._staging[self._turn][:num_bytes]
 
-    def _send(self, data: Tensor, before: threading.Thread | None) -> None:
+    def _send(self, buckets: Sequence[Outgoing], device: torch.device, before: threading.Thread | None) -> None:
         """On a thread: meets the target the first time, then sends behind what is under way. An error is the target's
         to report: it does not get its bytes."""
         if before is not None:
             before.join()
+        limit, leaving = timedelta(seconds=self.timeout_s), None
         try:
             if self._group is None:
+                # Before anything is waited for: what is passed on may have to come to this process in the same way.
                 # The target writes down by which of this host's addresses it came.
                 host = self._store.get(f"{self._id}/host").decode()
                 with _one_at_a_time(_AS_SOURCE, self.timeout_s):
-                    self._group = self._meet(self._id, 0, data.device.type, host)
-            if len(data):
-                self._group.send([data], 1, 0).wait(timedelta(seconds=self.timeout_s))
-        except RuntimeError:
-            self._group = None
+                    self._group = self._meet(self._id, 0, device.type, host)
+            for bucket in buckets:
+                data = self._fill(bucket, device)
+                if leaving is not None:
+                    leaving.wait(limit)
+                leaving = self._group.send([data], 1, 0) if len(data) else None
+            if leaving is not None:
+                leaving.wait(limit)
+        except Exception:
+            self._group = None  # Closes the connection: the target learns of it at once.
+
+    def _fill(self, bucket: Outgoing, device: torch.device) -> Tensor:
+        """A bucket in staging memory, with its checksums behind it."""
+        offsets, num_bytes = bucket_offsets(bucket.metas)
+        num_groups = len(groups(offsets, num_bytes))
+        data = self._buffer(num_bytes + _trailer_bytes(num_groups), device)
+        sums = fill(data[:num_bytes], offsets, bucket.take(), bucket.dtypes)
+        data[num_bytes:].view(torch.int64)[:num_groups] = torch.tensor(sums, dtype=torch.int64)
+        return data
 
     def _open(self, handle: Mapping[str, Any]) -> Any:
         """The target's end of the group."""
@@ -154,6 +169,16 @@ class ProcessGroupTransport(Transport):
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         (group.send([byte], 1, 0) if rank == 0 else group.recv([byte], 0, 0)).wait(limit)
         return group
+
+
+def _trailer_bytes(num_groups: int) -> int:
+    """Of the checksums behind a bucket's bytes."""
+    return -(-8 * num_groups // ALIGNMENT) * ALIGNMENT
+
+
+def _device_of(buckets: Sequence[Outgoing]) -> torch.device:
+    """All shards of a rank are on one."""
+    return next((bucket.device for bucket in buckets if bucket.device is not None), torch.device("cpu"))
 
 
 @contextmanager

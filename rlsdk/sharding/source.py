@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.transports import make_transport
 
 
@@ -86,16 +87,23 @@ class WeightSource:
             self._places = dict(places)
         return self._layout
 
-    def export(self, bucket: Bucket) -> Mapping[str, Any]:
-        """Makes the bytes of a bucket available by its transport; returns the handle that `Transport.fetch` takes."""
+    def export(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        """Makes the bytes of buckets of one target available by their transport; returns the handle that
+        `Transport.fetch` takes for each."""
         with self._lock:
-            transport = self._transports.get(bucket.target)
-            if transport is None or transport.name != bucket.transport:
+            target, name = buckets[0].target, buckets[0].transport
+            transport = self._transports.get(target)
+            if transport is None or transport.name != name:
                 # A target that asks for another way could not go the first one: what was kept for that is of no use.
                 if transport is not None:
                     transport.close()
-                transport = self._transports[bucket.target] = make_transport(bucket.transport)
-            return transport.export(self._pieces(bucket.transfers), [t.dtype for t in bucket.transfers])
+                transport = self._transports[target] = make_transport(name)
+            pieces = iter(self._pieces([transfer for bucket in buckets for transfer in bucket.transfers]))
+            outgoing = [
+                Outgoing.of(list(islice(pieces, len(bucket.transfers))), [t.dtype for t in bucket.transfers])
+                for bucket in buckets
+            ]
+            return transport.export(outgoing)
 
     def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
         """Fingerprint of each name over the boxes given, in their dtypes; boxes of one name are added up. Buckets may

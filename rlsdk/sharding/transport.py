@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightShard
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """One bucket, as its source hands it out."""
+
+    metas: Sequence[tuple[tuple[int, ...], str]]
+    """Shape and dtype on the wire of each shard."""
+    take: Callable[[], Sequence[WeightShard]]
+    """The shards. Called once, when it is this bucket's turn."""
+    device: torch.device | None = None
+    """Where the shards will be. None: on the host."""
+    is_here: bool = True
+    """False: `take` waits until they have come from elsewhere."""
+
+    @classmethod
+    def of(cls, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Outgoing:
+        """A bucket of shards that are here, each with its dtype on the wire."""
+        metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
+        return cls(metas=metas, take=lambda: shards, device=shards[0].tensor.device if shards else None)
+
+    @property
+    def dtypes(self) -> list[str]:
+        return [dtype for _, dtype in self.metas]
+
+
 class Transport(ABC):
-    """Moves the bytes of a bucket between two processes. One object at each end; the source side exports, the target
-    side fetches. What crosses besides the bytes is the small plain handle that `export` returns."""
+    """Moves the bytes of buckets between two processes. One object at each end; the source side exports, the target
+    side fetches. What crosses besides the bytes is the small plain handle of each bucket."""
 
     name: str
     stays_on_device: bool = False
     """Between two accelerators the bytes never pass through the host's memory."""
+    call_bytes: int | None = 0
+    """Most bytes that the source hands out in answer to one call, or one bucket if that is more. None: any number of
+    buckets, since it sends each while the target takes the one before, through memory of bounded size."""
     timeout_s: float = 600.0
     """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
 
@@ -27,15 +56,18 @@ class Transport(ABC):
         """True when it can move bytes between these two places."""
 
     @abstractmethod
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        """Source side: makes the bytes available, each shard converted to its dtype on the wire. The handle is plain
-        (str, int, float, bytes). The shards may be read until the target has taken them; the memory behind the
-        handle is reused two exports to the same target later."""
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        """Source side: makes the bytes of these buckets available, each shard converted to its dtype on the wire.
+
+        Handles are plain (str, int, float, bytes), one per bucket. The shards may be read until the target has taken
+        them. Where `call_bytes` is 0, the memory behind a handle is reused two exports to the same target later.
+        """
 
     @abstractmethod
     def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
         """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible. Each
-        is valid until the next is asked for, and all were checked by the time the iterator ends.
+        is valid until the next is asked for, and all were checked by the time the iterator ends. Buckets are fetched in
+        the order in which they were exported.
 
         Raises:
             WeightSyncError: the bytes are gone, of another size, or fail their checksum.

@@ -22,7 +22,7 @@ from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import (
     GROUP_BYTES,
     Metas,
@@ -33,6 +33,7 @@ from rlsdk.sharding.wire import (
     checked,
     fill,
     fill_group,
+    filled,
     groups,
     slots,
 )
@@ -43,13 +44,17 @@ class InProcessTransport(Transport):
 
     name = "in_process"
     stays_on_device = True
+    call_bytes = None
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         return source.process == target.process
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        return {"tensors": [s.tensor.detach().to(getattr(torch, d)) for s, d in zip(shards, dtypes, strict=True)]}
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        return [
+            {"tensors": [s.tensor.detach().to(getattr(torch, d)) for s, d in zip(b.take(), b.dtypes, strict=True)]}
+            for b in buckets
+        ]
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         return iter(handle["tensors"])
@@ -65,6 +70,7 @@ class SharedMemoryTransport(Transport):
     """
 
     name = "shared_memory"
+    call_bytes = None
 
     def __init__(self) -> None:
         self.in_place = False
@@ -79,17 +85,24 @@ class SharedMemoryTransport(Transport):
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         return source.node == target.node and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
-        if (views := _lent_views(shards, dtypes)) is not None:
-            return {"views": views, **announcement(num_bytes)}
-        parts = groups(offsets, num_bytes)
-        ring = self._ring_of(max((span.stop - span.start for _, span in parts), default=0))
-        self._streams += 1
-        work = (ring, self._streams, offsets, parts, shards, dtypes, self._streaming)
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        handles: list[Mapping[str, Any]] = []
+        streamed: list[tuple[int, Outgoing]] = []
+        for bucket in buckets:
+            _, num_bytes = bucket_offsets(bucket.metas)
+            if bucket.is_here and (views := _lent_views(bucket.take(), bucket.dtypes)) is not None:
+                handles.append({"views": views, **announcement(num_bytes)})
+                continue
+            self._streams += 1
+            streamed.append((self._streams, bucket))
+            handles.append({"stream": self._streams, **announcement(num_bytes)})
+        if not streamed:
+            return handles
+        ring = self._ring_of(max(map(_largest_group, (bucket for _, bucket in streamed))))
+        work = (ring, streamed, self._streaming)
         self._streaming = threading.Thread(target=self._stream, args=work, name="rlsdk-stream")
         self._streaming.start()
-        return {"stream": self._streams, **ring.announcement(), **announcement(num_bytes)}
+        return [{**handle, **ring.announcement()} if "stream" in handle else handle for handle in handles]
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         check_announcement(handle, metas)
@@ -129,27 +142,29 @@ class SharedMemoryTransport(Transport):
         return self._ring
 
     def _stream(
-        self,
-        ring: RingWriter,
-        stream: int,
-        offsets: Sequence[int],
-        parts: Sequence[tuple[slice, slice]],
-        shards: Sequence[WeightShard],
-        dtypes: Sequence[str],
-        before: threading.Thread | None,
+        self, ring: RingWriter, buckets: Sequence[tuple[int, Outgoing]], before: threading.Thread | None
     ) -> None:
-        """On a thread, behind the stream before. Where the target is gone there is nobody to tell."""
+        """On a thread, behind the streams before. Where the target is gone there is nobody to tell."""
         if before is not None:
             before.join()
         with contextlib.suppress(RingClosedError):
-            try:
-                for tensors, span in parts:
-                    slot = ring.next_slot(self.timeout_s)[: span.stop - span.start]
-                    ring.post(stream, fill_group(slot, offsets[tensors], shards[tensors], dtypes[tensors]))
-            except RingClosedError:
-                ring.close()
-            except Exception as error:
-                ring.post_error(stream, f"{type(error).__name__}: {error}")
+            for stream, bucket in buckets:
+                try:
+                    self._fill(ring, stream, bucket)
+                except RingClosedError:
+                    ring.close()
+                    return
+                except Exception as error:
+                    ring.post_error(stream, f"{type(error).__name__}: {error}")
+                    return
+
+    def _fill(self, ring: RingWriter, stream: int, bucket: Outgoing) -> None:
+        """Posts one bucket, group by group."""
+        offsets, num_bytes = bucket_offsets(bucket.metas)
+        shards, dtypes = bucket.take(), bucket.dtypes
+        for tensors, span in groups(offsets, num_bytes):
+            slot = ring.next_slot(self.timeout_s)[: span.stop - span.start]
+            ring.post(stream, fill_group(slot, offsets[tensors], shards[tensors], dtypes[tensors]))
 
     def _take(self, reader: RingReader, stream: int, metas: Metas) -> Iterator[Tensor]:
         offsets, num_bytes = bucket_offsets(metas)
@@ -159,6 +174,11 @@ class SharedMemoryTransport(Transport):
             yield from slots(data, offsets[tensors], metas[tensors])
             check_group(data, sent)
             reader.free()
+
+
+def _largest_group(bucket: Outgoing) -> int:
+    """Bytes of a slot that takes any group of a bucket."""
+    return max((span.stop - span.start for _, span in groups(*bucket_offsets(bucket.metas))), default=0)
 
 
 def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[dict[str, Any]] | None:
@@ -197,10 +217,13 @@ class SharedFileTransport(Transport):
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         return source.node == target.node and hasattr(os, "posix_fallocate")
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        return [self._export(bucket) for bucket in buckets]
+
+    def _export(self, bucket: Outgoing) -> Mapping[str, Any]:
+        offsets, num_bytes = bucket_offsets(bucket.metas)
         block = self._next_block(num_bytes)
-        sums = fill(block.tensor[:num_bytes], offsets, shards, dtypes)
+        sums = fill(block.tensor[:num_bytes], offsets, bucket.take(), bucket.dtypes)
         name = block.name
         return {
             "path": name.path,
@@ -245,12 +268,13 @@ class InlineTransport(Transport):
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         return True
 
-    def export(self, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Mapping[str, Any]:
-        offsets, num_bytes = bucket_offsets([(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)])
-        data = torch.empty(num_bytes, dtype=torch.uint8)
-        sums = fill(data, offsets, shards, dtypes)
-        # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
-        return {"data": data.numpy(), **announcement(num_bytes, sums)}
+    def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
+        handles: list[Mapping[str, Any]] = []
+        for bucket in buckets:
+            data, sums = filled(bucket)
+            # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
+            handles.append({"data": data.numpy(), **announcement(len(data), sums)})
+        return handles
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         data = handle["data"]

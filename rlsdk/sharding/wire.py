@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
+from rlsdk.sharding.transport import Outgoing
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Of what the two ends say to each other; ends of different versions refuse each other."""
 MAX_BUCKET_BYTES = 1 << 32
 """A bucket that announces more is refused before memory is taken for it."""
@@ -111,6 +112,13 @@ def fill(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dt
         fill_group(data[span], offsets[tensors], shards[tensors], dtypes[tensors])
         for tensors, span in groups(offsets, len(data))
     ]
+
+
+def filled(bucket: Outgoing) -> tuple[Tensor, list[int]]:
+    """(new memory with all bytes of a bucket, the checksum of each group)."""
+    offsets, num_bytes = bucket_offsets(bucket.metas)
+    data = torch.empty(num_bytes, dtype=torch.uint8)
+    return data, fill(data, offsets, bucket.take(), bucket.dtypes)
 
 
 def checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:

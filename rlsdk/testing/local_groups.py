@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlsdk.interfaces import (
     WeightSourceHost,
     WeightTargetHost,
 )
-from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.sharding import Relay, WeightSource, WeightTarget
 
 
 class TrainHost(WeightSourceHost):
@@ -29,8 +30,8 @@ class TrainHost(WeightSourceHost):
     def weight_layout(self) -> WeightLayout:
         return self.source.layout()
 
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        return self.source.export(bucket)
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets)
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)
@@ -51,10 +52,18 @@ class RolloutHost(WeightTargetHost):
         return self.target.layouts()
 
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Any], version: int, timeout_s: float
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Any],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
     ) -> SyncReceipt:
         self.num_pulls += 1
-        return self.target.pull(buckets, peers, version, timeout_s)
+        return self.target.pull(buckets, peers, version, timeout_s, relay)
+
+    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets)
 
 
 @dataclass
@@ -83,7 +92,14 @@ class LocalGroup:
         return [getattr(host, method)(*args, **kwargs) for host in self.hosts]
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        return [getattr(host, method)(*args) for host, args in zip(self.hosts, arguments, strict=True)]
+        if method != WeightTargetHost.pull_weights.__name__ or len(self.hosts) < 2:
+            return [getattr(host, method)(*args) for host, args in zip(self.hosts, arguments, strict=True)]
+        # Replicas may wait for each other: one passes on to the next what it takes.
+        with ThreadPoolExecutor(len(self.hosts)) as pool:
+            pulls = [
+                pool.submit(getattr(host, method), *args) for host, args in zip(self.hosts, arguments, strict=True)
+            ]
+            return [pull.result() for pull in pulls]
 
     def peers(self) -> Sequence[Any]:
         return [LocalPeer(host) for host in self.hosts]

@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.registry import ComponentKind
+from rlsdk.sharding import Relay
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
@@ -69,11 +70,13 @@ class WatchedTrainHost(TrainHost):
     """Buckets that it hands out before it fails."""
     fails_fingerprints = False
 
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        self.left -= 1
-        if self.left < 0:
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        there = buckets[: max(self.left, 0)]
+        self.left -= len(buckets)
+        if not there:
             raise OSError("the line is dead")
-        return super().export_weights(bucket)
+        # The rest breaks off when its turn comes.
+        return [*super().export_weights(there), *({} for _ in buckets[len(there) :])]
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         if self.fails_fingerprints:
@@ -93,12 +96,17 @@ class WatchedRolloutHost(RolloutHost):
         self.receipt: SyncReceipt | None = None
 
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Any], version: int, timeout_s: float
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Any],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
     ) -> SyncReceipt:
         self.pulls.append((tuple(buckets), frozenset(peers), version, timeout_s))
 
         def pull() -> SyncReceipt:
-            return super(WatchedRolloutHost, self).pull_weights(buckets, peers, version, timeout_s)
+            return super(WatchedRolloutHost, self).pull_weights(buckets, peers, version, timeout_s, relay)
 
         self.receipt = pull() if self.lie is None else self.lie(self, self.receipt, pull)
         return self.receipt

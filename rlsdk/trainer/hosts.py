@@ -38,7 +38,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
-from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.sharding import Relay, WeightSource, WeightTarget
 from rlsdk.trainer.average import WeightAverage
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ class TrainHost:
         return self.source.layout()
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def export_weights(self, bucket: Bucket) -> Mapping[str, Any]:
-        return self.source.export(bucket)
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def hold_weights(self) -> None:
@@ -224,9 +224,18 @@ class RolloutHost:
 
     @dispatch(split=Split.ALL, join=Join.LIST)
     def pull_weights(
-        self, buckets: Sequence[Bucket], peers: Mapping[int, Peer], version: int, timeout_s: float
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Peer],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
     ) -> SyncReceipt:
-        return self.target.pull(buckets, peers, version, timeout_s)
+        return self.target.pull(buckets, peers, version, timeout_s, relay)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def abort(self, request_ids: Sequence[str] | None = None) -> None:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlsdk.interfaces import Box, TensorMeta, WeightLayout
+from rlsdk.interfaces import Box, TensorMeta, WeightLayout, WeightShard
+from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 
@@ -18,6 +19,12 @@ from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine,
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {n: torch.randn(s, generator=generator).to(getattr(torch, dtype)) for n, s in shapes.items()}
+
+
+def export(source: Transport, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Any:
+    """One bucket's handle."""
+    (handle,) = source.export([Outgoing.of(shards, dtypes)])
+    return handle
 
 
 def metas_of(shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32") -> list[TensorMeta]:

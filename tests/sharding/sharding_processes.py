@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 from sharding_cases import dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.kit.shared_memory import share
+from rlsdk.sharding import source as source_module
+from rlsdk.sharding.transport import Outgoing
 from rlsdk.testing.local_groups import LocalGroup, TrainHost
 from rlsdk.testing.tensor_engines import TensorTrainEngine
 
@@ -27,20 +30,27 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class MortalHost(TrainHost):
-    """A train host whose export number `fatal` (from 0) ends badly: `kill` or `hang`."""
+    """A train host that ends badly, by `kill` or `hang`, when it has the bucket number `fatal` (from 0) to send."""
 
     def __init__(self, engine: TensorTrainEngine, fatal: int | None, end: str) -> None:
         super().__init__(engine)
         self.left, self.end = fatal, end
+        make = source_module.Outgoing.of
 
-    def export_weights(self, bucket: Any) -> Mapping[str, Any]:
-        handle = super().export_weights(bucket)
-        if self.left == 0:
-            if self.end == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
-        self.left = None if self.left is None else self.left - 1
-        return handle
+        def mortal(shards: Any, dtypes: Any) -> Outgoing:
+            made = make(shards, dtypes)
+            return replace(made, take=lambda: self._survive(made))
+
+        source_module.Outgoing = SimpleNamespace(of=mortal)  # type: ignore[attr-defined,assignment]
+
+    def _survive(self, bucket: Outgoing) -> Any:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                if self.end == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+        return bucket.take()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +58,7 @@ class Way:
     """How a process lives and ends."""
 
     fatal: int | None = None
-    """Number of the export, from 0, after which it ends badly."""
+    """Number of the bucket, from 0, which it does not send any more."""
     end: str = ""
     """`kill` or `hang`."""
     own_network: bool = False

@@ -24,7 +24,9 @@ class Rank(LocalPeer):
     """A source that knows one transport only."""
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return super().call(method, *(replace(bucket, transport="inline") for bucket in args), timeout_s=timeout_s)
+        (buckets,) = args
+        inline = [replace(bucket, transport="inline") for bucket in buckets]
+        return super().call(method, inline, timeout_s=timeout_s)
 
 
 class BreaksOff(TensorRolloutEngine):
@@ -75,6 +77,7 @@ def test_a_thread_that_comes_late_neither_breaks_the_closing_nor_leaves_anything
     for kind, name in ((First, "closing"), (First, "late"), (Second, "begun")):
         monkeypatch.setattr(kind, name, threading.Event())
     monkeypatch.setattr(fetching, "make_transport", lambda name: ends[name]())
+    monkeypatch.setattr(fetching, "named_transports", lambda names: [ends[name] for name in names])
     target = WeightTarget(BreaksOff([layout]))
     with pytest.raises(OSError, match="the engine gave up"):
         target.pull(buckets, peers, 1, PATIENCE_S)

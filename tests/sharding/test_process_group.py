@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sharding_cases import random_tensors, rollout_group, whole_target
+from sharding_cases import export, random_tensors, rollout_group, whole_target
 from sharding_processes import cable_to, train_processes
 
 from rlsdk.interfaces import Box, ConfigError, WeightShard, WeightSyncError
@@ -41,18 +41,19 @@ def test_a_source_that_is_killed_ends_the_sync_soon() -> None:
         manager = GenericShardingManager(
             train, rollout, bucket_bytes=60_000, transports=["process_group"], timeout_s=5.0
         )
+        plan = manager.plan(manager.ends().source, manager.ends().target)
         start = time.monotonic()
         with pytest.raises(WeightSyncError, match="did not arrive from source rank 0 by process_group"):
-            manager.sync_weights(manager.plan(manager.ends().source, manager.ends().target), 1)
+            manager.sync_weights(plan, 1)
         assert time.monotonic() - start < 20
         rollout.hosts[0].target.close()
 
 
 def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessGroupTransport, "_send", lambda self, data, before: None)
+    monkeypatch.setattr(ProcessGroupTransport, "_send", lambda self, buckets, device, before: None)
     source, target = ProcessGroupTransport(), ProcessGroupTransport()
     target.timeout_s = 1.0
-    handle = source.export([WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
+    handle = export(source, [WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
     start = time.monotonic()
     with pytest.raises(WeightSyncError, match=r"did not send 64 bytes in 1 s"):
         target.fetch(handle, [((4,), "float32")])
@@ -61,7 +62,7 @@ def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pyte
 
 
 def test_ends_of_different_wire_versions_refuse_each_other() -> None:
-    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 2"):
+    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 3"):
         ProcessGroupTransport().fetch({"wire_version": 0}, [])
 
 
@@ -87,7 +88,7 @@ def test_two_hosts_send_by_the_addresses_that_reach_each_other() -> None:
 
 def test_a_source_that_no_address_leads_to_is_said_to_be_so() -> None:
     source, target = ProcessGroupTransport(), ProcessGroupTransport()
-    handle = source.export([WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
+    handle = export(source, [WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
     with pytest.raises(WeightSyncError, match=r"no address of the source can be reached from here \(127\.0\.0\.1:1: "):
         target.fetch({**handle, "hosts": ["127.0.0.1"], "port": 1}, [((4,), "float32")])
     source.close()
@@ -116,7 +117,7 @@ def test_many_pairs_open_their_groups_one_at_a_time_and_wait_in_no_circle(monkey
     }
 
     def pull(pair: tuple[int, int]) -> torch.Tensor:
-        handle = sources[pair].export([shards[pair]], ["float32"])
+        handle = export(sources[pair], [shards[pair]], ["float32"])
         return next(iter(targets[pair].fetch(handle, [((4,), "float32")]))).clone()
 
     with ThreadPoolExecutor(len(pairs)) as pool:

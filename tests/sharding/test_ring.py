@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sharding_cases import export
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
 from rlsdk.kit.shared_memory import AttachError
@@ -131,7 +132,7 @@ def stream_forever(pipe: Connection) -> None:
     """Body of a source process that has far more to send than the ring holds, and waits for its reader."""
     shards = [WeightShard(name="w", box=Box.whole((n,)), tensor=torch.ones(n)) for n in [1 << 18] * 40]
     transport = SharedMemoryTransport()
-    pipe.send(transport.export(shards, ["float32"] * 40))
+    pipe.send(export(transport, shards, ["float32"] * 40))
     pipe.recv()
 
 
@@ -175,10 +176,10 @@ def test_a_source_that_is_killed_in_the_middle_is_an_error_and_leaves_nothing() 
 def test_a_target_that_gives_up_lets_the_source_go_on_with_the_next() -> None:
     shards = [WeightShard(name="w", box=Box.whole((n,)), tensor=torch.full((n,), 3.0)) for n in [1 << 18] * 40]
     source, target = SharedMemoryTransport(), SharedMemoryTransport()
-    came = target.fetch(source.export(shards, ["float32"] * 40), METAS)
+    came = target.fetch(export(source, shards, ["float32"] * 40), METAS)
     next(came)
     target.close()
-    again = target.fetch(source.export(shards, ["float32"] * 40), METAS)
+    again = target.fetch(export(source, shards, ["float32"] * 40), METAS)
     assert [int(tensor.sum()) for tensor in again] == [3 << 18] * 40
     source.close()
     target.close()
@@ -188,8 +189,10 @@ def test_buckets_that_are_asked_for_ahead_come_one_after_the_other() -> None:
     source, target = SharedMemoryTransport(), SharedMemoryTransport()
     metas = METAS[:10]
     handles = [
-        source.export(
-            [WeightShard(name="w", box=Box.whole(s), tensor=torch.full(s, k)) for s, _ in metas], ["float32"] * 10
+        export(
+            source,
+            [WeightShard(name="w", box=Box.whole(s), tensor=torch.full(s, k)) for s, _ in metas],
+            ["float32"] * 10,
         )
         for k in (1.0, 2.0, 3.0)
     ]

@@ -48,13 +48,14 @@ def make(
     num_replicas: int = 2,
     dtype: str = "float32",
     engine: type[TensorRolloutEngine] = TensorRolloutEngine,
+    transports: Sequence[str] | None = None,
 ) -> GenericShardingManager:
     """A sharded source and whole-tensor replicas, each in a process of its own as far as plans can see."""
     tensors = random_tensors(SHAPES)
     train = train_group(tensors, dim0_sharded(SHAPES, parts))
     layouts = [whole_target(SHAPES, rank, dtype) for rank in range(num_replicas)]
     rollout = LocalGroup([RolloutHost(engine([layout])) for layout in layouts])
-    return GenericShardingManager(train, rollout, bucket_bytes=512)
+    return GenericShardingManager(train, rollout, bucket_bytes=512, transports=transports)
 
 
 def step(manager: GenericShardingManager) -> None:
@@ -278,7 +279,7 @@ def test_memory_that_cannot_be_attached_is_gone_around_and_remembered(monkeypatc
 
         def hidden(self: Any, *args: Any, export: Any = transport.export) -> Mapping[str, Any]:
             asked.append(self.name)
-            return {**export(self, *args), "path": "/proc/0/fd/0"}
+            return [{**handle, "path": "/proc/0/fd/0"} for handle in export(self, *args)]
 
         monkeypatch.setattr(transport, "export", hidden)
     manager = make(parts=1, num_replicas=1)
@@ -294,7 +295,7 @@ def test_memory_that_cannot_be_attached_is_gone_around_and_remembered(monkeypatc
 class DeadPeer(LocalPeer):
     """Answers some calls, and then is gone."""
 
-    answers = 2
+    answers = 1
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         self.answers -= 1
@@ -304,7 +305,7 @@ class DeadPeer(LocalPeer):
 
 
 def test_a_source_that_dies_between_two_buckets_ends_the_sync_with_its_rank() -> None:
-    manager = make(parts=1, num_replicas=1)
+    manager = make(parts=1, num_replicas=1, transports=["shared_file"])
     manager.train.peers = lambda: [DeadPeer(host) for host in manager.train.hosts]  # type: ignore[attr-defined,method-assign]
     before = served(manager.rollout)  # type: ignore[arg-type]
     with pytest.raises(
@@ -345,12 +346,12 @@ def test_each_source_is_asked_for_one_bucket_at_a_time_and_at_most_one_ahead() -
 
             return super().update_weights(watch(), version)
 
-    manager = make(parts=1, num_replicas=1, engine=Watching)
+    manager = make(parts=1, num_replicas=1, engine=Watching, transports=["shared_file"])
     peers += [WatchedPeer(host) for host in manager.train.hosts]  # type: ignore[attr-defined]
     manager.train.peers = lambda: peers  # type: ignore[method-assign]
     ends = manager.ends()
     buckets = manager.plan(ends.source, ends.target).buckets
-    assert {bucket.transport for bucket in buckets} == {"shared_memory"}
+    assert {bucket.transport for bucket in buckets} == {"shared_file"}
     numbers = [bucket.round for bucket in buckets for _ in bucket.transfers]
     rounds_until = [number + 1 for number in numbers]
     sync(manager, 1)
@@ -359,8 +360,10 @@ def test_each_source_is_asked_for_one_bucket_at_a_time_and_at_most_one_ahead() -
     assert set(ahead) == {0, 1}
 
 
-def test_weights_read_in_place_are_asked_for_in_two_calls_until_they_move() -> None:
-    manager = make(parts=2, num_replicas=1)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_each_source_is_called_once_in_a_sync_however_many_buckets_there_are(parts: int) -> None:
+    """It was a call for each bucket; one more, where weights were read in place."""
+    manager = make(parts=parts, num_replicas=2)
     hosts: list[TrainHost] = manager.train.hosts  # type: ignore[attr-defined]
     asked: list[int] = []
     for host in hosts:
@@ -372,32 +375,26 @@ def test_weights_read_in_place_are_asked_for_in_two_calls_until_they_move() -> N
             moved = share([t for _, _, t in held]) if shared else [t.clone() for _, _, t in held]
             host.engine.held = [(n, b, t) for (n, b, _), t in zip(held, moved, strict=True)]  # type: ignore[attr-defined]
 
-    def calls(version: int) -> int:
+    ends = manager.ends()
+    buckets = manager.plan(ends.source, ends.target).buckets
+    assert len(buckets) > 4 * parts
+    for version, shared in enumerate((False, False, True, True, False), start=1):
+        hold(shared)
         asked.clear()
         sync(manager, version)
+        assert len(asked) == parts * 2
+        assert sum(asked) == len(buckets)
         for name, box, tensor in served(manager.rollout):  # type: ignore[arg-type]
             # Added step by step, as rounding is.
             expected = sum([0.125] * (version - 1), start=random_tensors(SHAPES)[name])
             assert torch.equal(tensor, expected[box.slices(box)])
         step(manager)
-        return len(asked)
-
-    ends = manager.ends()
-    buckets = manager.plan(ends.source, ends.target).buckets
-    in_place = sum(bucket.round == 0 for bucket in buckets) + len({b.source for b in buckets if b.round > 0})
-    assert in_place < len(buckets)
-    hold(shared=True)
-    assert calls(1) == len(buckets)
-    assert calls(2) == calls(3) == in_place
-    hold(shared=False)  # What was asked for at once is streamed, in no more memory than before.
-    assert calls(4) == in_place
-    assert calls(5) == len(buckets)
 
 
-def counted(call: Callable[[Bucket], Any], asked: list[int]) -> Callable[[Bucket], Any]:
-    def export(bucket: Bucket) -> Any:
-        asked.append(bucket.num_bytes)
-        return call(bucket)
+def counted(call: Callable[[Sequence[Bucket]], Any], asked: list[int]) -> Callable[[Sequence[Bucket]], Any]:
+    def export(buckets: Sequence[Bucket]) -> Any:
+        asked.append(len(buckets))
+        return call(buckets)
 
     return export
 

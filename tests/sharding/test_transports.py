@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sharding_cases import random_tensors
+from sharding_cases import export, random_tensors
 from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
@@ -31,7 +31,7 @@ def move(
 ) -> list[torch.Tensor]:
     source, target = ends or (make_transport(name), make_transport(name))
     metas = [(s.box.size, d) for s, d in zip(shards, dtypes, strict=True)]
-    return list(target.fetch(source.export(shards, dtypes), metas))
+    return list(target.fetch(export(source, shards, dtypes), metas))
 
 
 def descriptors() -> int:
@@ -117,7 +117,7 @@ def test_a_file_that_nobody_attached_goes_with_its_owner() -> None:
 def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
-    came = target.fetch(source.export(shards, ["float32"] * 5), [(s.box.size, "float32") for s in shards])
+    came = target.fetch(export(source, shards, ["float32"] * 5), [(s.box.size, "float32") for s in shards])
     next(came)[0, 0] += 1
     with pytest.raises(WeightSyncError, match="overwritten or corrupted on the way"):
         list(came)
@@ -126,7 +126,7 @@ def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", COPYING)
 def test_a_bucket_of_another_size_is_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
-    handle = source.export(shards_of(), ["float32"] * 5)
+    handle = export(source, shards_of(), ["float32"] * 5)
     with pytest.raises(WeightSyncError, match="a bucket of 64 bytes was asked for, but the source announced"):
         target.fetch(handle, [((4,), "float32")])
     source.close()
@@ -168,8 +168,8 @@ def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
 def test_ends_of_different_wire_versions_refuse_each_other(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
-    handle = {**source.export(shards, ["float32"] * 5), "wire_version": 1}
-    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 2"):
+    handle = {**export(source, shards, ["float32"] * 5), "wire_version": 1}
+    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 3"):
         target.fetch(handle, [(s.box.size, "float32") for s in shards])
     source.close()
 
@@ -188,12 +188,12 @@ def test_weights_in_shared_memory_are_read_where_they_are() -> None:
         WeightShard(name="b", box=Box.whole((5,)), tensor=second),
     ]
     metas = [((4, 3), "float32"), ((5,), "float32")]
-    came = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    came = list(target.fetch(export(source, shards, ["float32"] * 2), metas))
     assert torch.equal(came[0], first[2:6, 1:4])
     assert torch.equal(came[1], second)
     first.add_(1)
     assert torch.equal(came[0], first[2:6, 1:4])
-    again = list(target.fetch(source.export(shards, ["float32"] * 2), metas))
+    again = list(target.fetch(export(source, shards, ["float32"] * 2), metas))
     assert again[1].data_ptr() == came[1].data_ptr()
     came[1].zero_()
     assert second.count_nonzero() == 5
@@ -203,7 +203,7 @@ def test_weights_in_shared_memory_of_another_dtype_than_asked_for_are_sent() -> 
     (shared,) = share([torch.randn(8, 6)])
     shard = WeightShard(name="w", box=Box.whole((8, 6)), tensor=shared)
     source, target = make_transport("shared_memory"), make_transport("shared_memory")
-    (came,) = target.fetch(source.export([shard], ["bfloat16"]), [((8, 6), "bfloat16")])
+    (came,) = target.fetch(export(source, [shard], ["bfloat16"]), [((8, 6), "bfloat16")])
     assert torch.equal(came, shared.to(torch.bfloat16))
 
 
@@ -212,7 +212,7 @@ def test_a_new_block_of_weights_takes_the_place_of_the_old_one() -> None:
     for value in (1.0, 2.0, 3.0):
         (shared,) = share([torch.full((100,), value)])
         shard = WeightShard(name="w", box=Box.whole((100,)), tensor=shared)
-        (came,) = target.fetch(source.export([shard], ["float32"]), [((100,), "float32")])
+        (came,) = target.fetch(export(source, [shard], ["float32"]), [((100,), "float32")])
         assert came.unique().tolist() == [value]
         del came, shard, shared
         gc.collect()

@@ -59,8 +59,8 @@ class Ask:
         return None
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        (bucket,) = args
-        self._pipe.send(bucket)
+        (buckets,) = args
+        self._pipe.send(buckets)
         if not self._pipe.poll(timeout_s):
             raise TimeoutError(f"no answer to {method} in {timeout_s:g} s")
         return self._pipe.recv()

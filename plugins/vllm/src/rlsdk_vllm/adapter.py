@@ -20,13 +20,15 @@ import torch
 from rlsdk.interfaces import (
     ConfigError,
     DeadlineError,
+    Delivery,
     FinishReason,
     RankContext,
     RolloutSpec,
     WeightShard,
+    WorkerReceipt,
     nearest,
 )
-from rlsdk.kit import intake
+from rlsdk.kit import delivery, intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.kv_cache import head_size
@@ -217,6 +219,22 @@ class VllmEngine(ABC):
             else:
                 self.call_workers("rlsdk_take", block.name, block.entries)
         self.call_workers("rlsdk_rebuild")
+
+    @property
+    def takes_at_workers(self) -> bool:
+        """Its workers are processes of this node, and take their own parts of an update themselves."""
+        return self.is_spread and not self._far
+
+    def describe_workers(self) -> list[dict[str, Any]]:
+        """Of each worker, what it holds and where it is."""
+        return list(self.call_workers("rlsdk_describe"))
+
+    def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
+        """Has every worker take its part."""
+        answers = self.call_workers("rlsdk_receive", delivery.packed(deliveries))
+        found = delivery.receipts(answers, version)
+        self.call_workers("rlsdk_rebuild")
+        return found
 
     def fingerprints(self) -> list[Fingerprints]:
         """By worker."""

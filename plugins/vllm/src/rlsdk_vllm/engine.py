@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from rlsdk.interfaces import (
     DTYPE_BYTES,
     ConfigError,
+    Delivery,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
@@ -22,12 +23,13 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
     WeightSyncError,
+    WorkerReceipt,
 )
 from rlsdk.kit import intake
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
-from rlsdk.kit.serving import check_rollout_spec, whole_layout
+from rlsdk.kit.serving import check_rollout_spec, whole_layout, worker_layouts
 from rlsdk.kit.stop_text import StopText
 from rlsdk_vllm.adapter import InProcessEngine, Progress, VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
@@ -93,24 +95,41 @@ class VllmRolloutEngine(RolloutEngine):
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
 
     def layout(self) -> Sequence[WeightLayout]:
+        if self.engine.takes_at_workers:
+            return worker_layouts(self.ctx, self.engine.describe_workers(), self.shapes, self.tied)
         return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=self.engine.is_spread)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
-            if self.samples and not self.paused:
-                raise WeightSyncError(
-                    f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
-                )
+            self._check_idle(version)
             self.engine.write(intake.checked(self.shapes, shards, version))
-            # Keys and values of the old weights, and the version: neither is ever seen with the other's.
-            if "kv_cache" not in self.asleep:
-                self._drop_caches()
-            fingerprints = intake.joined(self.engine.fingerprints(), version)
-            self.engine.serve(version)
-            self.version = version
-        num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
+            return self._serve(version, ())
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        with self.lock:
+            self._check_idle(version)
+            return self._serve(version, self.engine.receive(deliveries, version))
+
+    def _check_idle(self, version: int) -> None:
+        if self.samples and not self.paused:
+            raise WeightSyncError(
+                f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
+            )
+
+    def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
+        """Goes over to weights that are in their place, and proves them."""
+        # Keys and values of the old weights, and the version: neither is ever seen with the other's.
+        if "kv_cache" not in self.asleep:
+            self._drop_caches()
+        fingerprints = intake.joined(self.engine.fingerprints(), version)
+        self.engine.serve(version)
+        self.version = version
         return SyncReceipt(
-            version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
+            version=version,
+            num_tensors=len(fingerprints),
+            num_bytes=sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype],
+            fingerprints=fingerprints,
+            workers=workers,
         )
 
     def num_decoded(self) -> int:

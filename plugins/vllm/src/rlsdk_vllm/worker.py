@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightShard, fingerprint
+from rlsdk.kit import delivery
 from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import BlockName, attached, copied
@@ -29,6 +33,7 @@ class WorkerExtension:
         replaced and proven."""
         watch_parent()
         self._rlsdk_pieces = loader.served_pieces(self.model_runner.get_model())
+        self._rlsdk_name = uuid.uuid4().hex
         self._rlsdk_parked = {"weights": Parked(), "kv_cache": Parked()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
         return loader.faults(self.model_runner.get_model())
@@ -46,6 +51,15 @@ class WorkerExtension:
     def rlsdk_take_copy(self, values: bytes, entries: Sequence[Sequence[Any]]) -> None:
         """As `rlsdk_take`, on another node: the values come with the call."""
         self.rlsdk_write(copied(values, entries))
+
+    def rlsdk_describe(self) -> dict[str, Any]:
+        """Who this worker is, and what it holds."""
+        return delivery.described(self._rlsdk_name, os.getpid(), self._rlsdk_pieces)
+
+    def rlsdk_receive(self, deliveries: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Takes what this worker holds of an update, from where it is."""
+        with torch.inference_mode(False):
+            return delivery.taken(self._rlsdk_name, deliveries, self._rlsdk_pieces)
 
     def rlsdk_rebuild(self) -> None:
         """Makes what attention derives from weights, once all of them have come."""

@@ -1,0 +1,168 @@
+"""Workers of a replica take their own parts of an update, in their own processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import InProcess, make_engine
+from torch import Tensor
+
+from rlsdk.interfaces import Box, Bucket, GenerationRequest, SamplingParams, TensorMeta, WeightSyncError
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.rollout_lab import PlainModel, collect
+from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
+
+SOURCES = 3
+BUCKET_BYTES = 100_000
+
+
+class CountedHost(TrainHost):
+    """Counts its calls."""
+
+    calls = 0
+    buckets = 0
+
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        self.calls += 1
+        self.buckets += len(buckets)
+        return super().export_weights(buckets)
+
+
+def sources(state: Mapping[str, Tensor]) -> LocalGroup:
+    """As FSDP has the weights: each of three ranks a part of the rows; not in the replica's own process."""
+    metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
+    hosts = []
+    for rank in range(SOURCES):
+        boxes = []
+        for meta in metas:
+            rows = meta.shape[0]
+            low, high = rows * rank // SOURCES, rows * (rank + 1) // SOURCES
+            boxes.append((meta.name, Box((low, *(0,) * (len(meta.shape) - 1)), (high - low, *meta.shape[1:]))))
+        layout = tensor_layout(metas, boxes, rank=rank, process=f"train:{rank}")
+        hosts.append(CountedHost(TensorTrainEngine(state, layout)))
+    group = LocalGroup(hosts)
+    group.peers = lambda: [LocalPeer(host, is_local=False) for host in hosts]  # type: ignore[method-assign]
+    return group
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """(model, engine of two workers)."""
+    folder: Path = write_tiny_model(tmp_path_factory.mktemp("workers") / "model", seed=1, sharpness=2.0)
+    engine = make_engine(folder, tp_size=2, load_weights=False)
+    yield PlainModel.load(folder), engine
+    engine.close()
+
+
+def log_probs_differ(plain: PlainModel, state: Mapping[str, Tensor], engine: Any) -> float:
+    """Largest difference of the log-probs of some samples from those of the weights given."""
+    prompt = (5, 6, 9, 30, 7)
+    request = GenerationRequest(request_id="x", prompt_ids=prompt, n=3, sampling=SamplingParams(max_tokens=12))
+    right, worst = plain.with_state(state), 0.0
+    for output in asyncio.run(collect(engine, [request])):
+        ids = torch.tensor([[*prompt, *output.token_ids.tolist()]])
+        with torch.no_grad():
+            found = right.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        wanted = found.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        worst = max(worst, float((wanted - torch.from_numpy(output.log_probs)).abs().max()))
+    return worst
+
+
+def test_every_worker_receives_what_it_holds_and_no_more(replica: Any) -> None:
+    plain, engine = replica
+    layouts = engine.layout()
+    assert len({layout.worker for layout in layouts}) == len({layout.process for layout in layouts}) == 2
+    held = [sum(4 * box.numel for _, box in layout.boxes) for layout in layouts]
+    total = sum(4 * tensor.numel() for tensor in plain.state.values())
+    # All but norms and the like is cut in two.
+    assert total <= sum(held) < 1.1 * total
+    by_name = [dict(layout.boxes) for layout in layouts]
+    query = "model.layers.0.self_attn.q_proj.weight"
+    assert {boxes[query].size[0] for boxes in by_name} == {plain.state[query].shape[0] // 2}
+
+    train = sources(plain.state)
+    rollout = LocalGroup([RolloutHost(engine)])
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES)
+    state = {name: tensor.clone() for name, tensor in plain.state.items()}
+    for version in (1, 2):
+        report = manager.sync(version)
+        (receipt,) = report.receipts
+        assert [part.num_bytes for part in receipt.workers] == held
+        assert [part.worker for part in receipt.workers] == [layout.worker for layout in layouts]
+        assert report.moved_bytes == report.lower_bound_bytes == sum(held)
+        assert report.transports == ("shared_memory",)
+        # One call for each pair of source and worker, whatever the number of buckets.
+        assert [host.calls for host in train.hosts] == [2 * version] * SOURCES
+        assert all(host.buckets > 5 * host.calls for host in train.hosts)
+        assert log_probs_differ(plain, state, engine) < InProcess.tolerance
+        train.run("optim_step")
+        state = {name: tensor + 0.125 for name, tensor in state.items()}
+    rollout.hosts[0].target.close()
+
+
+def test_what_cannot_reach_a_worker_passes_through_its_host(replica: Any) -> None:
+    plain, engine = replica
+    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=["inline"])
+    for version in (3, 4):
+        report = manager.sync(version, expect_change=False)
+        assert report.transports == ("inline",)
+        assert sum(part.num_bytes for part in report.receipts[0].workers) == report.lower_bound_bytes
+        assert log_probs_differ(plain, plain.state, engine) < InProcess.tolerance
+    rollout.hosts[0].target.close()
+
+
+def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
+    replica: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, engine = replica
+    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
+
+    class Hidden(CountedHost):
+        def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+            handles = super().export_weights(buckets)
+            hides = {"path": "/proc/0/fd/0"} if buckets[0].transport == "shared_memory" else {}
+            return [{**handle, **hides} for handle in handles]
+
+    train.hosts = [Hidden(host.engine) for host in train.hosts]
+    train.peers = lambda: [LocalPeer(host, is_local=False) for host in train.hosts]  # type: ignore[method-assign]
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES)
+    for version in (5, 6):
+        report = manager.sync(version, expect_change=False)
+        assert sum(part.num_bytes for part in report.receipts[0].workers) == report.lower_bound_bytes
+        assert log_probs_differ(plain, plain.state, engine) < InProcess.tolerance
+    assert caplog.text.count("from now on through their host") == 1
+    rollout.hosts[0].target.close()
+
+
+def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next_sync_is_whole(replica: Any) -> None:
+    plain, engine = replica
+    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
+
+    class Breaks(CountedHost):
+        broken = True
+
+        def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+            handles = super().export_weights(buckets)
+            return [*handles[:-1], {}] if self.broken else handles
+
+    train.hosts = [Breaks(host.engine) for host in train.hosts]
+    train.peers = lambda: [LocalPeer(host, is_local=False) for host in train.hosts]  # type: ignore[method-assign]
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+    why = r"version 7: worker '.*' did not take its weights: .*speaks version None"
+    with pytest.raises(WeightSyncError, match=why):
+        manager.sync(7)
+    with pytest.raises(WeightSyncError, match="the update to version 7 failed half-way"):
+        log_probs_differ(plain, plain.state, engine)
+    for host in train.hosts:
+        host.broken = False
+    manager.sync(8)
+    assert log_probs_differ(plain, plain.state, engine) < InProcess.tolerance
+    rollout.hosts[0].target.close()

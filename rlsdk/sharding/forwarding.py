@@ -1,0 +1,94 @@
+"""Weights that arrive in one process and go on to another, a round at a time, while the next rounds arrive."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+
+from rlsdk.interfaces import Bucket, Transfer, WeightShard, WeightSyncError
+from rlsdk.sharding.transport import Outgoing
+
+LOOK_S = 0.1
+"""How often a thread that waits looks whether the pull was broken off."""
+
+
+def merged_rounds(buckets: Sequence[Bucket], order: Mapping[str, int]) -> list[list[Transfer]]:
+    """The transfers of each round, as `Gathering` gives them out: by name, then by the bucket that brings them."""
+    return [
+        list(heapq.merge(*(bucket.transfers for bucket in group), key=lambda transfer: order[transfer.name]))
+        for _, group in groupby(buckets, key=lambda bucket: (bucket.target, bucket.round))
+    ]
+
+
+class Forwarder:
+    """What one process passes on to one other. At most two rounds are kept: one that is sent, one that waits."""
+
+    def __init__(
+        self, rounds: Sequence[Sequence[Transfer]], deadline: float, device: torch.device | None = None
+    ) -> None:
+        """
+        Args:
+            rounds: of `merged_rounds`.
+            deadline: of the pull, by `time.monotonic`.
+            device: where they arrive.
+        """
+        self._deadline = deadline
+        self._waiting: queue.Queue[Sequence[WeightShard]] = queue.Queue(maxsize=1)
+        self._failed = threading.Event()
+        self._why = "the pull was broken off"
+        self.outgoing = [
+            Outgoing(metas=[(t.box.size, t.dtype) for t in transfers], take=self._take, device=device, is_here=False)
+            for transfers in rounds
+        ]
+
+    def put(self, shards: Sequence[WeightShard]) -> None:
+        """Passes on a round, whose memory is this object's from now on.
+
+        Raises:
+            WeightSyncError: the other process does not take it in time, or the pull was broken off.
+        """
+        while not self._failed.is_set():
+            try:
+                return self._waiting.put(shards, timeout=LOOK_S)
+            except queue.Full:
+                if time.monotonic() > self._deadline:
+                    break
+        raise WeightSyncError(self._reason("weights that go on to another process were not taken there"))
+
+    def fail(self, why: str | None = None) -> None:
+        """Ends whoever waits here: no more rounds come."""
+        self._why = why or self._why
+        self._failed.set()
+
+    def _take(self) -> Sequence[WeightShard]:
+        while not self._failed.is_set():
+            try:
+                return self._waiting.get(timeout=LOOK_S)
+            except queue.Empty:
+                if time.monotonic() > self._deadline:
+                    break
+        raise WeightSyncError(self._reason("weights that were to be passed on did not arrive"))
+
+    def _reason(self, missing: str) -> str:
+        return f"{missing}: {self._why if self._failed.is_set() else 'the time for the sync is over'}"
+
+
+def teed(
+    rounds: Iterable[Iterator[WeightShard]], forwarders: Sequence[Forwarder]
+) -> Generator[WeightShard, None, None]:
+    """Every shard of every round; each round goes to the forwarders as well, in memory of its own."""
+    for shards in rounds:
+        kept: list[WeightShard] = []
+        for shard in shards:
+            if forwarders:
+                kept.append(replace(shard, tensor=shard.tensor.clone()))
+            yield shard
+        for forwarder in forwarders:
+            forwarder.put(kept)

@@ -1,0 +1,100 @@
+"""One pull under way: buckets of many sources, taken round by round, as one stream of shards."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import groupby
+from typing import NamedTuple
+
+from rlsdk.interfaces import Bucket, WeightShard, WeightSyncError
+from rlsdk.sharding.fetching import Feed
+
+MAX_CALLS = 8
+"""Sources that one target asks at the same time."""
+
+
+class _Asked(NamedTuple):
+    """A bucket on its way."""
+
+    bucket: Bucket
+    feed: Feed
+    answer: Future[Iterator[WeightShard]] | None
+    """None: it is in this process, and taken directly."""
+
+
+class Gathering:
+    """What an engine iterates over, and how much of it was taken. The next round is asked for while one is loaded: at
+    most two rounds exist at once."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        order: Mapping[str, int],
+        feed: Callable[[deque[Bucket]], Feed],
+        version: int,
+    ) -> None:
+        """
+        Args:
+            buckets: all that is taken, in the plan's order.
+            order: position of each tensor: the order in which the plan brings them.
+            feed: makes the feed of one source's buckets for one target.
+            version: for messages.
+        """
+        self._rounds = [list(group) for _, group in groupby(buckets, key=lambda b: (b.target, b.round))]
+        self._order = order
+        self._version = version
+        routes: dict[tuple[int, int], deque[Bucket]] = {}
+        for bucket in buckets:
+            routes.setdefault((bucket.target, bucket.source), deque()).append(bucket)
+        self._feeds = {route: feed(mine) for route, mine in routes.items()}
+        self.wanted = sum(len(bucket.transfers) for bucket in buckets)
+        self.taken = 0
+        self.taken_bytes = 0
+        self.last_name: str | None = None
+
+    def rounds(self) -> Generator[Iterator[WeightShard], None, None]:
+        """The shards of each round, all of one name together; a round must be taken to its end before the next."""
+        pool = ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="rlsdk-pull")
+        try:
+            ahead = self._ask(pool, 0)
+            for at in range(len(self._rounds)):
+                asked = ahead
+                # One export of a source at a time: only then do its two blocks surely take turns.
+                wait([answer for _, _, answer in asked if answer is not None])
+                ahead = self._ask(pool, at + 1)
+                yield self._merged(asked)
+        finally:
+            # Not waited for: a source that hangs must not hold up the error. Its own deadline ends the thread.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _merged(self, asked: Sequence[_Asked]) -> Iterator[WeightShard]:
+        for shard in heapq.merge(*map(self._arrive, asked), key=lambda shard: self._order[shard.name]):
+            self.taken += 1
+            self.taken_bytes += shard.tensor.nbytes
+            self.last_name = shard.name
+            yield shard
+
+    def _ask(self, pool: ThreadPoolExecutor, at: int) -> list[_Asked]:
+        """Starts to bring a round, if there is one of that number. Views within the process need no thread, and are
+        made when they are wanted."""
+        found = []
+        for bucket in self._rounds[at] if at < len(self._rounds) else ():
+            feed = self._feeds[bucket.target, bucket.source]
+            found.append(_Asked(bucket, feed, None if feed.is_local else pool.submit(feed.next)))
+        return found
+
+    def _arrive(self, asked: _Asked) -> Iterator[WeightShard]:
+        """The shards of one bucket."""
+        bucket = asked.bucket
+        try:
+            yield from asked.feed.next() if asked.answer is None else asked.answer.result()
+        except Exception as error:
+            names = sorted({transfer.name for transfer in bucket.transfers})
+            raise WeightSyncError(
+                f"version {self._version}: {bucket.num_bytes} bytes of {names[0]!r} and {len(names) - 1} more tensors "
+                f"did not arrive from source rank {bucket.source} by {bucket.transport}: "
+                f"{type(error).__name__}: {error}"
+            ) from error

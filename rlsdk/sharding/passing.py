@@ -1,0 +1,102 @@
+"""A replica as a source for others: hands out what it takes itself, while it takes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Bucket, Transfer, WeightSyncError
+from rlsdk.sharding.forwarding import Forwarder, merged_rounds
+from rlsdk.sharding.relays import Relay
+from rlsdk.sharding.transport import Outgoing, Transport
+from rlsdk.sharding.transports import make_transport
+
+WAIT_S = 600.0
+"""Longest that a replica waits for the pull of the one before it to begin; its own call may end sooner."""
+
+
+def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int]) -> list[Bucket]:
+    """What a replica takes from the one before it, in place of what the first of its chain takes from the sources."""
+    return [
+        Bucket(
+            source=relay.source,
+            target=relay.target,
+            transport=relay.transport,
+            transfers=tuple(transfers),
+            num_bytes=sum(transfer.num_bytes for transfer in transfers),
+            round=number,
+        )
+        for number, transfers in enumerate(merged_rounds(buckets, order))
+    ]
+
+
+class PassingOn:
+    """One per replica. `export` is called from other threads than the pull, one for each target that takes from
+    here."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._forwarders: dict[int, Forwarder] = {}
+        self._left: dict[int, deque[Outgoing]] = {}
+        self._transports: dict[int, Transport] = {}
+
+    def begin(
+        self, rounds: Sequence[Sequence[Transfer]], children: Sequence[int], deadline: float, device: str
+    ) -> list[Forwarder]:
+        """From now on the children can have these rounds, as they are put.
+
+        Args:
+            rounds: of `merged_rounds`.
+            children: indices of the targets that take from here.
+            deadline: of the pull, by `time.monotonic`.
+            device: where the weights arrive.
+        """
+        made = {child: Forwarder(rounds, deadline, torch.device(device)) for child in children}
+        with self._changed:
+            self._forwarders, self._left = made, {child: deque(f.outgoing) for child, f in made.items()}
+            self._changed.notify_all()
+        return list(made.values())
+
+    def export(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        """As `WeightSource.export`: the next rounds for one of the children.
+
+        Raises:
+            WeightSyncError: no pull that passes on to it has begun, or another one has.
+        """
+        target, name = buckets[0].target, buckets[0].transport
+        end = time.monotonic() + WAIT_S
+        with self._changed:
+            while target not in self._left:
+                if not self._changed.wait(max(0.0, end - time.monotonic())):
+                    raise WeightSyncError(f"target {target} asked for weights that are not passed on to it")
+            left, forwarder = self._left[target], self._forwarders[target]
+            asked = [left.popleft() for _ in buckets[: len(left)]]
+            if not left:
+                del self._left[target]
+            transport = self._transports.get(target)
+            if transport is None or transport.name != name:
+                if transport is not None:
+                    transport.close()
+                transport = self._transports[target] = make_transport(name)
+        if [[(t.box.size, t.dtype) for t in b.transfers] for b in buckets] != [list(o.metas) for o in asked]:
+            forwarder.fail("the two replicas do not agree on what is passed on")
+            raise WeightSyncError(f"target {target} asked for other weights than those that are passed on to it")
+        return transport.export(asked)
+
+    def fail(self, why: str) -> None:
+        """The pull broke off: so do those of the children."""
+        with self._changed:
+            self._left = {}
+            for forwarder in self._forwarders.values():
+                forwarder.fail(why)
+
+    def close(self) -> None:
+        """Frees the memory that transports hold."""
+        held, self._transports = self._transports, {}
+        for transport in held.values():
+            transport.close()

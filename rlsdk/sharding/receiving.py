@@ -1,0 +1,98 @@
+"""The end of a sync in a worker of a rollout engine: a process that is no rank of the run and can call nobody.
+
+The replica's own process asks the sources, once for each pair of source and worker, and hands the answers on: plain
+values that say where the bytes come from. The bytes go from the source to the worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlsdk.interfaces import Box, Bucket, Transfer, WeightShard, WeightSyncError
+from rlsdk.sharding.fetching import Feed, OpenTransports
+from rlsdk.sharding.forwarding import teed
+from rlsdk.sharding.gathering import Gathering
+
+RECEIVER = "rlsdk.sharding.receiving:receive"
+"""`Delivery.receiver`."""
+_open = OpenTransports()
+"""Of this process, from sync to sync."""
+
+
+def parcel(
+    buckets: Sequence[Bucket],
+    handles: Mapping[int, Sequence[Mapping[str, Any]]],
+    order: Mapping[str, int],
+    version: int,
+    timeout_s: float,
+) -> dict[str, Any]:
+    """What a worker needs in order to take its buckets, as plain values.
+
+    Args:
+        buckets: all that one worker takes, in the plan's order.
+        handles: by source, of each of its buckets.
+        order: position of each tensor: the order in which the plan brings them.
+        version: for messages.
+        timeout_s: for the whole pull.
+    """
+    names = sorted({transfer.name for bucket in buckets for transfer in bucket.transfers}, key=order.__getitem__)
+    number = {name: at for at, name in enumerate(names)}
+    return {
+        "names": names,
+        "buckets": [
+            [b.source, b.target, b.transport, b.num_bytes, b.round, [_packed(t, number[t.name]) for t in b.transfers]]
+            for b in buckets
+        ],
+        "handles": [[source, [dict(handle) for handle in mine]] for source, mine in handles.items()],
+        "version": version,
+        "timeout_s": timeout_s,
+    }
+
+
+def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
+    """Every shard that a worker is to take; each is valid until the next is asked for.
+
+    Raises:
+        WeightSyncError: the bytes are gone or damaged, or cannot be reached from this process.
+    """
+    global _open
+    names: Sequence[str] = parcel["names"]
+    handles = {source: deque(mine) for source, mine in parcel["handles"]}
+    buckets = [_unpacked(values, names) for values in parcel["buckets"]]
+    deadline = time.monotonic() + parcel["timeout_s"]
+
+    def feed(mine: deque[Bucket]) -> Feed:
+        return Feed(mine, None, _open, {}, deadline, handles[mine[0].source])
+
+    gathering = Gathering(buckets, {name: at for at, name in enumerate(names)}, feed, parcel["version"])
+    try:
+        yield from teed(gathering.rounds(), ())
+    except BaseException:
+        # Sources still have ready what nobody will take: that they are let go of tells them.
+        held, _open = _open, OpenTransports()
+        held.close()
+        raise
+    if gathering.taken < gathering.wanted:
+        raise WeightSyncError(f"{gathering.taken} of {gathering.wanted} pieces came")
+
+
+def _packed(transfer: Transfer, number: int) -> list[Any]:
+    return [number, transfer.box.offset, transfer.box.size, transfer.dtype, transfer.num_bytes]
+
+
+def _unpacked(values: Sequence[Any], names: Sequence[str]) -> Bucket:
+    source, target, transport, num_bytes, number, transfers = values
+    return Bucket(
+        source=source,
+        target=target,
+        transport=transport,
+        transfers=tuple(
+            Transfer(name=names[at], box=Box(tuple(offset), tuple(size)), dtype=dtype, num_bytes=count)
+            for at, offset, size, dtype, count in transfers
+        ),
+        num_bytes=num_bytes,
+        round=number,
+    )

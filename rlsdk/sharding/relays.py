@@ -1,0 +1,142 @@
+"""Targets that pass on what they take: a source sends a byte once to a node, and not once to each replica there.
+
+Targets that want the same, none of them beside a source, form chains: on each node, in their order, the first takes
+from the sources and each other one from the one before it. Where the busiest source would still send more than any
+target takes in, the first ones of all nodes form one chain as well: the sources then send each byte once. A chain costs
+no more time than its longest link, but for one bucket at each stage: buckets are passed on while the next arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsdk.interfaces import Peer, WeightLayout
+from rlsdk.sharding.box_table import BoxTable, Ints, mix
+from rlsdk.sharding.holders import ELSEWHERE, SAME_PROCESS
+from rlsdk.sharding.packed_plan import Pieces
+
+INTER_NODE_BYTES_S = 50e9
+"""Of one rank's link between nodes, one way: 400 Gbit/s. For predictions."""
+INTRA_NODE_BYTES_S = 400e9
+"""Of one rank's link within a node, one way. For predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relay:
+    """A replica's part in passing weights on."""
+
+    parent: Peer | None = None
+    """The replica that it takes all from; None: the sources."""
+    source: int = 0
+    """By what the parent goes among sources: their number and its own index among targets."""
+    target: int = 0
+    """Index of the replica's place among all targets."""
+    transport: str = ""
+    """From the parent to here."""
+    children: tuple[int, ...] = ()
+    """Indices of the targets that take from this one."""
+
+
+def first_of(relays: Mapping[int, int], target: int) -> int:
+    """The target of its chain that takes from the sources."""
+    while target in relays:
+        target = relays[target]
+    return target
+
+
+def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> dict[int, int]:
+    """Which target takes everything from which other one.
+
+    Args:
+        target: all targets.
+        wanted: their boxes, by target.
+        pieces: what each would take from the sources.
+    """
+    count = len(target)
+    chains = _chains(target, wanted, pieces)
+    relays = {late: early for group in chains for chain in group for early, late in pairwise(chain)}
+    far = pieces.distance == ELSEWHERE
+    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    sent = np.bincount(pieces.source[far & direct], pieces.num_bytes[far & direct])
+    taken = np.bincount(pieces.boxes.rank[far], pieces.num_bytes[far], minlength=count)
+    if sent.max(initial=0) > taken.max(initial=0):
+        for group in chains:
+            relays |= {late[0]: early[0] for early, late in pairwise(group)}
+    return relays
+
+
+def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
+    """Groups of targets that want the same, each as one chain per node. Without those that cannot pass anything on:
+    workers of an engine, several places of one process, and targets beside a source, which read from there."""
+    near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
+    processes: dict[str, int] = {}
+    for layout in target:
+        processes[layout.process] = processes.get(layout.process, 0) + 1
+    keys = _wants(wanted, len(target))
+    groups: dict[tuple[int, str], dict[str, list[int]]] = {}
+    for at, layout in enumerate(target):
+        if at not in near and layout.worker is None and processes[layout.process] == 1:
+            kind = layout.device.partition(":")[0]
+            groups.setdefault((int(keys[at]), kind), {}).setdefault(layout.node, []).append(at)
+    return [list(nodes.values()) for nodes in groups.values()]
+
+
+def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
+    """`[count]`: equal for targets that want the same boxes in the same order, but for a chance near 2**-64."""
+    sums = np.zeros(count, np.uint64)
+    if len(wanted):
+        first = np.searchsorted(wanted.rank, np.arange(count + 1))
+        place = np.arange(len(wanted)) - first[wanted.rank]
+        rows = mix(wanted.name, 7) * wanted.measure() ^ mix(place, 11)
+        filled = np.flatnonzero(np.diff(first))
+        sums[filled] = np.add.reduceat(mix(rows.view(np.int64), 13), first[filled])
+    return sums
+
+
+def relayed_load(pieces: Pieces, relays: Mapping[int, int], num_sources: int) -> Ints:
+    """`[num_sources]`: bytes that each source sends to other processes, with relays."""
+    direct = (pieces.distance != SAME_PROCESS) & np.isin(pieces.boxes.rank, list(relays), invert=True)
+    return np.bincount(pieces.source[direct], pieces.num_bytes[direct], minlength=num_sources).astype(np.int64)
+
+
+def predict_seconds(
+    pieces: Pieces,
+    relays: Mapping[int, int],
+    target: Sequence[WeightLayout],
+    num_sources: int,
+    bucket_bytes: int,
+    *,
+    inter_node_bytes_s: float = INTER_NODE_BYTES_S,
+    intra_node_bytes_s: float = INTRA_NODE_BYTES_S,
+) -> float:
+    """Seconds of the busiest link of any rank, in or out, kept full; and of one bucket for each stage of the longest
+    chain. No latency, no contention in switches, no time to load or to fingerprint."""
+    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    per_target = np.bincount(pieces.boxes.rank, pieces.num_bytes, minlength=len(target))
+    far = pieces.distance == ELSEWHERE
+    near = ~far & (pieces.distance != SAME_PROCESS)
+    seconds = 0.0
+    for rows, speed, within in ((far, inter_node_bytes_s, False), (near, intra_node_bytes_s, True)):
+        sends = np.bincount(pieces.source[rows & direct], pieces.num_bytes[rows & direct], minlength=num_sources)
+        takes = np.bincount(pieces.boxes.rank[rows & direct], pieces.num_bytes[rows & direct], minlength=len(target))
+        passes = np.zeros(len(target))
+        for child, parent in relays.items():
+            if (target[child].node == target[parent].node) == within:
+                passes[parent] += per_target[child]
+                takes[child] += per_target[child]
+        busiest = max(float(values.max(initial=0)) for values in (sends, takes, passes))
+        seconds = max(seconds, busiest / speed)
+    delay = 0.0
+    for child in relays:
+        at, stages = child, 0.0
+        while at in relays:
+            beside = target[at].node == target[relays[at]].node
+            stages += 1 / (intra_node_bytes_s if beside else inter_node_bytes_s)
+            at = relays[at]
+        delay = max(delay, stages)
+    return seconds + delay * bucket_bytes
