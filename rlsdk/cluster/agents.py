@@ -10,13 +10,16 @@ from __future__ import annotations
 import random
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 DASHBOARD_FLAG = "--dashboard_agent_command="
 ENVIRONMENTS_FLAG = "--runtime_env_agent_command="
-_FOREVER_S = "2147483647"
+_STAND_IN = Path(__file__).with_name("stand_in.py")
 _PORTS = range(20_000, 32_000)
 """Below those that systems give out by themselves: nobody takes one by accident between the look and the use."""
 _NOT_SERVED = -1
@@ -49,11 +52,10 @@ def light_agents(session_dir: str, node_id: str, *, environments_port: int, envi
     """
     from ray._private import services
 
-    stand_in = shutil.which("sleep")
+    stand_in: str | None = subprocess.list2cmdline([sys.executable, "-I", "-S", str(_STAND_IN)])
     lower = None if environments_first or not environments_port else shutil.which("nice")
     ports: dict[str, int] = {} if lower is None else {"RUNTIME_ENV_AGENT_PORT_NAME": environments_port}
-    if stand_in is not None:
-        ports |= dict.fromkeys(_DASHBOARD_PORTS, _NOT_SERVED)
+    ports |= dict.fromkeys(_DASHBOARD_PORTS, _NOT_SERVED)
     if not _tell_ports(session_dir, node_id, ports):
         stand_in = lower = None
     start = services.start_ray_process
@@ -82,10 +84,16 @@ def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> boo
 
 
 def lighter_command(command: Sequence[str], stand_in: str | None, lower: str | None) -> list[str]:
-    """The raylet's command with other agents; a program that sleeps stands for one that it cannot do without."""
+    """The raylet's command with other agents; None leaves one as it is.
+
+    Args:
+        command: the raylet's, as Ray makes it.
+        stand_in: command of what stands for the dashboard's agent, without which a raylet does not start.
+        lower: program that lowers the priority of the agent of environments.
+    """
     changes: dict[str, Callable[[str], str]] = {}
     if stand_in is not None:
-        changes[DASHBOARD_FLAG] = lambda _: f"{stand_in} {_FOREVER_S}"
+        changes[DASHBOARD_FLAG] = lambda _: stand_in
     if lower is not None:
         changes[ENVIRONMENTS_FLAG] = lambda own: f"{lower} -n {_LOWEST_PRIORITY} {own}"
     return [_changed(part, changes) for part in command]

@@ -39,8 +39,6 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # Workers decide for themselves what they see; unset, older versions print advice on it.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # There is nobody to collect them.
-    "RAY_enable_metrics_collection": "0",
     # What an engine started in a worker ends with the worker.
     "RAY_process_group_cleanup_enabled": "1",
 }

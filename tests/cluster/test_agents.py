@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+from contextlib import suppress
 
 import psutil
 
@@ -14,13 +17,27 @@ RAYLET = ["raylet", "--dashboard_agent_command=python agent.py --minimal",
 
 
 def test_the_raylet_s_own_agent_gives_way_and_the_dashboard_s_is_not_started() -> None:
-    assert agents.lighter_command(RAYLET, "/bin/sleep", "/usr/bin/nice") == [
+    assert agents.lighter_command(RAYLET, "python stand_in.py", "/usr/bin/nice") == [
         "raylet",
-        "--dashboard_agent_command=/bin/sleep 2147483647",
+        "--dashboard_agent_command=python stand_in.py",
         "--runtime_env_agent_command=/usr/bin/nice -n 19 python main.py --port=1",
         "--head",
     ]
     assert agents.lighter_command(RAYLET, None, None) == RAYLET, "where these programs are missing"
+
+
+def test_what_stands_for_an_agent_takes_any_arguments_and_goes_with_its_parent() -> None:
+    script = f"""
+import subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-I", "-S", {agents.__file__.replace("agents.py", "stand_in.py")!r}, "--x"])
+time.sleep(1.0)
+print(process.pid, process.poll())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    pid, code = done.stdout.split()
+    assert code == "None"
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(30)
 
 
 def test_a_port_is_free_and_outside_of_those_that_systems_give_out() -> None:
