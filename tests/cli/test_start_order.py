@@ -10,7 +10,7 @@ REFUSED = """
 import sys
 from rlsdk.cli import main
 try:
-    main(["train", "--data", "nowhere.jsonl", "--model", "some/model", "--reward", "math"])
+    main(["train", "--data", "nowhere.jsonl", "--model", sys.argv[1], "--reward", "gsm8k"])
 finally:
     print("imported:", sorted({"torch", "ray", "transformers"} & set(sys.modules)))
 """
@@ -36,11 +36,13 @@ def python(script: str, cwd: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_data_that_is_not_there_is_refused_without_torch_and_without_ray(tmp_path: Path) -> None:
-    done = python(REFUSED, tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
+    done = python(REFUSED, tmp_path, "model")
     assert done.returncode == 2
     assert "nowhere.jsonl" in done.stderr
     assert "imported: []" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_cluster_is_begun_before_torch_is_imported(tmp_path: Path) -> None:
