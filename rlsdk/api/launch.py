@@ -15,6 +15,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 
 if TYPE_CHECKING:
+    from rlsdk.cluster import Cluster, ClusterAhead
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.run import RunResult
     from rlsdk.trainer.stopping import StopFlag
@@ -57,11 +58,12 @@ def launch(
     check_resume(resolved.config, resolved.training.checkpoints)
     resolved = replace(resolved, config=in_its_own_folder(resolved.config))
     with _folder(resolved.config) as run_dir:
-        config = _filled(resolved, run_dir, bring)
-        for text in (*resolved.notices, *notes_on_environment(config)):
+        for text in (*resolved.notices, *notes_on_environment(resolved.config)):
             view.notice(text)
         view.notice(f"run {run_dir}")
-        return Launched(result=_train(resolved, config, run_dir, view, stop), config=config)
+        with _cluster_ahead(resolved, run_dir) as ahead:
+            config = _filled(resolved, run_dir, bring)
+            return Launched(result=_train(resolved, config, run_dir, view, stop, ahead), config=config)
 
 
 def in_its_own_folder(config: RunConfig) -> RunConfig:
@@ -103,16 +105,51 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
         ) from error
 
 
-def _train(resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag) -> RunResult:
+@contextmanager
+def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead | None]:
+    """The run's own cluster, which comes up while torch is imported and data is read; None where others use it, too:
+    that one is asked for devices when nothing else can fail.
+
+    Raises:
+        ConfigError: another process is writing into the folder.
+    """
+    from rlsdk.cluster import ClusterAhead
+    from rlsdk.trainer.devices import start_cluster
+    from rlsdk.trainer.run_folder import run_lock
+
+    with run_lock(run_dir):
+        config = resolved.config
+    if config.placement.ray_address is not None:
+        yield None
+        return
+
+    def start() -> Cluster:
+        return start_cluster(
+            resolved.table,
+            resolved.registry,
+            placement=config.placement,
+            deadlines=config.deadlines,
+            seed=config.trainer.seed,
+            device=resolved.device,
+            run_dir=run_dir,
+        )
+
+    with ClusterAhead(start) as ahead:
+        yield ahead
+
+
+def _train(
+    resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: ClusterAhead | None
+) -> RunResult:
     from rlsdk.trainer.run import run_sft, run_train
 
     registry, device = resolved.registry, resolved.device
     if (pairs := resolved.training.pairs) is not None:
         from rlsdk.trainer.pair_run import run_pairs
 
-        return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop)
+        return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
     run = run_train if resolved.training is Training.RL else run_sft
-    return run(config, registry, view, run_dir=run_dir, device=device, stop=stop)
+    return run(config, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
 
 
 @contextmanager

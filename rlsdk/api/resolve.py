@@ -12,8 +12,9 @@ from rlsdk.api.limits import check_limits
 from rlsdk.api.models import model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
-from rlsdk.config import PairTraining, RunConfig, check_run, config_error, pair_problems, pair_roles, roles
+from rlsdk.config import PairTraining, Role, RunConfig, check_run, config_error, pair_problems, pair_roles, roles
 from rlsdk.config.declared import with_declared_roles
+from rlsdk.config.role_names import ACTOR
 from rlsdk.registry import Registry
 
 QUICKSTART = "quickstart.yaml"
@@ -54,6 +55,16 @@ class Resolved:
     notices: Sequence[str] = ()
     """What a person should know of how it was read."""
 
+    @property
+    def table(self) -> Sequence[Role]:
+        """The roles of the run, each with its pool."""
+        from rlsdk.trainer.roles import roles
+
+        config = with_model_path(self.config, "made on the spot") if self.makes_model else self.config
+        if (kind := self.training.pairs) is not None:
+            return pair_roles(config, kind, roles(config, self.device, needed=kind.role_names))
+        return roles(config, self.device, needed=None if self.training is Training.RL else [ACTOR])
+
 
 def resolve(settings: Settings, training: Training = Training.RL, *, device: str | None = None) -> Resolved:
     """Reads the settings of a run and checks everything that can be checked.
@@ -73,8 +84,8 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
         return _resolve_rl(settings, registry, device)
     config = with_absolute_paths(settings.load(registry))
 
+    from rlsdk.trainer.data_sources import check_sources
     from rlsdk.trainer.roles import resolve_device, role_devices
-    from rlsdk.trainer.run_data import check_sources
 
     device = resolve_device(config.placement)
     model, kind = model_fields(config), training.pairs
@@ -101,9 +112,9 @@ def _resolve_rl(settings: Settings, registry: Registry, device: str | None) -> R
     base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = with_absolute_paths(with_declared_roles(settings.load(registry, base), registry))
 
+    from rlsdk.trainer.data_sources import check_sources
     from rlsdk.trainer.reward_check import inspect_rewards
     from rlsdk.trainer.roles import resolve_device, role_devices
-    from rlsdk.trainer.run_data import check_sources
 
     if device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlsdk.cluster.ahead import ClusterAhead
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
@@ -14,6 +15,7 @@ __all__ = [
     "PRESETS",
     "BatchRef",
     "Cluster",
+    "ClusterAhead",
     "Join",
     "MethodSpec",
     "Pending",

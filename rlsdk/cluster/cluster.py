@@ -109,7 +109,8 @@ class Cluster:
             environment=forwarded(os.environ, forward_env if address is not None else (), network_interface),
             network_interface=network_interface,
         )
-        cluster = cls(WorkerPools(placement, settings), connect(address, placement))
+        local = connect(address, placement, environments_first=bool(interpreters or settings.environment))
+        cluster = cls(WorkerPools(placement, settings), local)
         use_store(RayObjectStore())
         try:
             cluster._pools.start(interpreters or {})

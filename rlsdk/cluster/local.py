@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
+from rlsdk.cluster.agents import free_port, light_agents
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.keeper import MARK, Keeper
@@ -48,8 +49,12 @@ _LONGEST_PARENT = 20
 class LocalRay:
     """Starts Ray for a placement and connects to it; `stop` ends every process and removes its folder."""
 
-    def __init__(self, placement: PlacementSpec) -> None:
+    def __init__(self, placement: PlacementSpec, *, environments_first: bool = True) -> None:
         """Starts it.
+
+        Args:
+            placement: what it has room for.
+            environments_first: workers that are started at once ask for an environment or for variables of their own.
 
         Raises:
             PlacementError: before anything starts, this machine does not have the devices.
@@ -66,7 +71,7 @@ class LocalRay:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
-                self._start(int(node.cpus), int(node.gpus))
+                self._start(int(node.cpus), int(node.gpus), environments_first)
         except BaseException as error:
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, RlsdkError):
@@ -94,14 +99,14 @@ class LocalRay:
             self._node = None
         read_access_again()
 
-    def _start(self, cpus: int, gpus: int) -> None:
+    def _start(self, cpus: int, gpus: int, environments_first: bool) -> None:
         import ray
 
         mark = {MARK: self.folder}
         ray_folder = str(Path(self.folder) / "ray")  # Ray lets everybody write into the folder that it is given
         try:
             with environment(mark):
-                self._node = _start_lean_node(cpus, gpus, ray_folder, self._keeper)
+                self._node = _start_lean_node(cpus, gpus, ray_folder, self._keeper, environments_first)
         except (ImportError, AttributeError, TypeError) as error:
             # Ray's inside has changed: the public way gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
@@ -122,11 +127,12 @@ class LocalRay:
             watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 
 
-def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
-    """Starts gcs and raylet without the dashboard server, autoscaler and log forwarder that `ray.init` brings along.
+def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper, environments_first: bool) -> Any:
+    """Starts gcs and raylet without the dashboard server and its agent, autoscaler and log forwarder that `ray.init`
+    brings along.
 
-    One run on one machine uses none of the three, and they cost more to start than all the rest. Checked with Ray
-    2.60; it rests on private classes, so the caller falls back to `ray.init` where they differ.
+    One run on one machine uses none of them, and they cost more to start than all the rest. Checked with Ray 2.60; it
+    rests on private classes, so the caller falls back to `ray.init` where they differ.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -140,13 +146,20 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
             self._hand_over()
 
         def start_raylet(self, *args: Any, **kwargs: Any) -> None:
-            super().start_raylet(*args, **kwargs)
+            with light_agents(
+                self.get_session_dir_path(),
+                self.node_id,
+                environments_port=port,
+                environments_first=environments_first,
+            ):
+                super().start_raylet(*args, **kwargs)
             self._hand_over()
 
         def _hand_over(self) -> None:
             for started in self.all_processes.values():
                 keeper.watch(started[0].process.pid)
 
+    port = free_port(LOOPBACK)
     params = RayParams(
         node_ip_address=LOOPBACK,
         num_cpus=cpus,
@@ -156,6 +169,7 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper) -> Any:
         include_dashboard=False,
         include_log_monitor=False,
         no_monitor=True,
+        runtime_env_agent_port=port or None,
     )
     return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False, ray_init_cluster=True)
 

@@ -26,7 +26,7 @@ _SLOW_RELEASE_S = 60.0
 _LOOK_S = 0.2
 
 
-def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
+def connect(address: str | None, placement: PlacementSpec, *, environments_first: bool) -> LocalRay | None:
     """Connects this process to Ray; returns the cluster that it started for that, if any.
 
     Warns when it joins a cluster that asks for no token: whoever reaches its ports runs code as its user.
@@ -35,6 +35,7 @@ def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
         address: of a running cluster (`auto` finds it); None starts one here. A process that is connected already
             stays so.
         placement: sizes the cluster that is started.
+        environments_first: see `LocalRay`.
 
     Raises:
         PlacementError: no cluster answers at `address`, or this machine lacks the devices.
@@ -44,7 +45,7 @@ def connect(address: str | None, placement: PlacementSpec) -> LocalRay | None:
     if ray.is_initialized():
         return None
     if address is None:
-        return LocalRay(placement)
+        return LocalRay(placement, environments_first=environments_first)
     try:
         _knock(address)
         with own_signal_handlers():

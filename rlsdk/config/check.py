@@ -259,6 +259,10 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
 
 def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
     """A class of the interface, whose methods are all there; only one of your own has options."""
+    if options and name == POLICY_GRADIENT:
+        yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
+    if registry.is_own(ComponentKind.ALGORITHM, name):
+        return
     try:
         found = registry.function(ComponentKind.ALGORITHM, name)
     except RlsdkError as error:
@@ -271,8 +275,6 @@ def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Prob
         yield Problem("algorithm.name", f"{name!r}: {found.__qualname__} lacks {missing}")
     if odd := sorted({*found.roles} - {REF, CRITIC}):
         yield Problem("algorithm.name", f"{name!r} asks for the roles {odd}: expected some of ['critic', 'ref']")
-    if options and name == POLICY_GRADIENT:
-        yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
 
 
 def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
@@ -312,7 +314,10 @@ def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -
 
 
 def _function(registry: Registry, kind: ComponentKind, path: str, name: str, options: Options) -> Iterator[Problem]:
-    """Looks a function up, and its options among its keyword parameters: one that it does not take is an error."""
+    """Looks a function up, and its options among its keyword parameters: one that it does not take is an error.
+    Rewards are always imported: some need packages of their own."""
+    if not options and kind is not ComponentKind.REWARD and registry.is_own(kind, name):
+        return
     try:
         known = keyword_parameters(registry.function(kind, name))
     except RlsdkError as error:

@@ -17,7 +17,9 @@ ROLE_OF_FIELD = {"values": CRITIC, "ref_log_probs": REF}
 
 def with_declared_roles(config: RunConfig, registry: Registry) -> RunConfig:
     """The same with `algorithm.roles` as far as an algorithm, an estimator or a loss declares more than the fields of
-    the configuration ask for. Imports them; what cannot be imported is `check_run`'s to say."""
+    the configuration ask for. Imports those that are not rlsdk's own, of which
+    `needed_roles` knows: a command is refused before torch is imported. What cannot be imported is `check_run`'s to
+    say."""
     here = needed_roles(config)
     wanted = [role for role in dict.fromkeys(_declared(config, registry)) if role not in here]
     if not wanted:
@@ -32,6 +34,8 @@ def _declared(config: RunConfig, registry: Registry) -> Iterator[str]:
         yield from getattr(_found(registry, ComponentKind.ALGORITHM, algorithm.name), "roles", ())
         return
     for kind, name in ((ComponentKind.ADVANTAGE, algorithm.advantage), (ComponentKind.LOSS, algorithm.loss)):
+        if registry.is_own(kind, name):
+            continue
         for field in reads_of(_found(registry, kind, name)).fields:
             if field in ROLE_OF_FIELD:
                 yield ROLE_OF_FIELD[field]

@@ -15,6 +15,7 @@ from rlsdk.interfaces import (
     ComponentSpec,
     ForecastFn,
     PluginLoadError,
+    RlsdkError,
     RolloutEngine,
     TrainEngine,
 )
@@ -132,6 +133,14 @@ class Registry:
         if ":" in name:
             return load_function(name, what=str(kind), takes=TAKES[kind])
         return self.component(kind, name)
+
+    def is_own(self, kind: ComponentKind, name: str) -> bool:
+        """Registered by rlsdk itself by its import string: what it is, is known without importing it, and torch."""
+        try:
+            target = None if ":" in name else self.target(kind, name)
+        except RlsdkError:
+            return False
+        return isinstance(target, str) and target.startswith("rlsdk.")
 
     def sharding_manager(self, train: str, rollout: str, name: str = "auto") -> Any:
         """The sharding manager class of that name, or with `auto` the one closest to this pair of backends."""

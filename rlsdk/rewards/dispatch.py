@@ -21,6 +21,8 @@ from rlsdk.rewards.submission import Submission, Task
 
 _POLL_S = 0.1
 """Longest wait without a look at the processes: one may die while a child of its own holds the pipe open."""
+_PAUSE_S = 0.002
+"""Longest that a record waits so that others are read together with it."""
 
 
 class Dispatcher:
@@ -97,6 +99,8 @@ class Dispatcher:
                     self._listen(key.data) if key.data is not None else self._drain()
                 self._look_after_processes()
                 self._look_after_submissions()
+                if pause_s := self._pause_s():
+                    time.sleep(pause_s)
         except BaseException as unexpected:  # callers wait: they must hear of it
             error = unexpected
         self._end(error)
@@ -171,6 +175,15 @@ class Dispatcher:
         if not self._active and self.ready.done():
             return None
         return _POLL_S
+
+    def _pause_s(self) -> float:
+        """How long to let records gather: processes write each as it is made, and fast functions would wake this thread
+        for every one. Never past half of what is left of a task."""
+        tasks = [process.task for process in self._processes if process.task is not None]
+        if not tasks or self._inbox or self._seconds_per_item >= _PAUSE_S:
+            return 0.0
+        left = min(len(task.items) - task.graded for task in tasks)
+        return min(_PAUSE_S, left * self._seconds_per_item / 2)
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

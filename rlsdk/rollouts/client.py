@@ -18,7 +18,7 @@ from typing import Any
 
 from rlsdk.interfaces import DeadlineError, FinishReason, GenerationOutput, GenerationRequest
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.flights import Flight, fail, reissued
+from rlsdk.rollouts.flights import Flight, Waiter, fail, reissued
 from rlsdk.rollouts.health import Event, State
 from rlsdk.rollouts.lines import Line, NoRestarts, Replica, Restarts
 from rlsdk.rollouts.partial import joined, unfinished
@@ -170,8 +170,14 @@ class GenerationClient:
         """
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
-        flight = Flight(request, priority, {index: loop.create_future() for index in indices})
-        result = dict(flight.samples)
+        futures = {index: loop.create_future() for index in indices}
+        self.deliver(request, futures, priority=priority)
+        return futures
+
+    def deliver(self, request: GenerationRequest, samples: Mapping[int, Waiter], *, priority: int = 0) -> None:
+        """As `generate`, for those who wait: one for each sample, by index."""
+        indices = sorted(samples)
+        flight = Flight(request, priority, dict(samples))
         if self._begun and (begun := self._begun_of(request, indices)):
             for index, output in begun.items():
                 self._continue(flight, output, flight.samples.pop(index))
@@ -181,7 +187,6 @@ class GenerationClient:
         for one in flights:
             self._flights[one.request.request_id] = one
             self._enqueue(one)
-        return result
 
     def _begun_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
         seeds = {index: (request.sampling.seed, index) for index in indices}
@@ -362,12 +367,12 @@ class GenerationClient:
         elif not future.done():
             future.set_result(output)
 
-    def _continue(self, flight: Flight, output: GenerationOutput, future: asyncio.Future[GenerationOutput]) -> None:
+    def _continue(self, flight: Flight, output: GenerationOutput, waiter: Waiter) -> None:
         """Queues an interrupted sample anew, behind the tokens that it has."""
         index = output.sample_index
         name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._order)}"
         request = replace(unfinished(flight.request, output), request_id=name)
-        again = Flight(request, flight.priority, {index: future}, attempts=flight.attempts)
+        again = Flight(request, flight.priority, {index: waiter}, attempts=flight.attempts)
         if len(output.token_ids):
             again.begun[index] = output
         self._flights[name] = again

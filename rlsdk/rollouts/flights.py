@@ -2,10 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, RlsdkError, WorkerError
+
+
+class Waiter(Protocol):
+    """Who waits for one sample: an `asyncio.Future`, or a `Receiver`."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: GenerationOutput, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def cancel(self) -> Any: ...
+
+
+class Receiver:
+    """Hands a sample over as it comes, within the same turn of the loop. A small model ends hundreds of samples in one
+    decoding step: a future for each costs more than all that is done with them."""
+
+    __slots__ = ("_is_done", "_take")
+
+    def __init__(self, take: Callable[[GenerationOutput | BaseException], None]) -> None:
+        """`take` is called once, unless what it waits for is cancelled; it must not raise."""
+        self._take = take
+        self._is_done = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, result: GenerationOutput, /) -> None:
+        self._is_done = True
+        self._take(result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._is_done = True
+        self._take(exception)
+
+    def exception(self) -> BaseException | None:
+        """Nothing: it was handed over."""
+        return None
+
+    def cancel(self) -> None:
+        self._is_done = True
 
 
 @dataclass(eq=False)
@@ -14,7 +59,7 @@ class Flight:
 
     request: GenerationRequest
     priority: int
-    samples: dict[int, asyncio.Future[GenerationOutput]]
+    samples: dict[int, Waiter]
     """By sample index; those that are not finished."""
     replica: int | None = None
     attempts: int = 0

@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     Turn,
 )
 from rlsdk.rollouts.client import GenerationClient
+from rlsdk.rollouts.flights import Waiter
 from rlsdk.rollouts.group import GroupTask
 from rlsdk.rollouts.seeds import request_seed
 
@@ -64,14 +65,12 @@ class GroupRequests:
         """What the rollouter of one sample is given."""
         return SampleGenerate(self, index)
 
-    def whole(self) -> Mapping[int, asyncio.Future[GenerationOutput]] | None:
-        """One request for the first turn of every sample at once, by sample: what they would come to if each called.
-        None: there is no room for a token."""
-        room = self.max_model_tokens - len(self.task.prompt.prompt_ids)
-        if room < 1:
-            return None
-        wanted = min(self.task.sampling.max_tokens, room)
-        return self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
+    def whole(self, samples: Mapping[int, Waiter]) -> None:
+        """One request for the first turn of every sample at once, who waits for each by index: what they would come to
+        if each called. The prompt leaves room for a token."""
+        wanted = min(self.task.sampling.max_tokens, self.max_model_tokens - len(self.task.prompt.prompt_ids))
+        request = self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
+        self.client.deliver(request, samples, priority=self.task.ordinal)
 
     async def generate(self, call: _Call) -> GenerationOutput:
         if not self._calls:
@@ -94,24 +93,24 @@ class GroupRequests:
 
     def _send(self, run: Sequence[_Call]) -> None:
         first = run[0]
-        futures = self._request(first.turn, first.sample, len(run), first.token_ids, first.max_tokens)
+        request = self._request(first.turn, first.sample, len(run), first.token_ids, first.max_tokens)
+        futures = self.client.generate(request, priority=self.task.ordinal)
         for call in run:
             _forward(futures, call)
 
     def _request(
         self, turn: int, first_sample: int, n: int, token_ids: tuple[int, ...], max_tokens: int
-    ) -> Mapping[int, asyncio.Future[GenerationOutput]]:
+    ) -> GenerationRequest:
         self._count += 1
         # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
         seed = self.task.seed if turn == 0 else (*self.task.seed, "turn", turn)
-        request = GenerationRequest(
+        return GenerationRequest(
             request_id=f"{self.task.id}#{self.name}{self._count}",
             prompt_ids=token_ids,
             sampling=replace(self.task.sampling, max_tokens=max_tokens, seed=request_seed(*seed)),
             n=n,
             first_sample=first_sample,
         )
-        return self.client.generate(request, priority=self.task.ordinal)
 
 
 @dataclass(eq=False)

@@ -25,6 +25,7 @@ from rlsdk.interfaces import (
     Trajectory,
 )
 from rlsdk.rollouts.client import GenerationClient, Kept, SampleSeed
+from rlsdk.rollouts.flights import Receiver
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.lines import Replica, Restarts
 from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
@@ -244,21 +245,19 @@ class RolloutStream:
         collected = _Collected(task, delivery)
         for part, name in self._parts(task):
             prompt = Span.given(part.prompt.prompt_ids)
-            futures = self._requests(part, name).whole()
-            assert futures is not None
-            for index, future in futures.items():
+            receivers = {}
+            for index in range(part.num_samples):
                 deliver = functools.partial(collected.take, name, index)
-                future.add_done_callback(functools.partial(self._answered, part, prompt, deliver))
+                receivers[index] = Receiver(functools.partial(self._answered, part, prompt, deliver))
+            self._requests(part, name).whole(receivers)
 
     def _answered(
-        self, task: GroupTask, prompt: Span, deliver: Deliver, future: asyncio.Future[GenerationOutput]
+        self, task: GroupTask, prompt: Span, deliver: Deliver, output: GenerationOutput | BaseException
     ) -> None:
-        if future.cancelled():
+        if isinstance(output, BaseException):
+            # Later: what `deliver` may raise is no fault of the replica's.
+            self._loop.call_soon(deliver, _failed(output) if isinstance(output, BatchError) else output)
             return
-        if (error := future.exception()) is not None:
-            deliver(_failed(error) if isinstance(error, BatchError) else error)
-            return
-        output = future.result()
         span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
         self._last_sample = time.monotonic()
         self._grading.add(task, Trajectory(spans=(prompt, span), finish_reason=output.finish_reason), deliver)

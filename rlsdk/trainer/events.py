@@ -17,6 +17,10 @@ class RunView:
         """Brackets a phase of the step (`rollout`, `reward`, `log_probs`, `update`, `eval`, `save`, `sft`)."""
         return nullcontext()
 
+    def waiting(self, what: str) -> AbstractContextManager[Any]:
+        """Brackets a wait at the start of a run, named by what it is for."""
+        return nullcontext()
+
     def advance(self, count: int = 1) -> None:
         """Progress within the current phase."""
 

@@ -14,6 +14,7 @@ from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.interfaces import CheckpointError, ConfigError, nearest
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
+from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.groups import RoleGroup
@@ -22,7 +23,7 @@ from rlsdk.trainer.roles import resolve_device, roles
 from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_format
 from rlsdk.trainer.run_folder import CHECKPOINTS, Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
-from rlsdk.trainer.session import start_cluster, start_role
+from rlsdk.trainer.session import leave_processors_to_workers, start_role
 from rlsdk.trainer.streams import evaluation_of, open_stream
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir:
     """A rollout backend that serves the model of `config`, for as long as the context lives."""
     (role,) = roles(config, device, needed=[ROLLOUT])
     role = role.loading_weights()
+    leave_processors_to_workers()
     with start_cluster(
         [role],
         registry,

@@ -14,11 +14,12 @@ from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run import RunResult, Start, export_model, fit, prepared, trainer_of
 from rlsdk.trainer.run_folder import find_checkpoint, run_lock
-from rlsdk.trainer.session import Session, start_role, start_roles
+from rlsdk.trainer.session import Session, start_roles
 from rlsdk.trainer.stopping import StopFlag
 from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 if TYPE_CHECKING:
+    from rlsdk.cluster import ClusterAhead
     from rlsdk.registry import Registry
     from rlsdk.trainer.events import RunView
 
@@ -32,9 +33,10 @@ def run_pairs(
     run_dir: Path,
     device: str,
     stop: StopFlag,
+    ahead: ClusterAhead | None = None,
 ) -> RunResult:
     """Trains on pairs, gone on with where a checkpoint is found; leaves a Hugging Face folder `model/` in the run's
-    folder."""
+    folder. `ahead`: the cluster, where it was begun before."""
     began = time.perf_counter()
     config = with_dtype(config, device)
     with run_lock(run_dir):
@@ -52,6 +54,7 @@ def run_pairs(
                     view=view,
                     stop=stop,
                     lives=lives,
+                    ahead=ahead,
                 ),
             )
         )
@@ -65,8 +68,8 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
         needed = roles(start.config, start.device, needed=kind.role_names)
         start = replace(start, config=pairs.config, table=pair_roles(pairs.config, kind, needed))
         turns = start.turns()
-        make = functools.partial(start_role, registry=start.registry, cluster=cluster)
-        session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
+        make = functools.partial(start.start_role, cluster=cluster)
+        session = Session(roles=start_roles(start.table, make, turns, at_once=True), turns=turns, cluster=cluster)
         stage = pair_stage(kind, materials, pairs, session)
         with closing(stage):
             trainer = trainer_of(start, materials, stage, session)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.kit.tokenizers import write_char_tokenizer
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz>"
@@ -20,28 +21,28 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
     Raises:
         ConfigError: the task's words hold characters that the tokenizer does not have.
     """
-    from transformers import LlamaConfig
-
     task = config.data.train or ""
     if task != "reasoning_gym:spell_backward":
         raise ConfigError(f"data.train {task!r}: the quickstart's model reads words only; give --model as well")
     folder = run_dir / MODEL_FOLDER
     tokenizer = write_char_tokenizer(folder, CHARACTERS, lowercase=True)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        attention_bias=True,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        architectures=["LlamaForCausalLM"],
-    )
-    shape.save_pretrained(folder)
+    # Written by hand: transformers' own class costs this process two seconds of imports that only workers need.
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    atomic_write_json(folder / "config.json", shape)
     model = config.model.model_copy(update={"path": str(folder), "init_from_config": True})
     return config.model_copy(update={"model": model})

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,22 +18,30 @@ from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import BestRecord, read_state
+from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.loop import Trainer, export_policy
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.run_folder import accept_config, find_checkpoint, run_lock
-from rlsdk.trainer.session import Session, sharding_manager, start_cluster, start_role, start_roles
+from rlsdk.trainer.session import (
+    Session,
+    leave_processors_to_workers,
+    sharding_manager,
+    start_role,
+    start_roles,
+)
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
 from rlsdk.trainer.stopping import StopFlag
 from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import Cluster
+    from rlsdk.cluster import Cluster, ClusterAhead
     from rlsdk.registry import Registry
     from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.groups import RoleGroup
     from rlsdk.trainer.rl import RlStage
     from rlsdk.trainer.stage import Stage
 
@@ -74,6 +82,8 @@ class Start:
     """Of reinforcement learning, to go on from."""
     half_way: Path | None = None
     """Of supervised training, to go on from."""
+    ahead: ClusterAhead | None = None
+    """The cluster of the first session, where it was begun before."""
 
     def accept(self) -> None:
         """Nothing can refuse the run any more, and nothing of it was written yet."""
@@ -89,6 +99,18 @@ class Start:
         return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
 
     def cluster(self) -> Cluster:
+        """Waits for the one that was begun before, or starts one."""
+        leave_processors_to_workers()
+        with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
+            begun = None if self.ahead is None else self.ahead.take()
+            return begun or self._new_cluster()
+
+    def start_role(self, role: Role, cluster: Cluster) -> RoleGroup:
+        """Builds the hosts of a role, and says so meanwhile."""
+        with self.view.waiting(f"{role.name}: starting {role.backend}"):
+            return start_role(role, self.registry, cluster)
+
+    def _new_cluster(self) -> Cluster:
         return start_cluster(
             self.table,
             self.registry,
@@ -101,9 +123,17 @@ class Start:
 
 
 def run_train(
-    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
+    config: RunConfig,
+    registry: Registry,
+    view: RunView,
+    *,
+    run_dir: Path,
+    device: str,
+    stop: StopFlag,
+    ahead: ClusterAhead | None = None,
 ) -> RunResult:
-    """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
+    """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found. `ahead`: the
+    cluster, where it was begun before."""
     began = time.perf_counter()
     config = with_dtype(config, device)
     view.notice(f"dtype {config.model.dtype} on {device}, float32 weights in the optimizer")
@@ -122,6 +152,7 @@ def run_train(
                     view=view,
                     stop=stop,
                     lives=lives,
+                    ahead=ahead,
                 )
             )
         )
@@ -190,7 +221,7 @@ def fit(start: Start, trainer: Trainer) -> None:
 def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
     config, turns = start.config, start.turns()
-    make = functools.partial(start_role, registry=start.registry, cluster=cluster)
+    make = functools.partial(start.start_role, cluster=cluster)
     actor, rest = role_of(start.table, ACTOR), [role for role in start.table if role.name != ACTOR]
     if config.sft.is_asked and start.checkpoint is None:
         groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
@@ -201,11 +232,11 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
         if any(role.name == REF for role in rest):
             export_model(session, materials.tokenizer, start.run_dir / FOLDER, timeout_s=config.deadlines.save_s)
     else:
-        groups = start_roles([actor], make, turns)
+        groups, rest = {}, [actor, *rest]
     reference = reference_of(config, start.run_dir, start.checkpoint)
     if reference is not None:
         rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
-    groups |= start_roles(rest, make, turns)
+    groups |= start_roles(rest, make, turns, at_once=True)
     if not config.sft.is_asked and start.checkpoint is None:
         start.accept()
     session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
@@ -248,7 +279,14 @@ def _supervise(
 
 
 def run_sft(
-    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str, stop: StopFlag
+    config: RunConfig,
+    registry: Registry,
+    view: RunView,
+    *,
+    run_dir: Path,
+    device: str,
+    stop: StopFlag,
+    ahead: ClusterAhead | None = None,
 ) -> RunResult:
     """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
     began = time.perf_counter()
@@ -269,6 +307,7 @@ def run_sft(
                     view=view,
                     stop=stop,
                     lives=lives,
+                    ahead=ahead,
                 )
             )
         )
@@ -280,8 +319,8 @@ def _train_supervised(start: Start) -> RunResult:
     with prepared(start, rewarded=False) as (materials, cluster):
         start = replace(start, config=materials.config, table=_sft_table(materials.config, start.device))
         turns = start.turns()
-        make = functools.partial(start_role, registry=start.registry, cluster=cluster)
-        session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
+        make = functools.partial(start.start_role, cluster=cluster)
+        session = Session(roles=start_roles(start.table, make, turns, at_once=True), turns=turns, cluster=cluster)
         done, trainer = _supervise(start, materials, session, measured=True)
         export_model(
             session,
@@ -342,7 +381,9 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
             building.result()
         cluster = stack.enter_context(start.cluster())
         try:
-            yield building.result(), cluster
+            with nullcontext() if building.done() else start.view.waiting("reading data"):
+                materials = building.result()
+            yield materials, cluster
         except RlsdkError as error:
             start.lives.check(error, cluster)
             raise

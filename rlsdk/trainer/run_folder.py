@@ -25,7 +25,7 @@ from rlsdk.trainer.checkpoint import (
     older_whole,
     step_of,
 )
-from rlsdk.trainer.samples import EVAL_FOLDER, later_eval_folders
+from rlsdk.trainer.eval_folders import EVAL_FOLDER, later_eval_folders
 from rlsdk.trainer.surroundings import surroundings
 
 CHECKPOINTS = "checkpoints"

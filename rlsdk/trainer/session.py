@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rlsdk.cluster import Cluster
-from rlsdk.config import DeadlinesConfig, PlacementConfig, Role, ShardingConfig, judge_roles, reward_roles
+from rlsdk.config import Role, ShardingConfig, judge_roles, reward_roles
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
-from rlsdk.interfaces import BackendKind, BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
+from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.checkpoint import older_whole
+from rlsdk.trainer.devices import HOSTS
 from rlsdk.trainer.groups import Answer, BatchStore, RoleGroup
 from rlsdk.trainer.hosts import EngineOptions
-from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.turns import DeviceTurns
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
-
-PRELOAD = ("transformers.modeling_utils",)
-"""What nearly every engine imports, and imports for longest: workers begin with it before they know their role."""
-HOSTS = {BackendKind.TRAIN: "rlsdk.trainer.hosts:TrainHost", BackendKind.ROLLOUT: "rlsdk.trainer.hosts:RolloutHost"}
-"""What stands around an engine in its worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,56 +129,51 @@ class Session:
                     raise CheckpointError(f"{error}{older_whole(checkpoint)}") from error
 
 
-def start_roles(table: Sequence[Role], start: Callable[[Role], RoleGroup], turns: DeviceTurns) -> dict[str, RoleGroup]:
+def start_roles(
+    table: Sequence[Role], start: Callable[[Role], RoleGroup], turns: DeviceTurns, *, at_once: bool = False
+) -> dict[str, RoleGroup]:
     """Starts the groups of these roles; returns them in the order of the table.
 
-    Rollout engines come last, since they measure the memory that is free and take most of it: whatever shares their
-    devices was built before and is off them by then.
+    In a pool rollout engines come last, since they measure the memory that is free and take most of it: whatever shares
+    their devices was built before and is off them by then.
 
     Args:
         table: roles that have no group yet.
         start: makes the group of one.
         turns: learns of each as it is there.
+        at_once: pools are started side by side; `start` is called from several threads.
+
+    Raises:
+        Exception: the first that `start` raised; other pools may still be starting then.
     """
-    started: dict[str, RoleGroup] = {}
+    pools: dict[str, list[Role]] = {}
     for role in sorted(table, key=lambda role: role.is_rollout):
-        turns.make_room(role.pool)
-        started[role.name] = start(role)
-        turns.add(started[role.name])
+        pools.setdefault(role.pool if at_once else "all", []).append(role)
+    started: dict[str, RoleGroup] = {}
+
+    def start_pool(members: Sequence[Role]) -> None:
+        for role in members:
+            turns.make_room(role.pool)
+            started[role.name] = start(role)
+            turns.add(started[role.name])
+
+    if len(pools) < 2:
+        for members in pools.values():
+            start_pool(members)
+    else:
+        executor = ThreadPoolExecutor(len(pools), thread_name_prefix="rlsdk-start")
+        starting = [executor.submit(start_pool, members) for members in pools.values()]
+        executor.shutdown(wait=False)
+        for done in as_completed(starting):
+            done.result()
     return {role.name: started[role.name] for role in table}
 
 
-def start_cluster(
-    table: Sequence[Role],
-    registry: Registry,
-    *,
-    placement: PlacementConfig,
-    deadlines: DeadlinesConfig,
-    seed: int,
-    device: str,
-    run_dir: Path,
-) -> Cluster:
-    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager.
+def leave_processors_to_workers() -> None:
+    """From here on this process computes on one thread."""
+    import torch
 
-    From here on this process computes on one thread: the processors belong to the workers.
-    """
     torch.set_num_threads(1)
-    specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
-    isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
-    engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
-    return Cluster.start(
-        placement_of(placement, list(specs), device),
-        address=placement.ray_address,
-        timeout_s=deadlines.start_s,
-        collective_timeout_s=deadlines.collective_s,
-        log_dir=run_dir / "logs",
-        seed=seed,
-        preload=[HOSTS[BackendKind.TRAIN].partition(":")[0], *engines, *PRELOAD],
-        interpreters={name: found.python for name, found in isolated.items() if found is not None},
-        forward_env=placement.forward_env,
-        network_interface=placement.network_interface,
-        shared_folder=run_dir,
-    )
 
 
 def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:

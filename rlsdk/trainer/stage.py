@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
+from rlsdk.trainer.eval_folders import eval_folder
 from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.samples import eval_folder, write_eval_samples
+from rlsdk.trainer.samples import write_eval_samples
 
 MODEL_FOLDER = "model"
 """Of a checkpoint: the policy in Hugging Face form."""

@@ -48,15 +48,17 @@ class DeviceTurns:
         """A role that has just been built, with all that it has on its devices."""
         role = group.role
         ability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
-        self._seats[role.name] = seat = Seat(
+        seat = Seat(
             role=role.name,
             serves=role.is_rollout,
             keeps=role.has_own_weights,
             trained=role.is_trained,
             moves=group.can(ability),
         )
-        self._groups[role.name] = group
-        self._here[role.name] = frozenset(seat.parts)
+        with self._lock:  # pools are started side by side
+            self._seats[role.name] = seat
+            self._groups[role.name] = group
+            self._here[role.name] = frozenset(seat.parts)
 
     def make_room(self, pool: str) -> None:
         """Everything leaves that can: the next role measures what is free, or loads a model."""

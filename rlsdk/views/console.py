@@ -84,6 +84,17 @@ class ConsoleView(RunView):
             self._progress.remove_task(self._phase)
             self._phase = outer
 
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """A line with a clock that vanishes; in a file, one that stays."""
+        if not self.console.is_terminal:
+            self._print(f"{what} ...")
+        task = self._progress.add_task(what, total=None)  # several at once: roles start side by side
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+
     def advance(self, count: int = 1) -> None:
         if self._phase is not None:
             self._progress.advance(self._phase, count)

@@ -94,3 +94,19 @@ def test_a_step_is_one_line_of_at_most_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["reward", "acc", "tokens", "KL", "|dlogp|", "grad", "step", "tok/s"]
     assert lines[1].split()[0] == "9999/9999"
+
+
+def test_what_a_start_waits_for_is_one_line_in_a_file_and_vanishes_from_a_terminal() -> None:
+    file, terminal = io.StringIO(), io.StringIO()
+    with ConsoleView(Console(file=file, width=80)) as view, view.waiting("starting Ray"):
+        view.notice("train data: 9 rows")
+    assert file.getvalue().splitlines() == ["starting Ray ...", "train data: 9 rows"]
+    console = Console(file=terminal, width=80, force_terminal=True, highlight=False)
+    with ConsoleView(console) as view, view.waiting("actor: starting fsdp"), view.waiting("rollout: starting vllm"):
+        view.notice("train data: 9 rows")
+        view._progress.refresh()
+        shown = terminal.getvalue()
+    assert "actor: starting fsdp" in shown
+    assert "rollout: starting vllm" in shown
+    assert "0:00:0" in shown, "a clock"
+    assert "starting" not in terminal.getvalue().rpartition("train data")[2].rpartition("\x1b[2K")[2]

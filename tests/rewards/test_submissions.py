@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.rewards import RewardLimits, RewardResult
+from rlsdk.rewards.process import GradingProcess
+from rlsdk.rewards.protocol import Record
 
 from .conftest import Start, sample
 
@@ -162,3 +165,21 @@ def test_graders_that_are_killed_from_outside_change_no_number(start: Start) -> 
     assert result.valid.all()
     assert result.scores.tolist() == [float(at) for at in range(40)]
     assert len(result.notices) >= 2
+
+
+def test_records_of_a_fast_function_are_read_many_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process writes each record as it is made, so that what it was at is known when it dies; the controller must not
+    wake up for every one."""
+    reads = 0
+    read = GradingProcess.read
+
+    def counted(process: GradingProcess) -> Iterator[Record]:
+        nonlocal reads
+        reads += 1
+        return read(process)
+
+    monkeypatch.setattr(GradingProcess, "read", counted)
+    monkeypatch.setattr("rlsdk.rewards.dispatch._PAUSE_S", 1.0)  # so that 50 ms are fast
+    runner = start("slow")
+    assert runner.score([sample("x")] * 20).valid.all()
+    assert reads <= 15

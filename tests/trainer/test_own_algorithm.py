@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_loop import Recorder, config_of, model, registry, trainer_of
 
 from rlsdk.config import check_run, needed_roles
-from rlsdk.config.declared import with_declared_roles
-from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads
+from rlsdk.config.declared import ROLE_OF_FIELD, with_declared_roles
+from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads, reads_of
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.experience import rows_in_turn
 from rlsdk.trainer.policy_gradient import PolicyGradient
@@ -101,6 +101,14 @@ def test_an_estimator_that_reads_values_gets_a_critic(model: str, registry: Regi
     # Nothing is filled in where the fields of the configuration say it already.
     built_in = config_of(model, registry, 1, "--algorithm.advantage", "gae")
     assert with_declared_roles(built_in, registry) is built_in
+
+
+def test_the_fields_of_the_configuration_know_what_rlsdk_s_own_functions_need(model: str, registry: Registry) -> None:
+    """So that a command need not import them, and torch, before it is refused."""
+    for kind, flag in ((ComponentKind.ADVANTAGE, "--algorithm.advantage"), (ComponentKind.LOSS, "--algorithm.loss")):
+        for name in registry.usable(kind):
+            wanted = {ROLE_OF_FIELD.get(field) for field in reads_of(registry.function(kind, name)).fields} - {None}
+            assert wanted <= set(needed_roles(config_of(model, registry, 1, flag, name))), name
 
 
 class Greedy(Algorithm):

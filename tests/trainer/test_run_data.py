@@ -13,9 +13,9 @@ from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
+from rlsdk.trainer.data_sources import check_sources
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.run_data import (
-    check_sources,
     first_prompts,
     load_prompts,
     with_pair_steps,

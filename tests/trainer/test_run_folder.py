@@ -11,6 +11,7 @@ import pytest
 from rlsdk.config import RunConfig, dump_config, load_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.eval_folders import eval_folder
 from rlsdk.trainer.run_folder import (
     accept_config,
     changed_settings,
@@ -20,7 +21,7 @@ from rlsdk.trainer.run_folder import (
     make_run_dir,
     run_lock,
 )
-from rlsdk.trainer.samples import eval_folder, write_eval_samples
+from rlsdk.trainer.samples import write_eval_samples
 
 
 def config_of(*arguments: str) -> RunConfig:

@@ -1,0 +1,106 @@
+"""A raylet that does not wait for its agents.
+
+A raylet starts two Python programs and takes nobody until both have told their ports: most of the time that Ray takes
+to start. The first one serves the dashboard and its metrics, which a cluster of one run does not have. The second makes
+the environments of workers that ask for one; where none does, it may come up behind the workers.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+DASHBOARD_FLAG = "--dashboard_agent_command="
+ENVIRONMENTS_FLAG = "--runtime_env_agent_command="
+_STAND_IN = Path(__file__).with_name("stand_in.py")
+_PORTS = range(20_000, 32_000)
+"""Below those that systems give out by themselves: nobody takes one by accident between the look and the use."""
+_NOT_SERVED = -1
+"""What an agent without a dashboard tells as its port."""
+_DASHBOARD_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
+_LOWEST_PRIORITY = "19"
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on; 0 where none was found, for which a server chooses its own."""
+    for port in random.sample(_PORTS, 50):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    return 0
+
+
+@contextmanager
+def light_agents(session_dir: str, node_id: str, *, environments_port: int, environments_first: bool) -> Iterator[None]:
+    """A raylet that starts inside has no dashboard agent, and its other agent yields to everything else.
+
+    Args:
+        session_dir: of the Ray node.
+        node_id: of the Ray node, in hex.
+        environments_port: on which the agent of environments was told to listen; 0: on one that it chooses.
+        environments_first: workers will ask for environments at once, so their agent does not yield.
+    """
+    from ray._private import services
+
+    stand_in: str | None = subprocess.list2cmdline([sys.executable, "-I", "-S", str(_STAND_IN)])
+    lower = None if environments_first or not environments_port else shutil.which("nice")
+    ports: dict[str, int] = {} if lower is None else {"RUNTIME_ENV_AGENT_PORT_NAME": environments_port}
+    ports |= dict.fromkeys(_DASHBOARD_PORTS, _NOT_SERVED)
+    if not _tell_ports(session_dir, node_id, ports):
+        stand_in = lower = None
+    start = services.start_ray_process
+
+    def lighter(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        return start(lighter_command(command, stand_in, lower), *args, **kwargs)
+
+    services.start_ray_process = lighter
+    try:
+        yield
+    finally:
+        services.start_ray_process = start
+
+
+def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> bool:
+    """Writes the files that the raylet waits for, in place of agents that come later or never. False: this Ray has no
+    such files, so its agents are left alone."""
+    from ray import _raylet
+
+    tell = getattr(_raylet, "persist_port", None)
+    if tell is None or not all(hasattr(_raylet, name) for name in ports):
+        return False
+    for name, port in ports.items():
+        tell(session_dir, node_id, getattr(_raylet, name), port)
+    return True
+
+
+def lighter_command(command: Sequence[str], stand_in: str | None, lower: str | None) -> list[str]:
+    """The raylet's command with other agents; None leaves one as it is.
+
+    Args:
+        command: the raylet's, as Ray makes it.
+        stand_in: command of what stands for the dashboard's agent, without which a raylet does not start.
+        lower: program that lowers the priority of the agent of environments.
+    """
+    changes: dict[str, Callable[[str], str]] = {}
+    if stand_in is not None:
+        changes[DASHBOARD_FLAG] = lambda _: stand_in
+    if lower is not None:
+        changes[ENVIRONMENTS_FLAG] = lambda own: f"{lower} -n {_LOWEST_PRIORITY} {own}"
+    return [_changed(part, changes) for part in command]
+
+
+def _changed(part: str, changes: dict[str, Callable[[str], str]]) -> str:
+    for flag, change in changes.items():
+        if part.startswith(flag):
+            return flag + change(part.removeprefix(flag))
+    return part

@@ -1,0 +1,65 @@
+"""A cluster that starts while its program does other things, and is taken when the program gets to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+
+from rlsdk.cluster.cluster import Cluster
+
+
+class ClusterAhead:
+    """Begins when it is made. Use it as a context manager around all that the cluster is used for: one that nobody took
+    is closed at the end."""
+
+    def __init__(self, start: Callable[[], Cluster]) -> None:
+        """Calls `start` on a thread of its own."""
+        # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
+        import ray  # noqa: F401
+
+        self._starting: Future[Cluster] | None = Future()
+        self._is_over = threading.Event()
+        threading.Thread(
+            target=self._run, args=(start, self._starting), name="rlsdk-cluster-start", daemon=True
+        ).start()
+
+    @property
+    def is_there(self) -> bool:
+        """`take` need not wait."""
+        return self._starting is None or self._starting.done()
+
+    def take(self) -> Cluster | None:
+        """Waits for the cluster; from then on it is the caller's. None: it was taken before.
+
+        Raises:
+            Exception: what `start` raised.
+        """
+        starting, self._starting = self._starting, None
+        return None if starting is None else starting.result()
+
+    def close(self) -> None:
+        """Closes the cluster unless somebody has taken it. Safe to call twice."""
+        starting, self._starting = self._starting, None
+        try:
+            if starting is not None and starting.exception() is None:
+                starting.result().close(grace_s=0.0)
+        finally:
+            self._is_over.set()
+
+    def __enter__(self) -> ClusterAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, start: Callable[[], Cluster], starting: Future[Cluster]) -> None:
+        try:
+            starting.set_result(start())
+        except BaseException as error:
+            starting.set_exception(error)
+        # Linux ends what was asked to end with its parent when the parent's thread ends: Ray's daemons would go.
+        self._is_over.wait()

@@ -1,0 +1,49 @@
+"""The devices of a run and a process on each. Imports no torch: Ray starts while the rest is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.cluster import Cluster
+from rlsdk.config import DeadlinesConfig, PlacementConfig, Role
+from rlsdk.interfaces import BackendKind
+from rlsdk.trainer.roles import placement_of
+
+if TYPE_CHECKING:
+    from rlsdk.registry import Registry
+
+PRELOAD = ("transformers.modeling_utils",)
+"""What nearly every engine imports, and imports for longest: workers begin with it before they know their role."""
+HOSTS = {BackendKind.TRAIN: "rlsdk.trainer.hosts:TrainHost", BackendKind.ROLLOUT: "rlsdk.trainer.hosts:RolloutHost"}
+"""What stands around an engine in its worker."""
+
+
+def start_cluster(
+    table: Sequence[Role],
+    registry: Registry,
+    *,
+    placement: PlacementConfig,
+    deadlines: DeadlinesConfig,
+    seed: int,
+    device: str,
+    run_dir: Path,
+) -> Cluster:
+    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager."""
+    specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
+    isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
+    engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
+    return Cluster.start(
+        placement_of(placement, list(specs), device),
+        address=placement.ray_address,
+        timeout_s=deadlines.start_s,
+        collective_timeout_s=deadlines.collective_s,
+        log_dir=run_dir / "logs",
+        seed=seed,
+        preload=[HOSTS[BackendKind.TRAIN].partition(":")[0], *engines, *PRELOAD],
+        interpreters={name: found.python for name, found in isolated.items() if found is not None},
+        forward_env=placement.forward_env,
+        network_interface=placement.network_interface,
+        shared_folder=run_dir,
+    )

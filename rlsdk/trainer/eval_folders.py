@@ -1,0 +1,22 @@
+"""Where a run keeps the samples of its evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EVAL_FOLDER = "eval_samples"
+"""Of a run: `step_N/SET.jsonl.gz`, every sample of each evaluation."""
+
+
+def eval_folder(run_dir: Path, step: int) -> Path:
+    """Where the samples of the evaluation after a step are."""
+    return run_dir / EVAL_FOLDER / f"step_{step:08d}"
+
+
+def later_eval_folders(run_dir: Path, step: int) -> list[Path]:
+    """Folders of evaluations after `step`."""
+    return [
+        folder
+        for folder in sorted((run_dir / EVAL_FOLDER).glob("step_*"))
+        if folder.is_dir() and (digits := folder.name.removeprefix("step_")).isdecimal() and int(digits) > step
+    ]

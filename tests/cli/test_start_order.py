@@ -1,0 +1,54 @@
+"""What comes first when a run starts: refusals without torch and Ray, then Ray, then torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+REFUSED = """
+import sys
+from rlsdk.cli import main
+try:
+    main(["train", "--data", "nowhere.jsonl", "--model", sys.argv[1], "--reward", "gsm8k"])
+finally:
+    print("imported:", sorted({"torch", "ray", "transformers"} & set(sys.modules)))
+"""
+STARTED = """
+import sys
+from rlsdk.cli import main
+from rlsdk.interfaces import ConfigError
+from rlsdk.trainer import devices
+
+def start_cluster(table, *_, **__):
+    print("roles:", [role.name for role in table], "imported:", "torch" in sys.modules, flush=True)
+    raise ConfigError("no cluster today")
+
+devices.start_cluster = start_cluster
+main(sys.argv[1:])
+"""
+
+
+def python(script: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd
+    )
+
+
+def test_data_that_is_not_there_is_refused_without_torch_and_without_ray(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
+    done = python(REFUSED, tmp_path, "model")
+    assert done.returncode == 2
+    assert "nowhere.jsonl" in done.stderr
+    assert "imported: []" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_cluster_is_begun_before_torch_is_imported(tmp_path: Path) -> None:
+    """Ray's daemons and the workers' own imports take as long as this program's: they go on side by side."""
+    done = python(STARTED, tmp_path, "train", "--sft.steps", "0")
+    assert "roles: ['actor', 'rollout'] imported: False" in done.stdout, done.stderr
+    assert done.returncode == 2
+    assert "no cluster today" in done.stderr
+    assert not list(tmp_path.glob("runs/*")), "a start that failed leaves no folder"

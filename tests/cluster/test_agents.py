@@ -1,0 +1,53 @@
+"""A local Ray without what nobody uses: its daemons are two programs of Ray's, and one helper that comes up later."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+import psutil
+
+from rlsdk.cluster import agents
+from rlsdk.cluster.local import LocalRay
+
+RAYLET = ["raylet", "--dashboard_agent_command=python agent.py --minimal",
+          "--runtime_env_agent_command=python main.py --port=1", "--head"]  # fmt: skip
+
+
+def test_the_raylet_s_own_agent_gives_way_and_the_dashboard_s_is_not_started() -> None:
+    assert agents.lighter_command(RAYLET, "python stand_in.py", "/usr/bin/nice") == [
+        "raylet",
+        "--dashboard_agent_command=python stand_in.py",
+        "--runtime_env_agent_command=/usr/bin/nice -n 19 python main.py --port=1",
+        "--head",
+    ]
+    assert agents.lighter_command(RAYLET, None, None) == RAYLET, "where these programs are missing"
+
+
+def test_what_stands_for_an_agent_takes_any_arguments_and_goes_with_its_parent() -> None:
+    script = f"""
+import subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-I", "-S", {agents.__file__.replace("agents.py", "stand_in.py")!r}, "--x"])
+time.sleep(1.0)
+print(process.pid, process.poll())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    pid, code = done.stdout.split()
+    assert code == "None"
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(30)
+
+
+def test_a_port_is_free_and_outside_of_those_that_systems_give_out() -> None:
+    port = agents.free_port("127.0.0.1")
+    assert 20_000 <= port < 32_000
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+
+
+def test_a_local_ray_runs_no_dashboard(ray_here: LocalRay) -> None:
+    names = {process.name() for process in psutil.Process().children(recursive=True)}
+    assert {"gcs_server", "raylet"} <= names
+    assert not [name for name in names if "Dashboard" in name]
