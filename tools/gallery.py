@@ -59,7 +59,7 @@ RUNS = (
         title="The same, one step off policy",
         flags=(
             *SMALL, "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
-            "--placement.cpus_per_device", "1", "--schedule.max_staleness", "1",
+            "--placement.cpus_per_device", "1", "--schedule.max_staleness", "1", "--algorithm.old_log_probs", "auto",
         ),
         about="The same task with a device for each engine: the samples of the next step are made while a step trains.",
         look="*Pools over time*: both lanes are busy at once. *Age of tokens*: all but the first step train on samples "
@@ -68,12 +68,13 @@ RUNS = (
     Shown(
         name="calculator",
         title="Turns and a tool: a policy learns to ask a calculator",
-        flags=("--config", "examples/calculator/run.yaml", "--tracking.samples_per_step", "4",
+        flags=("--config", "examples/calculator/run.yaml", "--sft.steps", "100", "--trainer.steps", "16",
+               "--trainer.prompts_per_step", "24", "--tracking.samples_per_step", "4",
                "--tracking.tokens_per_sample", "128"),
         prepare=("examples/calculator/prepare.py",),
         about="Sums of three-digit numbers. The model may answer at once or call a calculator; it was shown both, half "
-        "of the rows each. The reward counts right answers only.",
-        look="*rollout/calls*, among all other metrics: calls rise with the accuracy. *Samples*: what the tool "
+        "of the rows each. The reward looks at the answer only.",
+        look="*rollout/tool_calls*, among all other metrics: calls rise with the accuracy. *Samples*: what the tool "
         "returned is grey: it was given, not sampled, and no loss sees it.",
     ),
 )  # fmt: skip
@@ -125,9 +126,10 @@ def text(folder: Path) -> str:
     """The page."""
     parts = [
         "# Gallery of runs\n",
-        "Real runs on two cores of a CPU, each made by the command above its report; `make gallery` makes them all "
-        "anew. Every picture leads to the run's page: curves, time by phase, samples with the log-prob of each token, "
-        "all settings. `rlsdk report RUN` writes the same for your runs, `rlsdk watch RUN` shows it while they run.\n",
+        "Real runs on two cores of a CPU, each made by the command above its report; `make gallery` makes them all anew. "
+        "Seconds are of a machine that other programs shared; for times see [Benchmarks](benchmarks.md). Every picture "
+        "leads to the run's page: curves, time by phase, samples with the log-prob of each token, all settings. `rlsdk "
+        "report RUN` writes the same for your runs, `rlsdk watch RUN` shows it while they run.\n",
         "Recipes for models that people use are in [examples/recipes](../examples/recipes); they are planned, and not "
         "yet run on a GPU.\n",
     ]
