@@ -126,7 +126,7 @@ def text(folder: Path) -> str:
     """The page."""
     parts = [
         "# Gallery of runs\n",
-        "Real runs on two cores of a CPU, each made by the command above its report; `make gallery` makes them all anew. "
+        "Real runs on two cores of a CPU, each made by the command above its report; `make gallery` makes all of them. "
         "Seconds are of a machine that other programs shared; for times see [Benchmarks](benchmarks.md). Every picture "
         "leads to the run's page: curves, time by phase, samples with the log-prob of each token, all settings. `rlsdk "
         "report RUN` writes the same for your runs, `rlsdk watch RUN` shows it while they run.\n",

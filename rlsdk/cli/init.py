@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,9 @@ def asked(
         raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")
     for name in missing:
         assert ask is not None
-        known[name] = _answer(ask, QUESTIONS[name], lambda typed, name=name: _fault(name, typed, rewards))
+        known[name] = _answer(ask, QUESTIONS[name], partial(_fault, name, rewards))
     if missing and ask is not None and "devices" not in known:
-        typed = _answer(ask, "GPUs on each machine, 0 for the CPU (1)", lambda typed: _fault("devices", typed, ()))
+        typed = _answer(ask, "GPUs on each machine, 0 for the CPU (1)", partial(_fault, "devices", rewards))
         known |= {"devices": max(int(typed), 1), "gpu": int(typed) > 0}
     return Wishes(**known)
 
@@ -129,7 +130,7 @@ def _answer(ask: Callable[[str], str], question: str, fault: Callable[[str], str
     return typed
 
 
-def _fault(name: str, typed: str, rewards: Collection[str]) -> str:
+def _fault(name: str, rewards: Collection[str], typed: str) -> str:
     """What is wrong with an answer; empty where nothing is known to be."""
     if name == "devices" and not typed.isdecimal():
         return f"{typed!r} is no whole number, such as 8"

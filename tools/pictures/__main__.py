@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from tools.pictures.given import ROOT
-from tools.pictures.placement import placement_picture
-from tools.pictures.reshard import reshard_picture
-from tools.pictures.stream import stream_picture
+from .given import ROOT
+from .placement import placement_picture
+from .reshard import reshard_picture
+from .stream import stream_picture
 
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES: Mapping[str, Callable[[], str]] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlsdk.planning import RunPlan, make_plan, parse_hardware
-from tools.pictures.given import config_of, planning_registry
-from tools.pictures.svg import COLORS, SHADE, box, frame, picture, text
+
+from .given import config_of, planning_registry
+from .svg import COLORS, SHADE, box, frame, picture, text
 
 HARDWARE = "h100:2x8"
 RUN = {

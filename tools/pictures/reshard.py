@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlsdk.interfaces import Bucket, ReshardPlan, WeightLayout
 from rlsdk.planning import parse_hardware, weight_layouts
 from rlsdk.planning.reshard import plan_move
-from tools.pictures.given import config_of, planning_registry
-from tools.pictures.svg import COLORS, SHADE, box, frame, picture, ribbon, text
+
+from .given import config_of, planning_registry
+from .svg import COLORS, SHADE, box, frame, picture, ribbon, text
 
 HARDWARE = "h100:2x6"
 RUN = {

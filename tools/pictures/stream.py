@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlsdk.planning.simulation import Rates, Setting, Simulation
-from tools.pictures.svg import COLORS, SHADE, box, line, picture, text
+
+from .svg import COLORS, SHADE, box, line, picture, text
 
 GROUPS, STEPS = 4, 6
 LENGTHS = (52, 34, 96, 40, 78, 30, 56, 88, 44, 62, 90, 36, 58, 48, 70, 82, 38, 66, 54, 92)
