@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu compatibility lint format docs environment-docs benchmarks campaign clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu compatibility lint format docs gallery pictures environment-docs benchmarks campaign clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         the documentation site, in site/; broken links are errors"
+	@echo "make gallery      three small runs and their reports: docs/gallery.md; make pictures: those of docs/concepts.md"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
 	@echo "make campaign     an hour of faults and inputs: the table of docs/reliability.md (MINUTES=60 SEED=1)"
 
@@ -103,6 +104,13 @@ lint:
 docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+# What the site shows of runs and plans: kept in docs/, so that the site needs neither torch nor Ray.
+gallery: environment-dev
+	@$(BIN_DEV)/python -m tools.gallery
+
+pictures: environment-dev
+	@$(BIN_DEV)/python -m tools.pictures
 
 format:
 	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import yaml
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.config.describe import describe_options
-from rlsdk.interfaces import BackendKind, ConfigError
+from rlsdk.interfaces import BackendKind, ConfigError, nearest
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.printable import printable
-from rlsdk.registry import Registry
+from rlsdk.registry import ComponentKind, Registry
 
 WIDTH = 100
 TEMPLATES = {
@@ -25,6 +26,13 @@ TEMPLATES = {
     "choice": "{prompt}\nEnd with a line that holds the letter of your answer in \\boxed{{}}.",
 }
 """Reward -> what tells the model which mark it reads."""
+QUESTIONS = {
+    "model": "model: folder, or name on the hub (Qwen/Qwen2.5-0.5B-Instruct)",
+    "data": "data: file, folder, org/name on the hub, or reasoning_gym:TASK (openai/gsm8k:main)",
+    "reward": "reward: gsm8k, math, code, ..., or file.py:fn (gsm8k)",
+}
+"""What has no default -> how it is asked for; brackets hold what an empty line means."""
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,7 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
     if file.exists() and not force:
         raise ConfigError(f"{str(file)!r} is there already; give another name, or --force")
     registry = Registry.discover()
-    wishes = asked(given, input if sys.stdin.isatty() else None)
+    wishes = _wishes(given, registry)
     text = file_text(settings(wishes, registry), wishes)
     problem = refused(text, registry)
     try:
@@ -68,36 +76,67 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
     print(printable(f"\nnext:\n  rlsdk plan --config {name}{kind}\n  rlsdk train --config {name}"))
 
 
-def asked(given: Mapping[str, Any], ask: Callable[[str], str] | None) -> Wishes:
-    """The wishes, with what is missing asked for.
+def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
+    """As `asked`, at the terminal where there is one. Ctrl-C leaves with 130."""
+    try:
+        return asked(given, input if sys.stdin.isatty() else None, rewards=registry.usable(ComponentKind.REWARD))
+    except EOFError:
+        print()
+        raise ConfigError(f"rlsdk init: the input ended, nothing was written; {_flags(_missing(given))}") from None
+    except KeyboardInterrupt:
+        print("\nnothing was written", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def asked(
+    given: Mapping[str, Any], ask: Callable[[str], str] | None, *, rewards: Collection[str] = tuple(TEMPLATES)
+) -> Wishes:
+    """The wishes, with what is missing asked for. An answer that cannot be right is asked for again.
 
     Args:
         given: by flags; None where nothing was.
         ask: prints a question, returns the line that was typed; None: nobody is there.
+        rewards: names that are registered.
 
     Raises:
         ConfigError: something without a default is missing and nobody can be asked.
     """
-    questions = {
-        "model": "model: folder, or name on the hub (Qwen/Qwen2.5-0.5B-Instruct)",
-        "data": "data: file, folder, org/name on the hub, or reasoning_gym:TASK (openai/gsm8k:main)",
-        "reward": "reward: gsm8k, math, code, ..., or file.py:fn (gsm8k)",
-    }
     known = {name: value for name, value in given.items() if value is not None}
-    missing = [name for name in questions if name not in known]
+    missing = _missing(given)
     if missing and ask is None:
-        flags = " ".join(f"--{name} ..." for name in missing)
-        raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); add {flags}")
+        raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")
     for name in missing:
         assert ask is not None
-        suggested = questions[name].rpartition("(")[2].rstrip(")")
-        known[name] = ask(f"{questions[name]}: ").strip() or suggested
+        known[name] = _answer(ask, QUESTIONS[name], partial(_fault, name, rewards))
     if missing and ask is not None and "devices" not in known:
-        typed = ask("GPUs on each machine, 0 for the CPU (1): ").strip() or "1"
-        if not typed.isdecimal():
-            raise ConfigError(f"GPUs on each machine: {typed!r} is no whole number, such as 8")
-        known |= {"devices": max(int(typed), 1), "gpu": typed != "0"}
+        typed = _answer(ask, "GPUs on each machine, 0 for the CPU (1)", partial(_fault, "devices", rewards))
+        known |= {"devices": max(int(typed), 1), "gpu": int(typed) > 0}
     return Wishes(**known)
+
+
+def _missing(given: Mapping[str, Any]) -> list[str]:
+    return [name for name in QUESTIONS if given.get(name) is None]
+
+
+def _flags(missing: Iterable[str]) -> str:
+    return "add " + " ".join(f"--{name} ..." for name in missing)
+
+
+def _answer(ask: Callable[[str], str], question: str, fault: Callable[[str], str]) -> str:
+    """What was typed, or what the question suggests in its brackets."""
+    suggested = question.rpartition("(")[2].rstrip(")")
+    while problem := fault(typed := ask(f"{question}: ").strip() or suggested):
+        print(printable(problem))
+    return typed
+
+
+def _fault(name: str, rewards: Collection[str], typed: str) -> str:
+    """What is wrong with an answer; empty where nothing is known to be."""
+    if name == "devices" and not typed.isdecimal():
+        return f"{typed!r} is no whole number, such as 8"
+    if name == "reward" and ":" not in typed and typed not in rewards:
+        return f"{typed!r} is no reward{nearest(typed, rewards) or ';'} registered: {', '.join(sorted(rewards))}"
+    return ""
 
 
 def settings(wishes: Wishes, registry: Registry) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlsdk.cluster import PlacementSpec
 from rlsdk.config import Role, RunConfig, backend_options
 from rlsdk.config.role_names import ACTOR, ROLLOUT
-from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, Workload
+from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, forward_passes, predict
 from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
@@ -19,6 +19,8 @@ from rlsdk.registry import Registry
 from rlsdk.trainer.roles import placement_of, resolve_device, roles
 from rlsdk.trainer.turns import shared_pools
 
+Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
+"""Of the training ranks, and of the places that weights are brought to."""
 TIGHT = 0.9
 """Share of a device's memory above which fragmentation and what is not counted may end a run."""
 
@@ -244,15 +246,34 @@ def _forecast(
     return function(contexts, spec, workload)
 
 
-def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
+def weight_layouts(config: RunConfig, registry: Registry, hardware: Hardware) -> Layouts | None:
+    """What every training rank would hold, and what each place of the rollout engines would want; None: not known.
+
+    Raises:
+        PlacementError, ConfigError: as `make_plan`.
+    """
+    table = roles(config, hardware.device)
+    placement = placement_of(config.placement, [role.name for role in table], hardware.device)
+    return _layouts(_roles(config, registry, table, placement, nodes_of(hardware, placement), hardware))
+
+
+def _layouts(roles: _Roles) -> Layouts | None:
     actor, rollout = roles.forecasts[ACTOR], roles.forecasts[ROLLOUT]
     if actor is None or rollout is None:
         return None
     processes, contexts = roles.places.processes, roles.places.contexts
-    source = layouts_of(actor, processes[ACTOR], contexts[ACTOR])
-    target = layouts_of(rollout, processes[ROLLOUT], contexts[ROLLOUT])
+    return (
+        layouts_of(actor, processes[ACTOR], contexts[ACTOR]),
+        layouts_of(rollout, processes[ROLLOUT], contexts[ROLLOUT]),
+    )
+
+
+def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
+    layouts = _layouts(roles)
+    if layouts is None:
+        return None
     sharding = config.sharding
-    return summarize(source, target, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
+    return summarize(*layouts, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 
 
 def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:

@@ -62,6 +62,19 @@ class _StoreOfTheRun(ObjectStoreTransport):
         return True
 
 
+def plan_move(
+    source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int, transport: str = "auto"
+) -> ReshardPlan:
+    """The plan that a run between these layouts would carry out.
+
+    Raises:
+        LayoutError: as `summarize`.
+    """
+    named = named_transports(allowed_transports(transport))
+    transports = [_StoreOfTheRun if known is ObjectStoreTransport else known for known in named]
+    return plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=transports)
+
+
 def summarize(
     source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int, transport: str = "auto"
 ) -> ReshardSummary:
@@ -70,9 +83,7 @@ def summarize(
     Raises:
         LayoutError: the two sides do not fit, or the transport that was named does not reach between them.
     """
-    named = named_transports(allowed_transports(transport))
-    transports = [_StoreOfTheRun if known is ObjectStoreTransport else known for known in named]
-    plan = plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=transports)
+    plan = plan_move(source, target, bucket_bytes=bucket_bytes, transport=transport)
     routes = bytes_by_route(plan)
     by_transport: dict[str, int] = {}
     between = 0

@@ -24,7 +24,8 @@ def surroundings() -> dict[str, str]:
 def _command() -> str:
     """As it was typed, the program by its name alone."""
     program, *arguments = sys.argv or [""]
-    return shlex.join([Path(program).name or "python", *arguments])
+    name = Path(program).name or "python"
+    return shlex.join(["rlsdk" if name == "__main__.py" else name, *arguments])  # `python -m rlsdk`
 
 
 def _machine() -> str:

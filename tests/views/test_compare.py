@@ -51,6 +51,16 @@ def test_settings_that_differ_are_named_and_others_are_not(tmp_path: Path) -> No
     assert "<b>x</b>" not in text
 
 
+def test_a_path_into_a_run_s_own_folder_is_no_difference(tmp_path: Path) -> None:
+    """Each quickstart makes its model in its own folder: the page said that the models differ."""
+    config = (
+        "model: {{path: {0}/{1}/model}}\ndata: {{train: {0}/{1}x/rows.jsonl}}\ntrainer: {{run_dir: {0}, run_name: {1}}}"
+    )
+    runs = [run(tmp_path / name, config.format("/made/elsewhere", name), {1: 0.0}) for name in ("a", "b")]
+    rows = different_settings([read_run(folder) for folder in runs])
+    assert rows == [["data.train", "/made/elsewhere/ax/rows.jsonl", "/made/elsewhere/bx/rows.jsonl"]]
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [run(tmp_path / name / "run", "", {1: 0.0}) for name in ("a", "b")]
     assert names_of([read_run(folder) for folder in runs]) == ["a/run", "b/run"]

@@ -59,6 +59,15 @@ def test_a_page_fits_its_window_and_draws_every_chart(tab: Browser, page: str, w
     assert tab.run("document.documentElement.scrollWidth") == width
 
 
+def test_labels_of_a_comparison_are_not_cut_within_words_on_a_phone(tab: Browser, tmp_path: Path) -> None:
+    """`accurac/y`: a column of values left no room for the labels."""
+    runs = [write_run(tmp_path / f"a_run_with_a_long_name_{at}", seed=at) for at in range(2)]
+    shown(tab, write_comparison(runs, tmp_path / "page.html").as_uri(), 390, 844)
+    labels = "[...document.querySelectorAll('.scroll tbody th')].map((label) => label.clientWidth)"
+    assert min(tab.run(labels)) >= 95
+    assert tab.run("document.documentElement.scrollWidth") == 390
+
+
 @WIDTHS
 def test_nothing_that_a_model_wrote_is_run_and_nothing_is_asked_for(
     tab: Browser, page: str, width: int, height: int

@@ -10,12 +10,15 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from made_run import write_run
 
 from rlsdk.interfaces import ConfigError, TrackerContext
+from rlsdk.trainer.surroundings import surroundings
 from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report import write_report
 from rlsdk.views.report.curves import charts_of, data_of, others_of
+from rlsdk.views.report.facts import fact_rows
 from rlsdk.views.report.markup import json_block
 from rlsdk.views.report.record import read_run
 from rlsdk.views.report.samples import sample_section
@@ -244,3 +247,21 @@ def test_waiting_beside_the_phases_of_a_step_is_no_phase() -> None:
     others = ["time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/train_idle_share", "reward/mean"]
     line = ["time/step_s", "time/rollout_s", "time/update_s", *others]
     assert phase_names(line) == ["time/rollout_s", "time/update_s"]
+
+
+def test_a_start_is_shown_as_a_person_reads_it_and_a_long_command_says_that_it_is_cut(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    history = run / "config.history.jsonl"
+    start = json.loads(history.read_text())
+    start["surroundings"]["command"] = "rlsdk train " + "--x 1 " * 100
+    history.write_text(json.dumps(start) + "\n")
+    rows = dict(fact_rows(read_run(run)))
+    assert rows["started"] == "2026-01-02 03:04:05 UTC"
+    assert rows["command"].endswith(" ...")
+    history.write_text(json.dumps(start | {"time": "yesterday"}) + "\n")
+    assert dict(fact_rows(read_run(run)))["started"] == "yesterday"
+
+
+def test_a_run_that_a_module_started_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/rlsdk/cli/__main__.py", "train", "--trainer.run_name", "a b"])
+    assert surroundings()["command"] == "rlsdk train --trainer.run_name 'a b'"

@@ -48,8 +48,8 @@ def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple
     settings = table(differing, ["setting", *names]) if differing else "<p>All settings are equal.</p>"
     main = "".join(
         [
-            f"<h1>{escaped(f'{len(records)} runs')}</h1>",
-            f"<h2>What they came to</h2>{table(_figures(records), ['', *names])}",
+            f"<h1>{escaped(f'Comparison of {len(records)} runs')}</h1>",
+            f"<h2>Results</h2>{table(_figures(records), ['', *names])}",
             f"<h2>Settings that differ</h2>{settings}",
             f"<h2>Curves</h2>{smoothing(max(len(record.metrics) for record in records))}{frames(charts)}",
             f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>"
@@ -84,8 +84,9 @@ def apart(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Field, and its value in each run, of all that are not equal in all."""
-    flat = [dict(leaves(record.settings, "")) for record in records]
+    """Field, and its value in each run, of all that are not equal in all. A path into the run's own folder begins with
+    `RUN`: that folders have different names is no difference."""
+    flat = [_without_folder(record) for record in records]
     fields = dict.fromkeys(name for settings in flat for name in settings)
     rows = []
     for name in fields:
@@ -93,6 +94,18 @@ def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
         if name and name not in NOT_SHOWN and any(value != values[0] for value in values):
             rows.append([name, *(str(value)[:SHOWN_CHARS] for value in values)])
     return rows
+
+
+def _without_folder(record: RunRecord) -> dict[str, object]:
+    """The settings by field, with `RUN` for the run's folder, where it is and where it was made."""
+    settings = dict(leaves(record.settings, ""))
+    made = Path(str(settings.get("trainer.run_dir") or "."), str(settings.get("trainer.run_name") or record.name))
+    folders = {str(made), str(record.folder.absolute())}
+    for name, value in settings.items():
+        for folder in folders:
+            if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):
+                settings[name] = value = f"RUN{value.removeprefix(folder)}"
+    return settings
 
 
 def _figures(records: Sequence[RunRecord]) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from rlsdk.config import RunConfig
@@ -12,6 +13,10 @@ from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
 SHOWN_CHARS = 160
+MAX_CHARS = 400
+"""Of a fact, such as the command."""
+WRITTEN = "%Y-%m-%dT%H:%M:%S%z"
+"""How the run's history writes a time."""
 NOT_SHOWN = ("trainer.run_dir", "trainer.run_name", "trainer.resume")
 """Where a run is, not what it computes."""
 EVAL = "eval/"
@@ -97,7 +102,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     backends = {kind: _text(_at(record.settings, f"{kind}.backend")) for kind in ("train", "rollout")}
     rows = [
         ("run", record.name),
-        ("started", _text(starts[0].get("time")) if starts else ""),
+        ("started", _moment(starts[0].get("time")) if starts else ""),
         ("command", _text(around.get("command"))),
         ("steps", f"{record.metrics[-1]['step']:.0f}"),
         (
@@ -152,7 +157,16 @@ def _text(value: object) -> str:
     """Of a record that anybody may have written: numbers and text, a mapping as a list."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(item)}" for name, item in value.items() if _text(item))
-    return str(value)[:400] if isinstance(value, str | int | float) else ""
+    text = str(value) if isinstance(value, str | int | float) else ""
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ..."
+
+
+def _moment(value: object) -> str:
+    """A time as a person reads it, in UTC; as it was written where that is no time."""
+    try:
+        return f"{datetime.strptime(_text(value), WRITTEN).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError):
+        return _text(value)
 
 
 def _at(settings: Mapping[str, Any], path: str) -> Any:

@@ -1,0 +1,78 @@
+"""Code and commands of the tutorial and of the readers' pages: it computes, and they exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rlsdk.config import load_config
+from rlsdk.interfaces import Batch, RewardSample
+from rlsdk.registry import ComponentKind, Registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "readers").glob("*.md")), DOCS / "plugin_tutorial.md"]
+
+
+def block(page: Path, start: str) -> str:
+    """The Python block that begins with these words behind its fence."""
+    found = re.search(rf"^```python{re.escape(start)}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_reward_of_the_tutorial_counts_letters_and_gives_a_bonus(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(block(DOCS / "tutorial.md", ' title="mine.py"'))
+    space: dict[str, object] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    letters = space["letters"]
+    assert callable(letters)
+
+    def score(response: str, **options: float) -> float:
+        sample = RewardSample(prompt="", response=response, answer="enarc", row={}, truncated=False)
+        return float(letters(sample, **options))  # type: ignore[operator]
+
+    assert score("enarc") == 2.0
+    assert score("enarc", bonus=0.5) == 1.5
+    assert score("enrac") == 0.6
+    assert score("") == 0.0
+
+
+def test_the_estimator_of_the_research_page_centers_scores_and_leaves_failed_ones_out(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(block(DOCS / "readers" / "research.md", ""))
+    centered = Registry.discover().function(ComponentKind.ADVANTAGE, f"{file}:centered")
+    batch = Batch.from_rows([[1, 2], [3, 4], [5, 6]])
+    batch = batch.with_tokens(response_mask=torch.tensor([False, True] * 3))
+    batch = batch.with_rows(scores=torch.tensor([1.0, 0.0, torch.nan]), valid=torch.tensor([True, True, False]))
+    assert centered(batch)["advantages"].tolist() == [0.0, 0.5, 0.0, -0.5, 0.0, 0.0]
+
+
+def lines(page: Path) -> list[str]:
+    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "".join(blocks).replace("\\\n", " ")
+    inline = re.findall(r"`(rlsdk [^`]+)`", page.read_text())
+    return [*(line for line in text.splitlines() if line.startswith("rlsdk ")), *inline]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_ones_that_there_are(page: Path) -> None:
+    from rlsdk.cli.commands import app
+
+    found = lines(page)
+    assert found
+    for line in found:
+        words = shlex.split(line, comments=True)[1:]
+        command = words[:2] if words[0] in ("plugins", "config", "algorithms", "reward") else words[:1]
+        if command == ["train"]:
+            flags = [word for word in words[1:] if word not in ("...",)]
+            if "--config" not in flags and "mine.py" not in line and "--rollout-backend" not in line:
+                load_config([], flags, Registry.discover(), sections=())
+            continue
+        said = CliRunner().invoke(app, [*command, "--help"])
+        assert said.exit_code == 0, (line, said.output)
