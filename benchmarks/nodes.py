@@ -43,7 +43,7 @@ TRANSPORTS = ("process_group", "object_store")
 TASK = [
     "--sft.steps", "2", "--trainer.steps", str(STEPS), "--trainer.prompts_per_step", "8",
     "--trainer.samples_per_prompt", "4", "--trainer.save_every_steps", "1", "--trainer.export_every_steps", "2",
-    "--eval.every_steps", "null", "--tracking.trackers", '["jsonl"]', "--trainer.resume", "never",
+    "--train.optim.warmup_steps", "0", "--eval.every_steps", "null", "--tracking.trackers", '["jsonl"]', "--trainer.resume", "never",
 ]  # fmt: skip
 PLACEMENT = [
     "--placement.device", "cpu",
@@ -228,7 +228,8 @@ def run(nodes: RayNodes, name: str, runs: Path, extra: Sequence[str], *, kills: 
     finally:
         _kill_tree(process.pid)
     said = (runs / f"{name}.out").read_text(errors="replace")
-    rows = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+    metrics = runs / name / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
     done = [row for row in rows if "reward/mean" in row]
     problems = [] if process.returncode == 0 else [f"left with {process.returncode}: {said[-1500:]}"]
     if len({row["step"] for row in done}) != STEPS:
