@@ -1,6 +1,6 @@
 """Several nodes on one machine: `python -m benchmarks.nodes`, or `make check-nodes`.
 
-Starts a Ray cluster of five raylets and runs the quickstart's task over it, with `fsdp` on two nodes and `vllm` on two
+Starts a Ray cluster of six raylets and runs the quickstart's task over it, with `fsdp` on two nodes and `vllm` on two
 others: once with weights going by process group, once by the object store, and once more while the raylet under a
 rollout replica is killed. Where this user may (root on Linux), every node has a network namespace of its own, so that
 nothing is reached over the loopback that would not be over a network; elsewhere, or with `--loopback`, nodes are
@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 PORT = 26379
-NODES = 4
-"""Besides the head, which has the controller and no device."""
+NODES = 5
+"""Besides the head, which has the controller and no device; the last is a spare."""
 NETWORK = "10.213.77"
 STORE_BYTES = 150 << 20
 """Of each node's object store."""
@@ -43,10 +43,11 @@ TRANSPORTS = ("process_group", "object_store")
 TASK = [
     "--sft.steps", "2", "--trainer.steps", str(STEPS), "--trainer.prompts_per_step", "8",
     "--trainer.samples_per_prompt", "4", "--trainer.save_every_steps", "1", "--trainer.export_every_steps", "2",
-    "--train.optim.warmup_steps", "0", "--eval.every_steps", "null", "--tracking.trackers", '["jsonl"]', "--trainer.resume", "never",
+    "--train.optim.warmup_steps", "0", "--eval.every_steps", "null", "--tracking.trackers", '["jsonl"]',
+    "--trainer.resume", "never",
 ]  # fmt: skip
 PLACEMENT = [
-    "--placement.device", "cpu",
+    "--placement.device", "cpu", "--placement.cpus_per_device", "1",
     "--placement.pools", '{"train": {"devices_per_node": [1, 1]}, "serve": {"devices_per_node": [1, 1]}}',
     "--placement.roles", '{"actor": "train", "rollout": "serve"}',
 ]  # fmt: skip
