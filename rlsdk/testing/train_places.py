@@ -14,6 +14,7 @@ from rlsdk.interfaces import (
     Capability,
     ConfigError,
     Forecast,
+    Head,
     Parallel,
     RankContext,
     TrainEngine,
@@ -25,6 +26,7 @@ from rlsdk.testing.driving import (
     OPTIM,
     Case,
     Driven,
+    Weighed,
     drive,
     drive_plain,
     plain_model_of,
@@ -71,6 +73,19 @@ class PlaceRequirements:
         measured.none("tensors without a box", [meta.name for meta in layout.tensors if meta.name not in boxed])
         wrong = [meta.name for meta in layout.tensors if not _fits(layout, meta.name, meta.shape)]
         measured.none("boxes that do not lie in their tensor", wrong)
+
+    @requirement("layout.kinds", since=(2, 0))
+    def test_layout_kinds(self, lab: TrainLab, measured: Measured) -> None:
+        """Of a model in bfloat16, with a head, with tied embeddings, and of a frozen one too `shards` are what `layout`
+        says: its boxes in order, of its dtype and size, and views."""
+        kinds: dict[str, dict[str, Any]] = {"frozen": {"optim": None}}
+        if "bfloat16" in lab.spec.dtypes:
+            kinds |= {"bfloat16": {"dtype": "bfloat16"}, "frozen, bfloat16": {"dtype": "bfloat16", "optim": None}}
+        if (tied := lab.variant("tied")) is not None:
+            kinds["tied"] = {"model": tied}
+        kinds |= {name: {"head": head} for head, name in claimed_heads(lab)}
+        for name, fields in kinds.items():
+            measured.none(f"faults, {name}", lab.run(unlike_its_layout, lab.case(**fields), three_batches()[0]))
 
     @requirement("forecast", since=(2, 0))
     def test_forecast(self, lab: TrainLab, measured: Measured) -> None:
@@ -264,6 +279,34 @@ def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
         for known, box in layout.boxes
         if known == name
     )
+
+
+def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
+    """What about an engine's shards is not as its layout says, before a step and behind it."""
+    engine, faults = seat.start(case.spec), []
+    output = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}[case.head]
+    try:
+        for turn in range(2):
+            layout = engine.layout()
+            dtypes = {meta.name: f"torch.{meta.dtype}" for meta in layout.tensors}
+            first, again = list(engine.shards()), list(engine.shards())
+            if [(shard.name, shard.box) for shard in first] != [tuple(box) for box in layout.boxes]:
+                faults.append(f"shards out of the layout's order, turn {turn}")
+            for shard, other in zip(first, again, strict=True):
+                said = f"{shard.name}, turn {turn}"
+                if str(shard.tensor.dtype) != dtypes[shard.name]:
+                    faults.append(f"{said}: {shard.tensor.dtype}, the layout says {dtypes[shard.name]}")
+                if tuple(shard.tensor.shape) != shard.box.size:
+                    faults.append(f"{said}: shape {tuple(shard.tensor.shape)} in a box of {shard.box.size}")
+                if shard.tensor.numel() and shard.tensor.data_ptr() != other.tensor.data_ptr():
+                    faults.append(f"{said}: a copy")
+            if case.optim is None:
+                break
+            engine.forward_backward(share(engine, batch), Weighed((output,)))
+            engine.optim_step()
+        return faults
+    finally:
+        engine.close()
 
 
 def senseless(found: Forecast, ranks: int) -> list[str]:
