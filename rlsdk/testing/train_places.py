@@ -35,13 +35,13 @@ from rlsdk.testing.driving import (
     share,
     whole,
 )
-from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising
+from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, step
+from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, skip, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, moved
 from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
-from rlsdk.testing.train_settings import EVERYTHING, can_reset, script_of, three_batches
+from rlsdk.testing.train_settings import EVERYTHING, can_reset, infinite_slope, script_of, three_batches
 from rlsdk.testing.train_splits import split_case
 from rlsdk.testing.worlds import SEED, Seat
 
@@ -233,6 +233,26 @@ class PlaceRequirements:
             measured.none(f"faults, rank {at}", [fault for rank in found for fault in rank.faults])
             off = furthest_weight(whole(found), whole(lab.play_split(case, plain)))
             measured.equal(f"largest difference of weights, rank {at}", off, 0.0)
+
+    @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
+        """A gradient of which a few elements are infinite, on whichever rank has them, is skipped by all ranks alike."""
+        case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        expected = lab.play_split(case, plain)
+        tried = 0
+        for half in (0, 64):
+            batch = other.with_tokens(input_ids=half + other["input_ids"] % 64)
+            for row in batch["row_id"].tolist()[:2]:
+                if not (slope := infinite_slope(lab, batch, row)):
+                    continue
+                tried += 1
+                ranks = lab.play_split(case, [*plain[:2], learn(batch, Unfit(row, slope)), skip, *plain[2:]])
+                where = f"tokens from {half} on, row {row}"
+                measured.none(f"faults, {where}", [fault for rank in ranks for fault in rank.faults])
+                off = furthest_weight(whole(ranks), whole(expected))
+                measured.equal(f"largest difference of weights, {where}", off, 0.0)
+        measured.told("gradients tried", tried)
 
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:

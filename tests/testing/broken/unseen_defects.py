@@ -16,7 +16,7 @@ ROLLOUT_UNSEEN = {
     "aborted-index-from-zero": Defect("rollout_unseen:AbortedIndexFromZero", {"events.abort": "wrong samples"}),
     "version-of-the-queue": Defect("rollout_unseen:VersionOfTheQueue", {"abort.versions": "of another version"}),
     "eight-steps-a-turn": Defect("rollout_unseen:EightStepsATurn", {"event_loop.turns": "turns of the event loop"}),
-    "left-while-paused": Defect("rollout_unseen:LeftWhilePaused", {"abandoned.paused": "decoded for nobody"}),
+    "left-while-paused": Defect("rollout_unseen:LeftWhilePaused", {"abandoned.paused": "requests run"}),
     "queued-before-checked": Defect("rollout_unseen:QueuedBeforeChecked", {"refusals.nothing": "that came later"}),
     "fuller-than-full": Defect("rollout_unseen:FullerThanFull", {"kv_used": "answers that are no share"}),
     "source-errors-renamed": Defect("rollout_unseen:SourceErrorsRenamed", {"update.source_raises": "did not come out"}),
