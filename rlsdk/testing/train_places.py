@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,6 +122,11 @@ class PlaceRequirements:
             size = getattr(found[0][0], f"{capability.value[0]}p_size")
             measured.equal(f"size, {capability.value}", size, lab.suite.world)
 
+    @requirement("place.threads", since=(2, 0))
+    def test_place_threads(self, lab: TrainLab, measured: Measured) -> None:
+        """An engine takes no more threads than `RankContext.num_threads`: ranks of one machine share its cores."""
+        measured.at_most("threads of torch, of one that it may use", lab.run(threads_of, lab.case()), 1)
+
     @requirement("model.seeds", since=(2, 0))
     def test_model_seeds(self, lab: TrainLab, measured: Measured) -> None:
         """Random weights, and a new head's, follow `RankContext.seed`: another seed gives others, the same one the
@@ -236,7 +242,7 @@ class PlaceRequirements:
 
     @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient of which a few elements are infinite, on whichever rank has them, is skipped by all ranks alike."""
+        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by all ranks alike."""
         case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
         expected = lab.play_split(case, plain)
@@ -253,6 +259,14 @@ class PlaceRequirements:
                 off = furthest_weight(whole(ranks), whole(expected))
                 measured.equal(f"largest difference of weights, {where}", off, 0.0)
         measured.told("gradients tried", tried)
+
+    @requirement("ranks.random_state", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_random_state(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint brings back each rank's own random numbers."""
+        found = lab.several.run(drawn_again, data_case(lab), str(lab.new_folder("ranks-random")))
+        off = [float((first - second).abs().max()) for first, second in found]
+        measured.equal("largest difference of numbers drawn", max(off), 0.0)
+        measured.at_least("difference of two ranks' numbers", float((found[0][0] - found[1][0]).abs().max()), 1e-6)
 
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
@@ -394,6 +408,23 @@ def started_with(seat: Seat, case: Case, seed: int) -> Driven:
         engine.close()
 
 
+def threads_of(seat: Seat, case: Case) -> int:
+    """Threads that torch takes for an operation, at most, while an engine that may use one is built and stepped."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        engine = seat.start(case.spec)
+        try:
+            most = torch.get_num_threads()
+            engine.forward_backward(share(engine, three_batches()[0]), case.objective)
+            engine.optim_step()
+            return max(most, torch.get_num_threads())
+        finally:
+            engine.close()
+    finally:
+        torch.set_num_threads(before)
+
+
 def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
     """Calls of modules of torch in one `forward_backward`."""
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -461,6 +492,22 @@ def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
             found.faults.append(f"rank {here}: {type(error).__name__} in place of what the objective raised")
         return
     found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
+
+
+def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers that a rank draws behind a save, and behind a load of it; each rank begins with a seed of its own."""
+    state = torch.get_rng_state()
+    engine = seat.start(case.spec)
+    try:
+        torch.manual_seed(900 + seat.rank)
+        engine.save_checkpoint(Path(folder))
+        first = torch.rand(8)
+        torch.manual_seed(7)
+        engine.load_checkpoint(Path(folder))
+        return first, torch.rand(8)
+    finally:
+        engine.close()
+        torch.set_rng_state(state)
 
 
 def stays_in_group(seat: Seat, case: Case) -> bool:

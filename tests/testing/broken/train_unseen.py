@@ -1,4 +1,4 @@
-"""Train engines of the third trial."""
+"""Train engines of the third trial, written by somebody who had not seen a requirement."""
 
 from __future__ import annotations
 
@@ -124,3 +124,30 @@ class BesideTheFolder(TorchTrainEngine):
                 if file.exists():
                     os.symlink(file.resolve(), Path(name) / to)
             super().load_checkpoint(Path(name))
+
+
+class LayoutSaysWhatComputes(TorchTrainEngine):
+    """Bfloat16: layout says bfloat16, shards are float32."""
+
+    def layout(self):
+        found = super().layout()
+        return replace(found, tensors=tuple(replace(meta, dtype=self.spec.model.dtype) for meta in found.tensors))
+
+
+class ExportRoundsTheMasters(TorchTrainEngine):
+    """Bfloat16: save_pretrained rounds the trained float32 weights."""
+
+    def save_pretrained(self, path):
+        dtype = getattr(torch, self.spec.model.dtype)
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.copy_(parameter.to(dtype))
+        super().save_pretrained(path)
+
+
+class AllTheCores(TorchTrainEngine):
+    """Takes all cores, whatever num_threads says."""
+
+    def initialize(self, ctx, spec):
+        torch.set_num_threads(max(os.cpu_count() or 1, ctx.num_threads + 1))
+        super().initialize(ctx, spec)

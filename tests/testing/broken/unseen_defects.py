@@ -45,11 +45,19 @@ TRAIN_UNSEEN = {
     "cosine-comes-back": Defect(
         "train_unseen:CosineComesBack", {"step.schedule_end": "difference of the rate, cosine"}
     ),
+    "layout-says-what-computes": Defect("train_unseen:LayoutSaysWhatComputes", {"layout.kinds": "faults, bfloat16"}),
+    "export-rounds-the-masters": Defect("train_unseen:ExportRoundsTheMasters", {"steady.kinds": "weights, bfloat16"}),
+    "all-the-cores": Defect("train_unseen:AllTheCores", {"place.threads": "threads of torch"}),
     "copy-is-stale": Defect("train_unseen:CopyIsStaleAfterLoad", {"checkpoint.bfloat16": "difference of weights"}),
     "beside-the-folder": Defect("train_unseen:BesideTheFolder", {"checkpoint.only_reads": "files beside it"}),
     "no-limit-no-check": Defect("train_unseen:NoLimitNoCheck", {"step.skipped": "skipped"}),
     "reset-keeps-betas": Defect("train_unseen:ResetKeepsBetas", {"step.reset": "gradient norm"}),
     "earlier-calls-stay": Defect("train_unseen:EarlierCallsStay", {"objective.raises": "gradient norm"}),
+}
+RANKS_UNSEEN = {
+    "each-rank-skips": Defect("ranks_unseen:EachRankSkipsByItself", {"ranks.infinite": ""}),
+    "random-state-of-rank-zero": Defect("ranks_unseen:RandomStateOfRankZero", {"ranks.random_state": "numbers drawn"}),
+    "seed-of-the-world": Defect("ranks_unseen:SeedOfTheWorld", {"ranks.initial": "difference from one rank, random"}),
 }
 SHARDING_UNSEEN = {
     "any-transport": Defect("sharding_unseen:AnyTransport", {"plan.preference": "other than the first"}),
