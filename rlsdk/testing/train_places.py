@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ SPLITS = (
     Capability.PIPELINE_PARALLEL,
     Capability.CONTEXT_PARALLEL,
 )
+LATER_S = 0.3
+"""For a thread that writes behind the caller's back to get on with it."""
 NODE = "localhost"
 """`RankContext.node` of every rank here."""
 
@@ -184,6 +187,17 @@ class PlaceRequirements:
         measured.equal("files", sorted(path.relative_to(folder) for path in folder.rglob("*")) != before, 0)
         around = [path.name for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")]
         measured.none("files beside it", around)
+
+    @requirement("checkpoint.on_disk", since=(2, 0))
+    def test_checkpoint_on_disk(self, lab: TrainLab, measured: Measured) -> None:
+        """When `save_checkpoint` returns all of it is on disk: nothing is written any more, of the weights of that
+        moment, while the engine trains on."""
+        batches = three_batches()
+        folders = [lab.new_folder(f"disk-{at}") for at in range(2)]
+        script: list[Act] = []
+        for batch, folder in zip(batches, folders, strict=False):
+            script += [learn(batch), step, functools.partial(_saved_at_once, folder)]
+        measured.none("faults", lab.play([*script, learn(batches[2]), step]).faults)
 
     @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_frozen(self, lab: TrainLab, measured: Measured) -> None:
@@ -474,6 +488,22 @@ def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
     """One rank alone looks at what it has."""
     if engine.parallel.dp_rank == 1:
         read(engine, found)
+
+
+def _saved_at_once(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    """Saves, and looks at the folder at once and a little later."""
+    engine.save_checkpoint(folder)
+    first = _contents(folder)
+    time.sleep(LATER_S)
+    later = _contents(folder)
+    found.faults += [] if first else ["save_checkpoint returned before anything was written"]
+    found.faults += [
+        f"{name} was written after save_checkpoint returned" for name in later if later[name] != first.get(name)
+    ]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def raised_on(act: Act, rank: int) -> Act:

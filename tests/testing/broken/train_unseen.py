@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from rlsdk.interfaces import OptimStepResult
+from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.optim import learning_rate, set_learning_rate
-from rlsdk.reference.torch_engine import TorchTrainEngine
+from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, TorchTrainEngine
 
 
 class Stepped(TorchTrainEngine):
@@ -124,6 +127,40 @@ class BesideTheFolder(TorchTrainEngine):
                 if file.exists():
                     os.symlink(file.resolve(), Path(name) / to)
             super().load_checkpoint(Path(name))
+
+
+class SavesBehindYourBack(TorchTrainEngine):
+    """Save_checkpoint returns before a thread has written."""
+
+    writer = None
+
+    def save_checkpoint(self, path):
+        self._join()
+        tensors = {f"weight/{name}": p.detach().clone() for name, p in self.parameters.items()}
+        for name, state in self._moments():
+            tensors |= {f"{moment}/{name}": state[moment].clone() for moment in MOMENTS}
+        tensors[RANDOM[0]] = torch.get_rng_state()
+        steps = self.num_steps
+
+        def write():
+            time.sleep(0.2)  # a large model's disk
+            atomic_write_tensors(path / "state.safetensors", tensors)
+            atomic_write_json(path / "state.json", {"format": CHECKPOINT_FORMAT, "num_steps": steps})
+
+        self.writer = threading.Thread(target=write)
+        self.writer.start()
+
+    def load_checkpoint(self, path):
+        self._join()
+        super().load_checkpoint(path)
+
+    def close(self):
+        self._join()
+        super().close()
+
+    def _join(self):
+        if self.writer is not None:
+            self.writer.join()
 
 
 class LayoutSaysWhatComputes(TorchTrainEngine):

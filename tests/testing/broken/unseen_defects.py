@@ -47,6 +47,7 @@ TRAIN_UNSEEN = {
     ),
     "layout-says-what-computes": Defect("train_unseen:LayoutSaysWhatComputes", {"layout.kinds": "faults, bfloat16"}),
     "export-rounds-the-masters": Defect("train_unseen:ExportRoundsTheMasters", {"steady.kinds": "weights, bfloat16"}),
+    "saves-behind-your-back": Defect("train_unseen:SavesBehindYourBack", {"checkpoint.on_disk": "returned"}),
     "all-the-cores": Defect("train_unseen:AllTheCores", {"place.threads": "threads of torch"}),
     "copy-is-stale": Defect("train_unseen:CopyIsStaleAfterLoad", {"checkpoint.bfloat16": "difference of weights"}),
     "beside-the-folder": Defect("train_unseen:BesideTheFolder", {"checkpoint.only_reads": "files beside it"}),
