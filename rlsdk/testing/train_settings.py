@@ -160,8 +160,8 @@ class SettingRequirements:
 
 
 def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
-    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to what is
-    no number: few elements do, so that of several ranks some have none. 0: there is no such slope."""
+    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to what
+    is no number: few elements do, so that of several ranks some have none. 0: there is no such slope."""
     case = lab.case()
     model = plain_model_of(case)
 

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import get_total_norm
 
-from rlsdk.interfaces import OptimStepResult
-from rlsdk.kit.optim import learning_rate, set_learning_rate
 from rlsdk_fsdp.engine import FsdpTrainEngine
-
-
-class EachRankSkipsByItself(FsdpTrainEngine):
-    """A step is skipped per rank, by its own shards."""
-
-    def optim_step(self):
-        optimizer, spec = self._trained()
-        lr = learning_rate(self.num_steps, spec)
-        for piece in self.pieces:
-            piece.take_gradient()
-        mine = get_total_norm([p.held.grad for p in self.pieces if p.held.grad is not None and p.box.numel])
-        finite = math.isfinite(float(mine))
-        norm = self._clip(spec.max_grad_norm)
-        if finite:
-            set_learning_rate(optimizer, lr)
-            optimizer.step()
-            self.num_steps += 1
-        self._drop_gradients()
-        return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
 
 class RandomStateOfRankZero(FsdpTrainEngine):

@@ -1,4 +1,4 @@
-"""Rollout engines of a third trial, written by somebody who had not seen a requirement: of 43, they caught 31."""
+"""Rollout engines of a third trial, written by somebody who had not seen a requirement: of 43, they caught 29."""
 
 from __future__ import annotations
 

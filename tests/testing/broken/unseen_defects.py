@@ -56,7 +56,6 @@ TRAIN_UNSEEN = {
     "earlier-calls-stay": Defect("train_unseen:EarlierCallsStay", {"objective.raises": "gradient norm"}),
 }
 RANKS_UNSEEN = {
-    "each-rank-skips": Defect("ranks_unseen:EachRankSkipsByItself", {"ranks.infinite": ""}),
     "random-state-of-rank-zero": Defect("ranks_unseen:RandomStateOfRankZero", {"ranks.random_state": "numbers drawn"}),
     "seed-of-the-world": Defect("ranks_unseen:SeedOfTheWorld", {"ranks.initial": "difference from one rank, random"}),
 }
