@@ -10,7 +10,6 @@ from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, Generat
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import BORDER, audit
 from rlsdk.testing.rollout_lab import (
-    ATTEMPTS,
     PlainModel,
     RolloutLab,
     collect,
@@ -52,59 +51,64 @@ class EventRequirements:
     @requirement("events.pause", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_events_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A pause in the middle of requests of every kind, and one more, change none of them."""
-        requests = list(of_every_kind(lab))
-        whole = tokens_of(lab.run(requests))
-        outputs = lab.wait(_held_twice(engine, lab, requests))
-        measured.none("wrong samples", audit(lab, requests, outputs)[0])
-        if Capability.SEED in lab.spec.capabilities:
-            measured.none("samples that a pause changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
+        for name, requests in crowds(lab).items():
+            whole = tokens_of(lab.run(requests))
+            outputs = lab.wait(_held_twice(engine, lab, requests))
+            measured.none(f"wrong samples, {name}", audit(lab, requests, outputs)[0])
+            if Capability.SEED in lab.spec.capabilities:
+                changed = [key for key, tokens in tokens_of(outputs).items() if whole[key] != tokens]
+                measured.none(f"samples that a pause changed, {name}", changed)
 
     @requirement("events.update", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_events_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Requests of every kind go on under newer weights, those that continue others' tokens and those that had not
         begun among them: log-probs, versions and what filters leave are of the weights that sampled each token."""
-        requests = list(of_every_kind(lab))
         state = lab.changed(96)
         new = lab.plain.with_state(state)
 
-        async def updated() -> list[GenerationOutput]:
+        async def updated(requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
             task = await lab.paused_midway(requests)
             changing.update_weights(iter(pieces(state)), 9)
             changing.resume()
             return await task
 
-        outputs = lab.wait(updated())
-        measured.none("wrong samples", wrong_identities(requests, outputs))
-        faults, mixed = told_apart(lab, requests, outputs, new, 9)
-        measured.none("samples whose versions or log-probs are of neither", faults)
-        measured.at_least("samples of both weights", mixed, 1)
-        measured.none("tokens that filters leave out", list(undrawn(lab, requests, outputs, new)))
+        for name, requests in crowds(lab).items():
+            outputs = lab.wait(updated(requests))
+            measured.none(f"wrong samples, {name}", wrong_identities(requests, outputs))
+            faults, mixed = told_apart(lab, requests, outputs, new, 9)
+            measured.none(f"samples whose versions or log-probs are of neither, {name}", faults)
+            measured.at_least(f"samples of both weights, {name}", mixed, 1)
+            measured.none(f"tokens that filters leave out, {name}", list(undrawn(lab, requests, outputs, new)))
+            lab.restore()
 
     @requirement("events.keep_cache", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_events_keep_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With `resume(keep_cache=True)` requests of every kind go on with their keys and values; a sample that had not
         begun has none, and sees nobody else's, be it of the same prompt or the same request."""
-        requests = list(of_every_kind(lab))
         state = lab.changed(97)
         new = lab.plain.with_state(state)
 
-        async def kept() -> list[GenerationOutput]:
+        async def kept_on(requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
             task = await lab.paused_midway(requests)
             changing.update_weights(whole_shards(state), 5)
             changing.resume(keep_cache=True)
             return await task
 
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                lab.restore()
-            outputs = lab.wait(kept())
-            measured.none("wrong samples", wrong_identities(requests, outputs))
+        for name, requests in crowds(lab).items():
+            outputs = lab.wait(kept_on(requests))
+            measured.none(f"wrong samples, {name}", wrong_identities(requests, outputs))
             faults = [fault for output in outputs if (fault := not_as_kept(lab, requests, output, new))]
-            measured.none("samples that did not go on with what they had", faults)
-            kinds = {tuple(run.version for run in output.versions) for output in outputs}
-            if {(0, 5), (5,)} <= kinds:
-                break
-        measured.at_least("samples of both weights", sum(len(output.versions) == 2 for output in outputs), 1)
+            measured.none(f"samples that did not go on with what they had, {name}", faults)
+            both = sum(len(output.versions) == 2 for output in outputs)
+            measured.at_least(f"samples of both weights, {name}", both, 1)
+            lab.restore()
+
+
+def crowds(lab: RolloutLab) -> dict[str, list[GenerationRequest]]:
+    """Requests of every kind: one sample of each, as far as they run at once, and so many that some have to wait."""
+    every = list(of_every_kind(lab))
+    few = [replace(request, n=1) for request in every if request.n <= lab.suite.max_running]
+    return {"at once": few[: max(lab.suite.max_running - 1, 1)], "many": every}
 
 
 def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:

@@ -61,6 +61,9 @@ class LifetimeRequirements:
         seeds give."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 40 * at, 114), 2, max_tokens=20, seed=at) for at in range(3)]
         state = lab.changed(81)
+        # Once before the update, too: a copy on the host that is made once is that of the first weights.
+        changing.sleep(1)
+        changing.wake()
         changing.update_weights(whole_shards(state), 5)
         plain, whole = lab.plain.with_state(state), tokens_of(lab.run(requests))
         for parts in ((("weights",), ("kv_cache",)), (("weights", "kv_cache"),), (("kv_cache",), ("weights",))):

@@ -67,16 +67,11 @@ class ModelRequirements:
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model that is not there, or that has no weights, and sizes below 1 are a ConfigError; an engine that was
-        refused, and one that was never initialized, can be closed, twice."""
-        bare = lab.scratch.parent / "without-weights"
-        bare.mkdir(exist_ok=True)
-        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-            (bare / name).write_bytes((lab.folder / name).read_bytes())
+        """A model that is not there and sizes below 1 are a ConfigError; an engine that was refused, and one that was
+        never initialized, can be closed, twice."""
         absent = str(lab.folder.parent / "there-is-no-such-model")
         wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent)},
-            "a model without weights": {"model": ModelSpec(path=str(bare))},
             "max_running 0": {"max_running": 0},
             "max_model_tokens 1": {"max_model_tokens": 1},
             "tp_size 0": {"tp_size": 0},

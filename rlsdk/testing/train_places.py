@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from rlsdk.interfaces import (
     Capability,
     ConfigError,
     Forecast,
+    Head,
     Parallel,
     RankContext,
     TrainEngine,
@@ -25,6 +28,7 @@ from rlsdk.testing.driving import (
     OPTIM,
     Case,
     Driven,
+    Weighed,
     drive,
     drive_plain,
     plain_model_of,
@@ -33,13 +37,13 @@ from rlsdk.testing.driving import (
     share,
     whole,
 )
-from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising
+from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, step
+from rlsdk.testing.scripts import Act, learn, load, look, read, reset, save, skip, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, moved
 from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
-from rlsdk.testing.train_settings import EVERYTHING, can_reset, script_of, three_batches
+from rlsdk.testing.train_settings import EVERYTHING, can_reset, infinite_slope, script_of, three_batches
 from rlsdk.testing.train_splits import split_case
 from rlsdk.testing.worlds import SEED, Seat
 
@@ -49,6 +53,8 @@ SPLITS = (
     Capability.PIPELINE_PARALLEL,
     Capability.CONTEXT_PARALLEL,
 )
+LATER_S = 0.3
+"""For a thread that writes behind the caller's back to get on with it."""
 NODE = "localhost"
 """`RankContext.node` of every rank here."""
 
@@ -71,6 +77,19 @@ class PlaceRequirements:
         measured.none("tensors without a box", [meta.name for meta in layout.tensors if meta.name not in boxed])
         wrong = [meta.name for meta in layout.tensors if not _fits(layout, meta.name, meta.shape)]
         measured.none("boxes that do not lie in their tensor", wrong)
+
+    @requirement("layout.kinds", since=(2, 0))
+    def test_layout_kinds(self, lab: TrainLab, measured: Measured) -> None:
+        """Of a model in bfloat16, with a head, with tied embeddings, and of a frozen one too `shards` are what `layout`
+        says: its boxes in order, of its dtype and size, and views."""
+        kinds: dict[str, dict[str, Any]] = {"frozen": {"optim": None}}
+        if "bfloat16" in lab.spec.dtypes:
+            kinds |= {"bfloat16": {"dtype": "bfloat16"}, "frozen, bfloat16": {"dtype": "bfloat16", "optim": None}}
+        if (tied := lab.variant("tied")) is not None:
+            kinds["tied"] = {"model": tied}
+        kinds |= {name: {"head": head} for head, name in claimed_heads(lab)}
+        for name, fields in kinds.items():
+            measured.none(f"faults, {name}", lab.run(unlike_its_layout, lab.case(**fields), three_batches()[0]))
 
     @requirement("forecast", since=(2, 0))
     def test_forecast(self, lab: TrainLab, measured: Measured) -> None:
@@ -105,6 +124,11 @@ class PlaceRequirements:
             measured.none(f"faults, {capability.value}", wrong_positions(found))
             size = getattr(found[0][0], f"{capability.value[0]}p_size")
             measured.equal(f"size, {capability.value}", size, lab.suite.world)
+
+    @requirement("place.threads", since=(2, 0))
+    def test_place_threads(self, lab: TrainLab, measured: Measured) -> None:
+        """An engine takes no more threads than `RankContext.num_threads`: ranks of one machine share its cores."""
+        measured.at_most("threads of torch, of one that it may use", lab.run(threads_of, lab.case()), 1)
 
     @requirement("model.seeds", since=(2, 0))
     def test_model_seeds(self, lab: TrainLab, measured: Measured) -> None:
@@ -164,6 +188,17 @@ class PlaceRequirements:
         around = [path.name for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")]
         measured.none("files beside it", around)
 
+    @requirement("checkpoint.on_disk", since=(2, 0))
+    def test_checkpoint_on_disk(self, lab: TrainLab, measured: Measured) -> None:
+        """When `save_checkpoint` returns all of it is on disk: nothing is written any more, of the weights of that
+        moment, while the engine trains on."""
+        batches = three_batches()
+        folders = [lab.new_folder(f"disk-{at}") for at in range(2)]
+        script: list[Act] = []
+        for batch, folder in zip(batches, folders, strict=False):
+            script += [learn(batch), step, functools.partial(_saved_at_once, folder)]
+        measured.none("faults", lab.play([*script, learn(batches[2]), step]).faults)
+
     @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_frozen(self, lab: TrainLab, measured: Measured) -> None:
         """Frozen models on several ranks give what plain transformers gives, and heads what theirs does."""
@@ -219,6 +254,34 @@ class PlaceRequirements:
             off = furthest_weight(whole(found), whole(lab.play_split(case, plain)))
             measured.equal(f"largest difference of weights, rank {at}", off, 0.0)
 
+    @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
+        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by all ranks alike."""
+        case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        expected = lab.play_split(case, plain)
+        tried = 0
+        for half in (0, 64):
+            batch = other.with_tokens(input_ids=half + other["input_ids"] % 64)
+            for row in batch["row_id"].tolist()[:2]:
+                if not (slope := infinite_slope(lab, batch, row)):
+                    continue
+                tried += 1
+                ranks = lab.play_split(case, [*plain[:2], learn(batch, Unfit(row, slope)), skip, *plain[2:]])
+                where = f"tokens from {half} on, row {row}"
+                measured.none(f"faults, {where}", [fault for rank in ranks for fault in rank.faults])
+                off = furthest_weight(whole(ranks), whole(expected))
+                measured.equal(f"largest difference of weights, {where}", off, 0.0)
+        measured.told("gradients tried", tried)
+
+    @requirement("ranks.random_state", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_random_state(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint brings back each rank's own random numbers."""
+        found = lab.several.run(drawn_again, data_case(lab), str(lab.new_folder("ranks-random")))
+        off = [float((first - second).abs().max()) for first, second in found]
+        measured.equal("largest difference of numbers drawn", max(off), 0.0)
+        measured.at_least("difference of two ranks' numbers", float((found[0][0] - found[1][0]).abs().max()), 1e-6)
+
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
@@ -264,6 +327,34 @@ def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
         for known, box in layout.boxes
         if known == name
     )
+
+
+def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
+    """What about an engine's shards is not as its layout says, before a step and behind it."""
+    engine, faults = seat.start(case.spec), []
+    output = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}[case.head]
+    try:
+        for turn in range(2):
+            layout = engine.layout()
+            dtypes = {meta.name: f"torch.{meta.dtype}" for meta in layout.tensors}
+            first, again = list(engine.shards()), list(engine.shards())
+            if [(shard.name, shard.box) for shard in first] != [tuple(box) for box in layout.boxes]:
+                faults.append(f"shards out of the layout's order, turn {turn}")
+            for shard, other in zip(first, again, strict=True):
+                said = f"{shard.name}, turn {turn}"
+                if str(shard.tensor.dtype) != dtypes[shard.name]:
+                    faults.append(f"{said}: {shard.tensor.dtype}, the layout says {dtypes[shard.name]}")
+                if tuple(shard.tensor.shape) != shard.box.size:
+                    faults.append(f"{said}: shape {tuple(shard.tensor.shape)} in a box of {shard.box.size}")
+                if shard.tensor.numel() and shard.tensor.data_ptr() != other.tensor.data_ptr():
+                    faults.append(f"{said}: a copy")
+            if case.optim is None:
+                break
+            engine.forward_backward(share(engine, batch), Weighed((output,)))
+            engine.optim_step()
+        return faults
+    finally:
+        engine.close()
 
 
 def senseless(found: Forecast, ranks: int) -> list[str]:
@@ -331,6 +422,23 @@ def started_with(seat: Seat, case: Case, seed: int) -> Driven:
         engine.close()
 
 
+def threads_of(seat: Seat, case: Case) -> int:
+    """Threads that torch takes for an operation, at most, while an engine that may use one is built and stepped."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        engine = seat.start(case.spec)
+        try:
+            most = torch.get_num_threads()
+            engine.forward_backward(share(engine, three_batches()[0]), case.objective)
+            engine.optim_step()
+            return max(most, torch.get_num_threads())
+        finally:
+            engine.close()
+    finally:
+        torch.set_num_threads(before)
+
+
 def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
     """Calls of modules of torch in one `forward_backward`."""
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -382,6 +490,22 @@ def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
         read(engine, found)
 
 
+def _saved_at_once(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    """Saves, and looks at the folder at once and a little later."""
+    engine.save_checkpoint(folder)
+    first = _contents(folder)
+    time.sleep(LATER_S)
+    later = _contents(folder)
+    found.faults += [] if first else ["save_checkpoint returned before anything was written"]
+    found.faults += [
+        f"{name} was written after save_checkpoint returned" for name in later if later[name] != first.get(name)
+    ]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def raised_on(act: Act, rank: int) -> Act:
     """The act raises: what the objective did on that rank, and something on the others."""
     return functools.partial(_raised_on, act, rank)
@@ -398,6 +522,22 @@ def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
             found.faults.append(f"rank {here}: {type(error).__name__} in place of what the objective raised")
         return
     found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
+
+
+def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers that a rank draws behind a save, and behind a load of it; each rank begins with a seed of its own."""
+    state = torch.get_rng_state()
+    engine = seat.start(case.spec)
+    try:
+        torch.manual_seed(900 + seat.rank)
+        engine.save_checkpoint(Path(folder))
+        first = torch.rand(8)
+        torch.manual_seed(7)
+        engine.load_checkpoint(Path(folder))
+        return first, torch.rand(8)
+    finally:
+        engine.close()
+        torch.set_rng_state(state)
 
 
 def stays_in_group(seat: Seat, case: Case) -> bool:

@@ -160,20 +160,27 @@ class SettingRequirements:
 
 
 def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
-    """A slope of one row's log-probs under which some gradient overflows to infinity and none to what is no number;
-    0: there is none."""
+    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to what
+    is no number: few elements do, so that of several ranks some have none. 0: there is no such slope."""
     case = lab.case()
     model = plain_model_of(case)
-    for exponent in range(120, 128):
+
+    def overflows(exponent: float) -> bool | None:
+        """None: to what is no number."""
         model.zero_grad()
-        slope = 1.5 * 2.0**exponent
-        Unfit(row, slope)(plain_numbers(model, case.head, batch), batch).loss.backward()  # type: ignore[no-untyped-call]
+        result = Unfit(row, 2.0**exponent)(plain_numbers(model, case.head, batch), batch)
+        result.loss.backward()  # type: ignore[no-untyped-call]
         gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        if bool(gradients.isnan().any()):
-            return 0.0
-        if bool(gradients.isinf().any()):
-            return slope
-    return 0.0
+        return None if bool(gradients.isnan().any()) else bool(gradients.isinf().any())
+
+    least = next((at for at in range(119, 128) if overflows(at) is not False), None)
+    if least is None:
+        return 0.0
+    low, high = least - 1.0, float(least)
+    for _ in range(7):
+        middle = (low + high) / 2
+        low, high = (middle, high) if overflows(middle) is False else (low, middle)
+    return 2.0**high if overflows(high) else 0.0
 
 
 def after(found: Any, steps: int) -> Any:

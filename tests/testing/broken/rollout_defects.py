@@ -5,6 +5,7 @@ from __future__ import annotations
 from broken.defect import Defect
 from broken.promise_defects import ROLLOUT_PROMISES
 from broken.trial_defects import ROLLOUT_TRIAL
+from broken.unseen_defects import ROLLOUT_UNSEEN
 from rlsdk.interfaces import Capability
 
 ROLLOUT_CAPABILITIES = frozenset(
@@ -253,4 +254,5 @@ ROLLOUT = {
     "greedy-almost": Defect("further:GreedyAlmost", {"distribution.greedy": "is not the likeliest"}),
     **ROLLOUT_TRIAL,
     **ROLLOUT_PROMISES,
+    **ROLLOUT_UNSEEN,
 }

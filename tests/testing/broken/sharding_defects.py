@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broken.defect import Defect
 from broken.trial_defects import SHARDING_TRIAL
+from broken.unseen_defects import SHARDING_UNSEEN
 
 SHARDING = {
     "big-buckets": Defect("sharding_plans:BigBuckets", {"plan.bytes": "largest bucket"}),
@@ -223,4 +224,5 @@ SHARDING = {
         "sharding_further:OtherErrors", {"sync.proven": "does not serve version", "sync.failures": "no memory left"}
     ),
     **SHARDING_TRIAL,
+    **SHARDING_UNSEEN,
 }

@@ -1,0 +1,27 @@
+"""Train engines of several ranks of the third trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from rlsdk_fsdp.engine import FsdpTrainEngine
+
+
+class RandomStateOfRankZero(FsdpTrainEngine):
+    """After loading all ranks have rank 0's random state."""
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        state = torch.get_rng_state()
+        dist.broadcast(state, 0)
+        torch.set_rng_state(state)
+
+
+class SeedOfTheWorld(FsdpTrainEngine):
+    """Random initial weights depend on the number of ranks."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(replace(ctx, seed=ctx.seed + ctx.world_size - 1), spec)
