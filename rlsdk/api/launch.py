@@ -123,7 +123,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         yield None
         return
 
-    def start() -> Cluster:
+    def start(before_workers: Callable[[], None]) -> Cluster:
         return start_cluster(
             resolved.table,
             resolved.registry,
@@ -132,6 +132,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
             seed=config.trainer.seed,
             device=resolved.device,
             run_dir=run_dir,
+            before_workers=before_workers,
         )
 
     with ClusterAhead(start) as ahead:
@@ -141,12 +142,13 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
 def _train(
     resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: ClusterAhead | None
 ) -> RunResult:
+    from rlsdk.trainer.pair_run import run_pairs
     from rlsdk.trainer.run import run_sft, run_train
 
+    if ahead is not None:
+        ahead.imported()
     registry, device = resolved.registry, resolved.device
     if (pairs := resolved.training.pairs) is not None:
-        from rlsdk.trainer.pair_run import run_pairs
-
         return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
     run = run_train if resolved.training is Training.RL else run_sft
     return run(config, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)

@@ -20,8 +20,10 @@ from rlsdk.cli import main
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer import devices
 
-def start_cluster(table, *_, **__):
+def start_cluster(table, *_, before_workers, **__):
     print("roles:", [role.name for role in table], "imported:", "torch" in sys.modules, flush=True)
+    before_workers()
+    print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"), flush=True)
     raise ConfigError("no cluster today")
 
 devices.start_cluster = start_cluster
@@ -49,6 +51,7 @@ def test_the_cluster_is_begun_before_torch_is_imported(tmp_path: Path) -> None:
     """Ray's daemons and the workers' own imports take as long as this program's: they go on side by side."""
     done = python(STARTED, tmp_path, "train", "--sft.steps", "0")
     assert "roles: ['actor', 'rollout'] imported: False" in done.stdout, done.stderr
+    assert "whole: True" in done.stdout, "workers come after torch: Ray imports it with the first"
     assert done.returncode == 2
     assert "no cluster today" in done.stderr
     assert not list(tmp_path.glob("runs/*")), "a start that failed leaves no folder"
