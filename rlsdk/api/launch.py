@@ -107,12 +107,15 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 @contextmanager
 def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead | None]:
-    """The run's own cluster, which comes up while torch is imported and data is read; None where others use it, too:
+    """The run's own cluster, which comes up while the rest is imported and data is read; None where others use it, too:
     that one is asked for devices when nothing else can fail.
 
     Raises:
         ConfigError: another process is writing into the folder.
     """
+    # Torch first: Ray's start looks into it, and of two threads that import it at a time one gets parts of it.
+    import torch  # noqa: F401
+
     from rlsdk.cluster import ClusterAhead
     from rlsdk.trainer.devices import start_cluster
     from rlsdk.trainer.run_folder import run_lock
