@@ -107,12 +107,15 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 @contextmanager
 def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead | None]:
-    """The run's own cluster, which comes up while torch is imported and data is read; None where others use it, too:
+    """The run's own cluster, which comes up while the rest is imported and data is read; None where others use it, too:
     that one is asked for devices when nothing else can fail.
 
     Raises:
         ConfigError: another process is writing into the folder.
     """
+    # Torch first: Ray's start looks into it, and of two threads that import it at a time one gets parts of it.
+    import torch  # noqa: F401
+
     from rlsdk.cluster import ClusterAhead
     from rlsdk.trainer.devices import start_cluster
     from rlsdk.trainer.run_folder import run_lock
@@ -123,7 +126,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         yield None
         return
 
-    def start() -> Cluster:
+    def start(before_workers: Callable[[], None]) -> Cluster:
         return start_cluster(
             resolved.table,
             resolved.registry,
@@ -132,6 +135,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
             seed=config.trainer.seed,
             device=resolved.device,
             run_dir=run_dir,
+            before_workers=before_workers,
         )
 
     with ClusterAhead(start) as ahead:
@@ -141,12 +145,13 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
 def _train(
     resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: ClusterAhead | None
 ) -> RunResult:
+    from rlsdk.trainer.pair_run import run_pairs
     from rlsdk.trainer.run import run_sft, run_train
 
+    if ahead is not None:
+        ahead.imported()
     registry, device = resolved.registry, resolved.device
     if (pairs := resolved.training.pairs) is not None:
-        from rlsdk.trainer.pair_run import run_pairs
-
         return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
     run = run_train if resolved.training is Training.RL else run_sft
     return run(config, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)

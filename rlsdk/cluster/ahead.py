@@ -8,22 +8,34 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from rlsdk.cluster.cluster import Cluster
+from rlsdk.interfaces import WorkerError
 
 
 class ClusterAhead:
     """Begins when it is made. Use it as a context manager around all that the cluster is used for: one that nobody took
     is closed at the end."""
 
-    def __init__(self, start: Callable[[], Cluster]) -> None:
-        """Calls `start` on a thread of its own."""
+    def __init__(self, start: Callable[[Callable[[], None]], Cluster]) -> None:
+        """Calls `start` on a thread of its own.
+
+        Args:
+            start: makes the cluster; is given what to call before workers are started. Ray imports torch with the first
+                of them, and two threads that import torch at a time get parts of it.
+        """
         # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
         import ray  # noqa: F401
 
         self._starting: Future[Cluster] | None = Future()
+        self._may_import = threading.Event()
         self._is_over = threading.Event()
+        self._is_given_up = False
         threading.Thread(
             target=self._run, args=(start, self._starting), name="rlsdk-cluster-start", daemon=True
         ).start()
+
+    def imported(self) -> None:
+        """This thread has imported torch: workers may be started."""
+        self._may_import.set()
 
     @property
     def is_there(self) -> bool:
@@ -36,12 +48,15 @@ class ClusterAhead:
         Raises:
             Exception: what `start` raised.
         """
+        self.imported()
         starting, self._starting = self._starting, None
         return None if starting is None else starting.result()
 
     def close(self) -> None:
         """Closes the cluster unless somebody has taken it. Safe to call twice."""
         starting, self._starting = self._starting, None
+        self._is_given_up = starting is not None
+        self.imported()
         try:
             if starting is not None and starting.exception() is None:
                 starting.result().close(grace_s=0.0)
@@ -56,9 +71,14 @@ class ClusterAhead:
     ) -> None:
         self.close()
 
-    def _run(self, start: Callable[[], Cluster], starting: Future[Cluster]) -> None:
+    def _wait(self) -> None:
+        self._may_import.wait()
+        if self._is_given_up:
+            raise WorkerError("the program ended before its workers were started")
+
+    def _run(self, start: Callable[[Callable[[], None]], Cluster], starting: Future[Cluster]) -> None:
         try:
-            starting.set_result(start())
+            starting.set_result(start(self._wait))
         except BaseException as error:
             starting.set_exception(error)
         # Linux ends what was asked to end with its parent when the parent's thread ends: Ray's daemons would go.

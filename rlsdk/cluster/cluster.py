@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,7 @@ class Cluster:
         forward_env: Sequence[str] = (),
         network_interface: str | None = None,
         shared_folder: Path | None = None,
+        before_workers: Callable[[], None] = lambda: None,
     ) -> Cluster:
         """Takes the devices and starts a worker on each; does not wait for the workers.
 
@@ -93,6 +94,7 @@ class Cluster:
                 this process; those of a cluster that is started here have all of them anyway.
             network_interface: of every rendezvous; None: the address by which Ray knows a node.
             shared_folder: must be one and the same on all nodes; not looked at where there is one node.
+            before_workers: called when this process is connected to Ray, before a worker is started.
 
         Raises:
             PlacementError: the cluster does not have what is asked for (shows asked against available), or the folder
@@ -113,6 +115,7 @@ class Cluster:
         cluster = cls(WorkerPools(placement, settings), local)
         use_store(RayObjectStore())
         try:
+            before_workers()
             cluster._pools.start(interpreters or {})
             nodes = cluster._pools.node_ids
             if shared_folder is not None and len(nodes) > 1:

@@ -23,6 +23,7 @@ _POLL_S = 0.1
 """Longest wait without a look at the processes: one may die while a child of its own holds the pipe open."""
 _PAUSE_S = 0.002
 """Longest that a record waits so that others are read together with it."""
+_SHORTEST_PAUSE_S = 0.0002
 
 
 class Dispatcher:
@@ -178,12 +179,13 @@ class Dispatcher:
 
     def _pause_s(self) -> float:
         """How long to let records gather: processes write each as it is made, and fast functions would wake this thread
-        for every one. Never past half of what is left of a task."""
+        for every one. Shorter than what is left of a task is expected to take; 0 where that is not worth a pause."""
         tasks = [process.task for process in self._processes if process.task is not None]
         if not tasks or self._inbox or self._seconds_per_item >= _PAUSE_S:
             return 0.0
         left = min(len(task.items) - task.graded for task in tasks)
-        return min(_PAUSE_S, left * self._seconds_per_item / 2)
+        pause_s = min(_PAUSE_S, 0.7 * left * self._seconds_per_item)
+        return pause_s if pause_s >= _SHORTEST_PAUSE_S else 0.0
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""What comes first when a run starts: refusals without torch and Ray, then Ray, then torch."""
+"""What comes first when a run starts: refusals without torch and Ray, then torch, then Ray."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from rlsdk.cli import main
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer import devices
 
-def start_cluster(table, *_, **__):
-    print("roles:", [role.name for role in table], "imported:", "torch" in sys.modules, flush=True)
+def start_cluster(table, *_, before_workers, **__):
+    whole = hasattr(sys.modules.get("torch"), "compile")
+    names = [role.name for role in table]
+    print("roles:", names, "whole torch:", whole, "transformers:", "transformers" in sys.modules)
+    before_workers()
+    print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"), flush=True)
     raise ConfigError("no cluster today")
 
 devices.start_cluster = start_cluster
@@ -45,10 +49,12 @@ def test_data_that_is_not_there_is_refused_without_torch_and_without_ray(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_cluster_is_begun_before_torch_is_imported(tmp_path: Path) -> None:
-    """Ray's daemons and the workers' own imports take as long as this program's: they go on side by side."""
+def test_the_cluster_is_begun_behind_torch_and_before_all_else_is_imported(tmp_path: Path) -> None:
+    """Ray's daemons and the workers' own imports take as long as this program's: they go on side by side. But two
+    threads that import torch at a time get parts of it, and Ray's start looks into it."""
     done = python(STARTED, tmp_path, "train", "--sft.steps", "0")
-    assert "roles: ['actor', 'rollout'] imported: False" in done.stdout, done.stderr
+    assert "roles: ['actor', 'rollout'] whole torch: True transformers: False" in done.stdout, done.stderr
+    assert "whole: True" in done.stdout, "workers come after torch: Ray imports it with the first"
     assert done.returncode == 2
     assert "no cluster today" in done.stderr
     assert not list(tmp_path.glob("runs/*")), "a start that failed leaves no folder"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
 from rlsdk.cluster import Cluster, ClusterAhead
 from rlsdk.interfaces import PlacementError
+
+Wait = Callable[[], None]
 
 
 class FakeCluster:
@@ -27,7 +30,7 @@ def made(cluster: FakeCluster) -> Cluster:
 def test_it_starts_beside_its_caller_and_is_taken_once() -> None:
     cluster, go_on = FakeCluster(), threading.Event()
 
-    def start() -> Cluster:
+    def start(before_workers: Wait) -> Cluster:
         assert go_on.wait(30)
         return made(cluster)
 
@@ -42,16 +45,38 @@ def test_it_starts_beside_its_caller_and_is_taken_once() -> None:
 
 def test_one_that_nobody_took_is_closed() -> None:
     cluster = FakeCluster()
-    with pytest.raises(KeyboardInterrupt), ClusterAhead(lambda: made(cluster)):
+    with pytest.raises(KeyboardInterrupt), ClusterAhead(lambda _: made(cluster)):
         raise KeyboardInterrupt
     assert cluster.closed == 1
 
 
 def test_why_it_did_not_start_is_told_to_who_takes_it_and_hides_no_other_error() -> None:
-    def start() -> Cluster:
+    def start(before_workers: Wait) -> Cluster:
         raise PlacementError("asked for 8 GPUs, there is 1")
 
     with pytest.raises(PlacementError, match="there is 1"), ClusterAhead(start) as ahead:
         ahead.take()
     with pytest.raises(ValueError, match="of the caller"), ClusterAhead(start):
         raise ValueError("of the caller")
+
+
+def test_workers_wait_for_the_imports_of_who_began_it() -> None:
+    """Ray imports torch with the first worker; two threads that do get parts of it."""
+    cluster, daemons, workers = FakeCluster(), threading.Event(), threading.Event()
+
+    def start(before_workers: Wait) -> Cluster:
+        daemons.set()
+        before_workers()
+        workers.set()
+        return made(cluster)
+
+    with ClusterAhead(start) as ahead:
+        assert daemons.wait(30)
+        assert not workers.wait(0.2)
+        ahead.imported()
+        assert workers.wait(30)
+        assert ahead.take() is made(cluster)
+    workers.clear()
+    with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
+        raise KeyboardInterrupt
+    assert not workers.is_set(), "given up before: no worker is started"
