@@ -157,7 +157,7 @@ def _command(flags: Sequence[str], name: str) -> str:
     """On lines of a page's width."""
     words, lines = ["rlsdk", "train", *flags, "--trainer.run_name", name], [""]
     for word in words:
-        if len(lines[-1]) + len(word) > 108 and word.startswith("--"):
+        if len(lines[-1]) + len(word) > 76 and word.startswith("--"):
             lines[-1] += "\\"
             lines.append("    ")
         lines[-1] += f"{word} "

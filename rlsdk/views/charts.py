@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 COLORS = ("#3b76af", "#d1733b", "#519e5c", "#a855a0", "#b8a13a", "#5aa9b5", "#8c6d5a", "#888888")
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 58, 26
+CHAR_WIDTH = 6.0
+"""Pixels of a letter of a legend, on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,8 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "") -> str:
         tip = html.escape(f"{curve.name}: {last_y:.4g}{unit} at step {last_x:.0f}")
         at = f'cx="{_x(last_x, xs):.1f}" cy="{_y(last_y, ys):.1f}"'
         body.append(f'<circle {at} r="3" fill="{color}"><title>{tip}</title></circle>')
-        if len(kept) > 1:
-            body.append(_legend(index, curve.name, color))
+    if len(kept) > 1:
+        body += _legends([curve.name for curve in kept])
     return _svg("".join(body), title)
 
 
@@ -62,7 +64,7 @@ def stacked_bars(title: str, rows: Sequence[Mapping[str, float]], *, unit: str =
                 f'<rect x="{_x(at, xs):.1f}" y="{y1:.1f}" width="{max(_x(1, xs) - _x(0, xs) - 0.4, 0.6):.1f}" '
                 f'height="{y0 - y1:.1f}" fill="{COLORS[index % len(COLORS)]}"><title>{tip}</title></rect>'
             )
-    body += [_legend(index, key, COLORS[index % len(COLORS)]) for index, key in enumerate(keys)]
+    body += _legends(keys)
     return _svg("".join(body), title)
 
 
@@ -100,12 +102,18 @@ def _frame(title: str, xs: tuple[float, float], ys: tuple[float, float], unit: s
     return "".join(parts)
 
 
-def _legend(index: int, name: str, color: str) -> str:
-    x, y = LEFT + index % 4 * 90, 34 + index // 4 * 14
-    return (
-        f'<rect x="{x}" y="{y - 8}" width="9" height="9" fill="{color}"/><text x="{x + 13}" y="{y}">'
-        f"{html.escape(name)}</text>"
-    )
+def _legends(names: Sequence[str]) -> Iterator[str]:
+    """A coloured square and its name for each, in as many lines as their lengths need."""
+    x, y = LEFT, 34
+    for index, name in enumerate(names):
+        width = 26 + math.ceil(CHAR_WIDTH * len(name))
+        if x > LEFT and x + width > WIDTH - RIGHT:
+            x, y = LEFT, y + 14
+        yield (
+            f'<rect x="{x}" y="{y - 8}" width="9" height="9" fill="{COLORS[index % len(COLORS)]}"/>'
+            f'<text x="{x + 13}" y="{y}">{html.escape(name)}</text>'
+        )
+        x += width
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

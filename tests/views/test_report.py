@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,15 @@ def test_a_start_is_shown_as_a_person_reads_it_and_a_long_command_says_that_it_i
 def test_a_run_that_a_module_started_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/rlsdk/cli/__main__.py", "train", "--trainer.run_name", "a b"])
     assert surroundings()["command"] == "rlsdk train --trainer.run_name 'a b'"
+
+
+def test_names_of_a_legend_do_not_lie_on_each_other() -> None:
+    """`training samples` was written over `held-out, sampled`: places were 90 pixels wide whatever stood in them."""
+    names = ["training samples", "held-out, sampled", "held-out, greedy", "one that is much longer than all the others"]
+    chart = line_chart("Accuracy", [Line(name=name, points=[(1, 0.1), (2, 0.2)]) for name in names])
+    places = re.findall(r'<text x="(\d+)" y="(\d+)">([^<]+)</text>', chart)
+    written = [(int(x), int(y), name) for x, y, name in places if name in names]
+    assert [name for *_, name in written] == names
+    for (x, y, name), (after, below, _) in pairwise(written):
+        assert below > y or after >= x + 5.5 * len(name) + 10
+    assert all(x + 5.5 * len(name) < 420 for x, _, name in written)
