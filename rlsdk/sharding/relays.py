@@ -61,7 +61,7 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
     chains = _chains(target, wanted, pieces)
     relays = {late: early for group in chains for chain in group for early, late in pairwise(chain)}
     far = pieces.distance == ELSEWHERE
-    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = _direct(pieces, relays)
     sent = np.bincount(pieces.source[far & direct], pieces.num_bytes[far & direct])
     taken = np.bincount(pieces.boxes.rank[far], pieces.num_bytes[far], minlength=count)
     if sent.max(initial=0) > taken.max(initial=0):
@@ -98,9 +98,16 @@ def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
     return sums
 
 
+def _direct(pieces: Pieces, relays: Mapping[int, int]) -> NDArray[np.bool_]:
+    """`[pieces]`: which targets take from the sources."""
+    if not relays:
+        return np.ones(len(pieces.source), bool)
+    return np.isin(pieces.boxes.rank, list(relays), invert=True)
+
+
 def relayed_load(pieces: Pieces, relays: Mapping[int, int], num_sources: int) -> Ints:
     """`[num_sources]`: bytes that each source sends to other processes, with relays."""
-    direct = (pieces.distance != SAME_PROCESS) & np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = (pieces.distance != SAME_PROCESS) & _direct(pieces, relays)
     return np.bincount(pieces.source[direct], pieces.num_bytes[direct], minlength=num_sources).astype(np.int64)
 
 
@@ -116,7 +123,7 @@ def predict_seconds(
 ) -> float:
     """Seconds of the busiest link of any rank, in or out, kept full; and of one bucket for each stage of the longest
     chain. No latency, no contention in switches, no time to load or to fingerprint."""
-    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = _direct(pieces, relays)
     per_target = np.bincount(pieces.boxes.rank, pieces.num_bytes, minlength=len(target))
     far = pieces.distance == ELSEWHERE
     near = ~far & (pieces.distance != SAME_PROCESS)
