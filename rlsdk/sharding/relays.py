@@ -38,6 +38,8 @@ class Relay:
     """Index of the replica's place among all targets."""
     transport: str = ""
     """From the parent to here."""
+    manager: str = ""
+    """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
     children: tuple[int, ...] = ()
     """Indices of the targets that take from this one."""
 
