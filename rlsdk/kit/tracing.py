@@ -76,21 +76,36 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if owner is None:
             return func(*args, **(kwargs or {}))
         name, whole = owner
-        box = box_of(source, whole)
-        if box is not None and tuple(target.shape) == box.size:
-            self.pieces.setdefault(name, []).append(Piece(box=box, memory=target.detach()))
+        place = place_of(source, whole)
+        if place is not None and target.shape == source.shape:
+            box, dims = place
+            # Dimensions that a loader took one index of are back, with a size of one.
+            strides = [1] * len(box.size)
+            for dim, stride in zip(dims, target.stride(), strict=True):
+                if dim is not None:
+                    strides[dim] = stride
+            memory = target.detach().as_strided(box.size, strides, target.storage_offset())
+            self.pieces.setdefault(name, []).append(Piece(box=box, memory=memory))
         return target
 
 
-def box_of(view: Tensor, whole: Tensor) -> Box | None:
-    """Which box of a contiguous tensor a view shows; None when it is no box in the tensor's own order of dimensions."""
-    if view.dim() != whole.dim():
-        return None
-    if any(size > 1 and a != b for size, a, b in zip(view.shape, view.stride(), whole.stride(), strict=True)):
-        return None
+def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None:
+    """Which box of a contiguous tensor a view shows, and which of the tensor's dimensions each of the view's is (None:
+    one of size 1). None when it is no box in the tensor's own order of dimensions; it may have fewer of them."""
+    size, dims, following = [1] * whole.dim(), [], 0
+    for length, stride in zip(view.shape, view.stride(), strict=True):
+        dim = None
+        if length != 1:
+            candidates = (d for d in range(following, whole.dim()) if whole.stride(d) == stride and whole.shape[d] > 1)
+            dim = next(candidates, None)
+            if dim is None:
+                return None
+            size[dim], following = length, dim + 1
+        dims.append(dim)
     left, offset = view.storage_offset(), []
     for stride in whole.stride():
         offset.append(left // stride)
         left %= stride
-    box = Box(tuple(offset), tuple(view.shape))
-    return box if box.intersect(Box.whole(tuple(whole.shape))) == box or math.prod(box.size) == 0 else None
+    box = Box(tuple(offset), tuple(size))
+    inside = box.intersect(Box.whole(tuple(whole.shape))) == box or math.prod(box.size) == 0
+    return (box, dims) if inside else None

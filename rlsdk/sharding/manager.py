@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class GenericShardingManager(ShardingManager):
         """
         super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes, transports=transports)
         self._ends: Ends | None = None
+        self._name = uuid.uuid4().hex
         self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=named_transports(transports))
         self._last: tuple[int, Mapping[str, int]] | None = None
 
@@ -173,13 +175,14 @@ class GenericShardingManager(ShardingManager):
             parent = plan.relays.get(target)
             children = tuple(child for child, giver in plan.relays.items() if giver == target)
             if parent is None:
-                found[target] = Relay(target=target, children=children)
+                found[target] = Relay(target=target, manager=self._name, children=children)
                 continue
             found[target] = Relay(
                 parent=replicas[replica_of[parent]],
                 source=len(ends.source) + parent,
                 target=target,
                 transport=choose_transport(ends.target[parent], ends.target[target], self.plans.transports),
+                manager=self._name,
                 children=children,
             )
         return found

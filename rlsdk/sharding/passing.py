@@ -44,19 +44,23 @@ class PassingOn:
         self._forwarders: dict[int, Forwarder] = {}
         self._left: dict[int, deque[Outgoing]] = {}
         self._transports: dict[int, Transport] = {}
+        self._manager = ""
 
     def begin(
-        self, rounds: Sequence[Sequence[Transfer]], children: Sequence[int], deadline: float, device: str
+        self, rounds: Sequence[Sequence[Transfer]], relay: Relay, deadline: float, device: str
     ) -> list[Forwarder]:
         """From now on the children can have these rounds, as they are put.
 
         Args:
             rounds: of `merged_rounds`.
-            children: indices of the targets that take from here.
+            relay: says who takes from here.
             deadline: of the pull, by `time.monotonic`.
             device: where the weights arrive.
         """
-        made = {child: Forwarder(rounds, deadline, torch.device(device)) for child in children}
+        made = {child: Forwarder(rounds, deadline, torch.device(device)) for child in relay.children}
+        if relay.manager != self._manager:
+            self.close()
+            self._manager = relay.manager
         with self._changed:
             self._forwarders, self._left = made, {child: deque(f.outgoing) for child, f in made.items()}
             self._changed.notify_all()

@@ -59,6 +59,8 @@ class ProcessGroupTransport(Transport):
         self._group: Any = None
         self._store: Any = None
         self._id = uuid.uuid4().hex
+        self._joined = ""
+        """Of a target's end: whose group it is in."""
         self._staging: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
         self._sending: threading.Thread | None = None
         self._turn = 0
@@ -88,6 +90,8 @@ class ProcessGroupTransport(Transport):
         num_bytes = check_announcement(handle, metas)
         num_groups = len(groups(*bucket_offsets(metas)))
         data = self._buffer(num_bytes + _trailer_bytes(num_groups), torch.device(handle["device"]))
+        if handle["group"] != self._joined:
+            self._group, self._joined = None, handle["group"]  # Another source, or the same one anew.
         try:
             if self._group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):

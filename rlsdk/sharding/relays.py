@@ -38,6 +38,8 @@ class Relay:
     """Index of the replica's place among all targets."""
     transport: str = ""
     """From the parent to here."""
+    manager: str = ""
+    """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
     children: tuple[int, ...] = ()
     """Indices of the targets that take from this one."""
 
@@ -61,7 +63,7 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
     chains = _chains(target, wanted, pieces)
     relays = {late: early for group in chains for chain in group for early, late in pairwise(chain)}
     far = pieces.distance == ELSEWHERE
-    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = _direct(pieces, relays)
     sent = np.bincount(pieces.source[far & direct], pieces.num_bytes[far & direct])
     taken = np.bincount(pieces.boxes.rank[far], pieces.num_bytes[far], minlength=count)
     if sent.max(initial=0) > taken.max(initial=0):
@@ -98,9 +100,16 @@ def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
     return sums
 
 
+def _direct(pieces: Pieces, relays: Mapping[int, int]) -> NDArray[np.bool_]:
+    """`[pieces]`: which targets take from the sources."""
+    if not relays:
+        return np.ones(len(pieces.source), bool)
+    return np.isin(pieces.boxes.rank, list(relays), invert=True)
+
+
 def relayed_load(pieces: Pieces, relays: Mapping[int, int], num_sources: int) -> Ints:
     """`[num_sources]`: bytes that each source sends to other processes, with relays."""
-    direct = (pieces.distance != SAME_PROCESS) & np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = (pieces.distance != SAME_PROCESS) & _direct(pieces, relays)
     return np.bincount(pieces.source[direct], pieces.num_bytes[direct], minlength=num_sources).astype(np.int64)
 
 
@@ -116,7 +125,7 @@ def predict_seconds(
 ) -> float:
     """Seconds of the busiest link of any rank, in or out, kept full; and of one bucket for each stage of the longest
     chain. No latency, no contention in switches, no time to load or to fingerprint."""
-    direct = np.isin(pieces.boxes.rank, list(relays), invert=True)
+    direct = _direct(pieces, relays)
     per_target = np.bincount(pieces.boxes.rank, pieces.num_bytes, minlength=len(target))
     far = pieces.distance == ELSEWHERE
     near = ~far & (pieces.distance != SAME_PROCESS)

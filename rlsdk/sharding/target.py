@@ -122,7 +122,7 @@ class WeightTarget:
         if not relay.children:
             return ()
         (layout,) = self.layouts()
-        return self._passing.begin(merged_rounds(buckets, order), relay.children, deadline, layout.device)
+        return self._passing.begin(merged_rounds(buckets, order), relay, deadline, layout.device)
 
     def _load(self, gathering: Gathering, forwarders: Sequence[Forwarder], version: int) -> SyncReceipt:
         """Has the engine load what is gathered here."""

@@ -38,6 +38,25 @@ class Fused:
         return [self.joined, self.side, self.scale]
 
 
+def test_experts_that_lie_in_one_tensor_are_followed_one_by_one() -> None:
+    """As checkpoints have them: gate and up of all experts in one tensor; of which a rank loads some."""
+    whole, mine = torch.randn(4, 6, 5), torch.zeros(2, 6, 5)
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
+        for _, tensor in weights:
+            for half, part in enumerate(tensor.chunk(2, dim=1)):
+                for expert, values in enumerate(part.unbind()):
+                    if expert >= 2:
+                        mine[expert - 2].narrow(0, 3 * half, 3).copy_(values)
+
+    pieces = trace_loaders(load, {"experts": (4, 6, 5)})["experts"]
+    assert {piece.box for piece in pieces} == {Box((e, h, 0), (1, 3, 5)) for e in (2, 3) for h in (0, 3)}
+    for piece in pieces:
+        assert piece.memory.shape == piece.box.size
+        piece.memory.copy_(whole[piece.box.slices(Box.whole((4, 6, 5)))])
+    assert torch.equal(mine, whole[2:])
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.data())
 def test_writing_through_pieces_is_what_the_loader_does(

@@ -86,6 +86,19 @@ def test_two_hosts_send_by_the_addresses_that_reach_each_other() -> None:
         rollout.hosts[0].target.close()
 
 
+def test_a_target_goes_over_to_a_source_that_was_made_anew() -> None:
+    """It waited on the group of the source before, whose process may be gone."""
+    target = ProcessGroupTransport()
+    target.timeout_s = 10.0
+    for value in (1.0, 2.0):
+        source = ProcessGroupTransport()
+        shard = WeightShard(name="w", box=Box.whole((4,)), tensor=torch.full((4,), value))
+        (came,) = target.fetch(export(source, [shard], ["float32"]), [((4,), "float32")])
+        assert came.unique().tolist() == [value]
+        source.close()
+    target.close()
+
+
 def test_a_source_that_no_address_leads_to_is_said_to_be_so() -> None:
     source, target = ProcessGroupTransport(), ProcessGroupTransport()
     handle = export(source, [WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])

@@ -156,6 +156,28 @@ def test_a_replica_that_breaks_off_takes_the_rest_of_its_chain_along_and_the_nex
         assert all(torch.equal(tensor, random_tensors(SHAPES)[name]) for name, _, tensor in host.engine.served)
 
 
+def test_other_replicas_under_the_same_indices_get_ways_of_their_own() -> None:
+    """As when one of them was lost and another came in its place: the first stays, and is called by a new manager."""
+    train, rollout, sent = far_groups(["far", "far"])
+    for version in range(2):
+        manager = GenericShardingManager(
+            train, rollout, bucket_bytes=2048, timeout_s=20.0, transports=["process_group"]
+        )
+        for mine in sent.values():
+            mine.clear()
+        manager.sync(version)
+        assert sum(map(sum, sent.values())) == MODEL_BYTES
+        last = rollout.hosts[1]
+        assert all(torch.equal(t, random_tensors(SHAPES)[name]) for name, _, t in last.engine.served)
+        last.target.close()
+        rollout.hosts[1] = type(last)(type(last.engine)(last.engine.layout()))
+        # As the trainer does, when replicas change.
+        for host in train.hosts:
+            host.source.close()
+    for host in rollout.hosts:
+        host.target.close()
+
+
 def test_a_replica_that_nobody_passes_weights_on_to_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlsdk.sharding import passing
 

@@ -121,6 +121,11 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
             f"rollout.pp_size {spec.pp_size}: vLLM on a CPU serves one stage (0.32 with two loses requests); give "
             "rollout.tp_size, or --rollout-backend sglang"
         )
+    if ctx.device == "cpu" and spec.ep_size > 1:
+        raise ConfigError(
+            f"rollout.ep_size {spec.ep_size}: vLLM on a CPU (0.32) ends in a segmentation fault when experts are dealt "
+            "out; give 1, which cuts every expert"
+        )
     stage = spec.tp_size * spec.dp_size
     if spec.ep_size not in (1, stage):
         raise ConfigError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,8 +24,12 @@ from rlsdk_vllm.replacing import replaced
 LOAD_FORMAT = "rlsdk"
 CPU_DISPATCH = "dispatch_cpu_unquantized_gemm"
 """vLLM's function that chooses how a linear layer computes on a CPU."""
+CPU_PACKING = "cpu_prepack_moe_weight"
+"""vLLM's function that orders the weights of experts as its kernel for CPUs takes them."""
 PIECES = "rlsdk_pieces"
 """Attribute of a loaded model: canonical name -> its pieces."""
+PACKED = "rlsdk_packed"
+"""Attribute of a loaded model: its `Packed`."""
 
 
 @register_model_loader(LOAD_FORMAT)
@@ -37,8 +43,10 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
         self._from_files().download_model(model_config)
 
     def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
-        with replaced(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding):
+        packed: list[Packed] = []
+        with replaced(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding), noted_packing(packed):
             model: nn.Module = super().load_model(*args, **kwargs)
+        setattr(model, PACKED, packed)
         return model
 
     def load_weights(self, model: Any, model_config: Any) -> None:
@@ -53,6 +61,36 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
         return DefaultModelLoader(
             dataclasses.replace(self.load_config, load_format="safetensors", model_loader_extra_config={})
         )
+
+
+class Packed(NamedTuple):
+    """Weights of experts on a CPU, whose kernel takes them in an order of its own."""
+
+    weights: torch.Tensor
+    """Where loaders, and updates, put them."""
+    served: torch.Tensor
+    """What is computed from, in memory that stays."""
+    pack: Callable[[torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def noted_packing(found: list[Packed]) -> Iterator[None]:
+    """Inside, what vLLM packs is noted, with where it comes from."""
+    try:
+        from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+    except ImportError:  # of versions that keep it elsewhere; models with experts are refused there
+        yield
+        return
+    original = vars(cpu_moe).get(CPU_PACKING)
+
+    def noted(weights: torch.Tensor, isa: str) -> torch.Tensor:
+        assert original is not None
+        served: torch.Tensor = original(weights, isa)
+        found.append(Packed(weights.detach(), served, lambda values: original(values, isa)))
+        return served
+
+    with replaced(CPU_PACKING, noted, cpu_moe):
+        yield
 
 
 @torch.no_grad()
@@ -74,6 +112,13 @@ def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:
     return pieces
 
 
+def packed_experts(model: nn.Module) -> list[Packed]:
+    """Those whose weights the pieces reach."""
+    reached = _storages(served_pieces(model))
+    packed: list[Packed] = getattr(model, PACKED, [])
+    return [one for one in packed if _storage(one.weights) in reached]
+
+
 def derived(model: nn.Module) -> dict[str, Any]:
     """Attention layers that compute from tensors made out of weights, by name: latent attention multiplies with the two
     halves of `kv_b_proj`, transposed. No loader reaches those; `rebuild` makes them again."""
@@ -92,6 +137,8 @@ def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
     Raises:
         WeightSyncError: vLLM put them somewhere else.
     """
+    for packed in packed_experts(model):
+        packed.served.copy_(packed.pack(packed.weights))
     for name, module in derived(model).items():
         before = [parameter.data_ptr() for parameter in _own(module)]
         module.process_weights_after_loading(dtype)
@@ -109,7 +156,9 @@ def faults(model: nn.Module) -> list[str]:
     pieces = served_pieces(model)
     reached = _storages(pieces) | {_storage(p) for module in derived(model).values() for p in _own(module)}
     found: list[str] = []
-    live = set()
+    packed = packed_experts(model)
+    reached |= {_storage(one.served) for one in packed}
+    live = {_storage(one.weights) for one in packed}
     for name, parameter in model.named_parameters():
         live.add(_storage(parameter))
         if parameter.numel() and _storage(parameter) not in reached:
