@@ -28,12 +28,15 @@ from pathlib import Path
 
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 PORT = 26379
 NODES = 5
 """Besides the head, which has the controller and no device; the last is a spare."""
 NETWORK = "10.213.77"
+INTERFACE = "rlsdk0"
+"""Of every namespace. Named to the run: the machine's host name means its loopback, which gloo would take."""
 STORE_BYTES = 150 << 20
 """Of each node's object store."""
 READY_S = 120.0
@@ -101,9 +104,10 @@ def separate_networks(count: int) -> Iterator[list[NodePlace]]:
             stack.callback(_ip, "netns", "del", name, check=False)
             _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
             _ip("link", "set", inside, "netns", name)
+            _ip("-n", name, "link", "set", inside, "name", INTERFACE)
             _ip("link", "set", outside, "master", bridge, "up")
-            _ip("-n", name, "addr", "add", f"{NETWORK}.{at + 2}/24", "dev", inside)
-            for device in ("lo", inside):
+            _ip("-n", name, "addr", "add", f"{NETWORK}.{at + 2}/24", "dev", INTERFACE)
+            for device in ("lo", INTERFACE):
                 _ip("-n", name, "link", "set", device, "up")
             places.append(NodePlace(name=f"node-{at}", address=f"{NETWORK}.{at + 2}", namespace=name))
         yield places
@@ -204,7 +208,8 @@ def train(nodes: RayNodes, name: str, runs: Path, extra: Sequence[str]) -> subpr
     """Starts a run, as a user would on the head node."""
     command = [
         sys.executable, "-m", "rlsdk", "train", *TASK, *PLACEMENT, "--placement.ray_address", nodes.address,
-        "--trainer.run_dir", str(runs), "--trainer.run_name", name, *extra,
+        "--trainer.run_dir", str(runs), "--trainer.run_name", name, "--placement.network_interface",
+        INTERFACE if nodes.places[-1].namespace else "lo", *extra,
     ]  # fmt: skip
     return subprocess.Popen(
         command,
@@ -283,7 +288,7 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
     for name in ("run", "seconds", "steps", "bytes of a sync", "seconds of a sync", "outcome"):
         table.add_column(name)
     for one in outcomes:
-        told = "; ".join(one.problems) or "; ".join(["as it must", *one.notes])
+        told = escape("; ".join(one.problems)) or "; ".join(["as it must", *one.notes])
         table.add_row(
             one.name, f"{one.seconds:.0f}", str(one.steps), f"{one.figures.get('sync/bytes', 0):.0f}",
             f"{one.figures.get('sync/seconds', 0):.2f}", told,
