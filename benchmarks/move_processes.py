@@ -131,8 +131,8 @@ class RolloutProcess(Watched):
     ) -> SyncReceipt:
         return self.target.pull(buckets, peers, version, timeout_s, relay)
 
-    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        return self.target.pass_on(buckets)
+    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets, sync, timeout_s)
 
     def prove(self, yes: bool) -> None:
         self.engine.prove = yes

@@ -132,9 +132,9 @@ class WeightTargetHost(Protocol):
         from which replica they come instead, and to which they go on (`rlsdk.sharding.relays`)."""
         ...
 
-    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        """As `WeightSourceHost.export_weights`, of what this replica takes meanwhile: another replica calls it, through
-        `Peer.call`."""
+    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        """As `WeightSourceHost.export_weights`, of what this replica takes in this sync: another replica calls it,
+        through `Peer.call`, and waits at most `timeout_s` until this one takes part."""
         ...
 
 

@@ -6,7 +6,7 @@ ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What
 - train: `weight_layout()`, `weight_fingerprints(transfers)`, and, while the engine's own thread may be busy,
   `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`
 - rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and while it pulls
-  `pass_on_weights(buckets)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`
+  `pass_on_weights(buckets, sync, timeout_s)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`
 """
 
 from __future__ import annotations

@@ -108,6 +108,8 @@ class Feed:
     handles: deque[Mapping[str, Any]] = field(default_factory=deque)
     method: str = EXPORT_METHOD
     """Of the peer's host."""
+    sync: str | None = None
+    """Where the peer is a replica: which sync it passes on."""
 
     @property
     def is_local(self) -> bool:
@@ -156,7 +158,8 @@ class Feed:
         if left_s <= 0:
             raise DeadlineError("the time for the sync is over")
         buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].call_bytes)]
-        handles = self.peer.call(self.method, buckets, timeout_s=left_s)
+        which = () if self.sync is None else (self.sync, left_s)
+        handles = self.peer.call(self.method, buckets, *which, timeout_s=left_s)
         if len(handles) != len(buckets):
             raise WeightSyncError(f"{len(buckets)} buckets were asked for, and the source answered {len(handles)}")
         return handles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,7 @@ class GenericShardingManager(ShardingManager):
         super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes, transports=transports)
         self._ends: Ends | None = None
         self._name = uuid.uuid4().hex
+        self._syncs = itertools.count()
         self.plans = PlanCache(bucket_bytes=bucket_bytes, transports=named_transports(transports))
         self._last: tuple[int, Mapping[str, int]] | None = None
 
@@ -169,13 +171,14 @@ class GenericShardingManager(ShardingManager):
         if not plan.relays:
             return {}
         ends, replicas = self.ends(), self.rollout.peers()
+        sync = f"{self._name}-{next(self._syncs)}"
         replica_of = {target: at for at, targets in enumerate(ends.targets_of_replica) for target in targets}
         found = {}
         for target in {*plan.relays, *plan.relays.values()}:
             parent = plan.relays.get(target)
             children = tuple(child for child, giver in plan.relays.items() if giver == target)
             if parent is None:
-                found[target] = Relay(target=target, manager=self._name, children=children)
+                found[target] = Relay(target=target, manager=self._name, sync=sync, children=children)
                 continue
             found[target] = Relay(
                 parent=replicas[replica_of[parent]],
@@ -183,6 +186,7 @@ class GenericShardingManager(ShardingManager):
                 target=target,
                 transport=choose_transport(ends.target[parent], ends.target[target], self.plans.transports),
                 manager=self._name,
+                sync=sync,
                 children=children,
             )
         return found

@@ -16,9 +16,6 @@ from rlsdk.sharding.relays import Relay
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.transports import make_transport
 
-WAIT_S = 600.0
-"""Longest that a replica waits for the pull of the one before it to begin; its own call may end sooner."""
-
 
 def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int]) -> list[Bucket]:
     """What a replica takes from the one before it, in place of what the first of its chain takes from the sources."""
@@ -45,6 +42,10 @@ class PassingOn:
         self._left: dict[int, deque[Outgoing]] = {}
         self._transports: dict[int, Transport] = {}
         self._manager = ""
+        self._sync = ""
+        """Under way, or the last one."""
+        self._broken = ("", "")
+        """The last sync that broke off here, and why."""
 
     def begin(
         self, rounds: Sequence[Sequence[Transfer]], relay: Relay, deadline: float, device: str
@@ -62,20 +63,29 @@ class PassingOn:
             self.close()
             self._manager = relay.manager
         with self._changed:
+            self._sync = relay.sync
             self._forwarders, self._left = made, {child: deque(f.outgoing) for child, f in made.items()}
             self._changed.notify_all()
         return list(made.values())
 
-    def export(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+    def export(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         """As `WeightSource.export`: the next rounds for one of the children.
 
+        Args:
+            buckets: of one child.
+            sync: of which they are; the pull of this replica may not have begun yet.
+            timeout_s: longest wait for that.
+
         Raises:
-            WeightSyncError: no pull that passes on to it has begun, or another one has.
+            WeightSyncError: this sync broke off here, or no pull that passes on to the child begins.
         """
         target, name = buckets[0].target, buckets[0].transport
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + timeout_s
         with self._changed:
-            while target not in self._left:
+            while self._sync != sync or target not in self._left:
+                broken, why = self._broken
+                if broken == sync:
+                    raise WeightSyncError(why)
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
                     raise WeightSyncError(f"target {target} asked for weights that are not passed on to it")
             left, forwarder = self._left[target], self._forwarders[target]
@@ -92,12 +102,13 @@ class PassingOn:
             raise WeightSyncError(f"target {target} asked for other weights than those that are passed on to it")
         return transport.export(asked)
 
-    def fail(self, why: str) -> None:
-        """The pull broke off: so do those of the children."""
+    def fail(self, sync: str, why: str) -> None:
+        """The pull broke off: so do those of the children, also of those that ask later."""
         with self._changed:
-            self._left = {}
+            self._broken, self._left = (sync, why), {}
             for forwarder in self._forwarders.values():
                 forwarder.fail(why)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Frees the memory that transports hold."""

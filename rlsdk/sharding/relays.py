@@ -40,6 +40,8 @@ class Relay:
     """From the parent to here."""
     manager: str = ""
     """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
+    sync: str = ""
+    """Names this sync, and no other."""
     children: tuple[int, ...] = ()
     """Indices of the targets that take from this one."""
 

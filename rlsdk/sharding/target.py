@@ -86,7 +86,7 @@ class WeightTarget:
         def feed(mine: deque[Bucket]) -> Feed:
             made = Feed(mine, givers[mine[0].source], self._transports, self._instead, deadline)
             if relay.parent is not None:
-                made.method = PASS_ON_METHOD
+                made.method, made.sync = PASS_ON_METHOD, relay.sync
             return made
 
         workers = [layout.worker for layout in self.layouts() if layout.worker is not None]
@@ -97,7 +97,7 @@ class WeightTarget:
                 forwarders = self._pass_on(buckets, relay, order, deadline)
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
         except BaseException as error:
-            self._passing.fail(f"the replica before it broke off ({error})")
+            self._passing.fail(relay.sync, f"the replica before it broke off ({error})")
             # Sources still have ready what nobody will take: that they are let go of tells them.
             self.close()
             raise
@@ -105,9 +105,9 @@ class WeightTarget:
             raise WeightSyncError(f"the rollout engine was sent version {version} and says it serves {receipt.version}")
         return replace(receipt, seconds=time.perf_counter() - start)
 
-    def pass_on(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        """Hands out the next of what this replica takes meanwhile; for another one that takes the same."""
-        return self._passing.export(buckets)
+    def pass_on(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        """Hands out the next of what this replica takes in this sync; for another one that takes the same."""
+        return self._passing.export(buckets, sync, timeout_s)
 
     def close(self) -> None:
         """Lets go of the memory that transports map."""

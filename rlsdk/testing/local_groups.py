@@ -62,8 +62,8 @@ class RolloutHost(WeightTargetHost):
         self.num_pulls += 1
         return self.target.pull(buckets, peers, version, timeout_s, relay)
 
-    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        return self.target.pass_on(buckets)
+    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets, sync, timeout_s)
 
 
 @dataclass

@@ -234,8 +234,8 @@ class RolloutHost:
         return self.target.pull(buckets, peers, version, timeout_s, relay)
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def pass_on_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        return self.target.pass_on(buckets)
+    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        return self.target.pass_on(buckets, sync, timeout_s)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def abort(self, request_ids: Sequence[str] | None = None) -> None:

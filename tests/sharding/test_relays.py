@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 from rlsdk.interfaces import Bucket, WeightLayout, WeightSyncError
 from rlsdk.kit.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
+from rlsdk.sharding.passing import PassingOn
+from rlsdk.sharding.relays import Relay
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}
@@ -178,11 +181,20 @@ def test_other_replicas_under_the_same_indices_get_ways_of_their_own() -> None:
         host.target.close()
 
 
-def test_a_replica_that_nobody_passes_weights_on_to_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlsdk.sharding import passing
+def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
+    passing = PassingOn()
+    relay = Relay(target=0, manager="m", sync="m-0", children=(1,))
+    bucket = Bucket(source=2, target=1, transport="inline", transfers=(), num_bytes=0, round=0)
+    passing.begin([[]], relay, time.monotonic() + 60, "cpu")
+    passing.fail("m-0", "its memory is full")
+    with pytest.raises(WeightSyncError, match="its memory is full"):
+        passing.export([bucket], "m-0", 60.0)
+    with pytest.raises(WeightSyncError, match="target 1 asked for weights that are not passed on"):
+        passing.export([bucket], "m-1", 0.1)  # of the next sync, which has not begun: that is waited for
 
-    monkeypatch.setattr(passing, "WAIT_S", 0.1)
+
+def test_a_replica_that_nobody_passes_weights_on_to_is_told_so() -> None:
     _, rollout, _ = far_groups(["far"])
     bucket = Bucket(source=5, target=3, transport="inline", transfers=(), num_bytes=0, round=0)
     with pytest.raises(WeightSyncError, match="target 3 asked for weights that are not passed on to it"):
-        rollout.hosts[0].pass_on_weights([bucket])
+        rollout.hosts[0].pass_on_weights([bucket], "m-0", 0.1)
