@@ -39,9 +39,11 @@ def stop_on_signal(
     second: Callable[[int], None] | None = None,
     *,
     preempt: Callable[[], None] | None = None,
+    has_begun: Callable[[], bool] = lambda: True,
 ) -> Iterator[Stopped]:
     """First SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleaning up but without saving.
-    `second` says how, given the number of the signal. A first SIGTERM calls `preempt` instead, where it is given.
+    `second` says how, given the number of the signal. A first SIGTERM calls `preempt` instead, where it is given. Where
+    no step `has_begun` there is nothing to save, and the first one ends the program.
 
     A SIGHUP that is ignored (`nohup`) stays so.
     """
@@ -54,6 +56,9 @@ def stop_on_signal(
         if stopped.number is not None:
             (second or _leave)(number)
         stopped.number = number
+        if not has_begun():
+            say("stopping: nothing was trained yet")
+            (second or _leave)(number)
         if number == signal.SIGTERM and preempt is not None:
             preempt()
             say("stopping for SIGTERM: what runs is stopped, kept and saved; once more stops at once, without saving")
@@ -74,18 +79,21 @@ def stop_on_signal(
 
 @contextmanager
 def stop_on_interrupt(
-    stop: Callable[[], None], say: Callable[[str], None], preempt: Callable[[], None] | None = None
+    stop: Callable[[], None],
+    say: Callable[[str], None],
+    preempt: Callable[[], None] | None = None,
+    has_begun: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
     """For a program that goes on after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
     raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `preempt` and `stop`, and end it after
-    the run.
+    the run. Before a step `has_begun`, the first one does what the second does.
 
     Does nothing outside of the main thread, where Python takes no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with stop_on_signal(stop, say, second=_interrupted, preempt=preempt) as stopped:
+    with stop_on_signal(stop, say, second=_interrupted, preempt=preempt, has_begun=has_begun) as stopped:
         yield
     if stopped.number not in (None, signal.SIGINT):
         sys.exit(stopped.exit_code)

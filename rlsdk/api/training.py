@@ -206,7 +206,11 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
         from rlsdk.trainer.stopping import StopFlag
 
         stop = StopFlag()
-        with shown(view) as watching, stop_on_interrupt(stop.set, watching.notice, stop.preempt), _threads():
+        with (
+            shown(view) as watching,
+            stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
+            _threads(),
+        ):
             for text in brought.notices:
                 watching.notice(text)
             launched = launch(resolved, watching, stop, bring=brought.moved)

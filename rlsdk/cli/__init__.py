@@ -14,20 +14,23 @@ TRACEBACK_FLAG = "--traceback"
 TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"
 EXIT_REFUSED = 2
 EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and leaves the process with its exit code.
 
-    0: done. 2: a configuration or a plugin that cannot be used; nothing was started. 1: anything else.
+    0: done. 2: a configuration or a plugin that cannot be used; nothing was started. 130: Ctrl-C. 1: anything else.
     """
-    from rlsdk.cli.commands import app
-
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     wants_traceback = TRACEBACK_FLAG in arguments or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0")
     arguments = [argument for argument in arguments if argument != TRACEBACK_FLAG]
     try:
+        from rlsdk.cli.commands import app
+
         app(args=arguments or ["--help"], prog_name="rlsdk")
+    except KeyboardInterrupt:  # while this program is still being read
+        sys.exit(EXIT_INTERRUPTED)
     except RlsdkError as error:
         if wants_traceback:
             print(printable(traceback.format_exc()), file=sys.stderr)

@@ -30,7 +30,10 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
     from rlsdk.trainer.stopping import StopFlag
 
     stop = StopFlag()
-    with ConsoleView() as view, stop_on_signal(stop.set, view.notice, preempt=stop.preempt) as stopped:
+    with (
+        ConsoleView() as view,
+        stop_on_signal(stop.set, view.notice, preempt=stop.preempt, has_begun=lambda: stop.has_begun) as stopped,
+    ):
         return launch(resolved, view, stop), stopped
 
 

@@ -21,6 +21,8 @@ class StopFlag:
     def __init__(self) -> None:
         self.is_set = False
         self.is_preempted = False
+        self.has_begun = False
+        """A step may be under way, so there may be something to save."""
         self._interrupt: Callable[[], None] | None = None
         self._deadline_s: float | None = None
         self._timer: threading.Timer | None = None
@@ -41,7 +43,8 @@ class StopFlag:
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None], deadline_s: float) -> Iterator[None]:
-        """Inside, `preempt` calls `interrupt`, and a second SIGTERM follows after so many seconds."""
+        """Around the steps. Inside, `preempt` calls `interrupt`, and a second SIGTERM follows after so many seconds."""
+        self.has_begun = True
         self._interrupt, self._deadline_s = interrupt, deadline_s
         if self.is_preempted:
             self.preempt()

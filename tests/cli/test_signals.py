@@ -53,6 +53,42 @@ def test_each_way_to_stop_saves_first_and_says_which_it_was(number: signal.Signa
     assert (tmp_path / "saved").exists()
 
 
+def test_before_a_step_has_begun_the_first_one_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    """A real start, interrupted behind its first line: Ray and the workers are coming up then."""
+    command = [sys.executable, "-m", "rlsdk.cli", "train", "--placement.device", "cpu"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heard
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("run ") for line in lines)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        said = "".join(lines)
+    assert process.returncode == 130
+    assert said.count("\n") <= 2, said
+    assert "stopping: nothing was trained yet" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_is_interrupted_while_it_is_read_says_nothing(tmp_path: Path) -> None:
+    script = """
+import importlib.abc, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "rlsdk.cli.commands":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from rlsdk.cli import main
+main(["train"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN.replace("range(20)", "range(2000)"), str(tmp_path / "saved")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
