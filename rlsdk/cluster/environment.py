@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from rlsdk.interfaces import PlacementError
@@ -52,3 +54,23 @@ def address_of(interface: str) -> str:
                 f"({error.strerror}); its interfaces are {names}"
             ) from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def choose_gloo_interface(address: str) -> None:
+    """Has gloo listen where other nodes reach this one, unless its variable says otherwise: by itself it takes what
+    the host's name stands for, which often is loopback.
+
+    Args:
+        address: by which Ray knows this node.
+    """
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_of(address)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this IPv4 address; None where none is known to have it."""
+    for _, name in socket.if_nameindex():
+        with suppress(PlacementError):
+            if address_of(name) == address:
+                return name
+    return None

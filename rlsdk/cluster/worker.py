@@ -22,7 +22,7 @@ from typing import Any
 from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
-from rlsdk.cluster.environment import address_of
+from rlsdk.cluster.environment import address_of, choose_gloo_interface
 from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed, WorkerInfo
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.scratch import make_scratch_dir
@@ -55,12 +55,15 @@ class DeviceWorker:
         network_interface: str | None = None,
     ) -> None:
         """Everything slow happens on the engine thread, so that the process answers as soon as it is up."""
+        import ray
+
         global _here
         for variable in THREAD_VARIABLES:
             os.environ[variable] = str(num_threads)
         if not uses_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         sys.path += [path for path in import_paths if path not in sys.path]
+        choose_gloo_interface(ray.util.get_node_ip_address())
         self.worker_id = worker_id
         self.network_interface = network_interface
         self.logs = _redirect_output(log_path)

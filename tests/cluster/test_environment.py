@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlsdk.cluster.environment import address_of, forwarded
+from rlsdk.cluster.environment import address_of, choose_gloo_interface, forwarded, interface_of
 from rlsdk.cluster.shared_folder import check_shared_folder
 from rlsdk.interfaces import PlacementError
 
@@ -26,6 +27,20 @@ def test_one_interface_is_every_librarys() -> None:
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(PlacementError, match=r"placement.network_interface 'ib7': .* its interfaces are \[.*'lo'"):
         address_of("ib7")
+
+
+def test_gloo_listens_where_ray_knows_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "to be put back")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    choose_gloo_interface("192.0.2.1")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    choose_gloo_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    choose_gloo_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 def nodes(**folders: Path) -> Any:
