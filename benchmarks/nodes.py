@@ -291,7 +291,7 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
         told = escape("; ".join(one.problems)) or "; ".join(["as it must", *one.notes])
         table.add_row(
             one.name, f"{one.seconds:.0f}", str(one.steps), f"{one.figures.get('sync/bytes', 0):.0f}",
-            f"{one.figures.get('sync/seconds', 0):.2f}", told,
+            f"{one.figures.get('time/sync_s', 0):.2f}", told,
         )  # fmt: skip
     return table
 
