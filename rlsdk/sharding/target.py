@@ -84,7 +84,10 @@ class WeightTarget:
             givers[relay.source] = relay.parent
 
         def feed(mine: deque[Bucket]) -> Feed:
-            made = Feed(mine, givers[mine[0].source], self._transports, self._instead, deadline)
+            source = mine[0].source
+            if source not in givers:
+                raise WeightSyncError(f"the plan takes weights from source rank {source}, which was not given")
+            made = Feed(mine, givers[source], self._transports, self._instead, deadline)
             if relay.parent is not None:
                 made.method, made.sync = PASS_ON_METHOD, relay.sync
             return made

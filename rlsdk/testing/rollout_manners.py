@@ -116,10 +116,11 @@ class MannerRequirements:
         async def held() -> tuple[list[GenerationOutput], int]:
             task = await lab.under_way(requests)
             await asyncio.to_thread(engine.pause)
+            late = task.done()  # before it could be paused
             await asyncio.sleep(0.1)
             before = engine.num_decoded() or 0
             await asyncio.sleep(0.1)
-            grown = (engine.num_decoded() or 0) - before
+            grown = (engine.num_decoded() or 0) - before + 10**6 * (task.done() and not late)
             await asyncio.to_thread(engine.resume)
             return await task, grown
 
@@ -142,8 +143,9 @@ class MannerRequirements:
             task = asyncio.create_task(collect(changing, requests))
             await asyncio.sleep(0.15)
             early = (changing.num_decoded() or 0) - before + 10**6 * task.done()
-            changing.update_weights(whole_shards(state), 8)
-            await asyncio.sleep(0.05)
+            if not early:
+                changing.update_weights(whole_shards(state), 8)
+                await asyncio.sleep(0.05)
             changing.resume()
             return await task, early
 

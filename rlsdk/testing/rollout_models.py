@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import looked_at
 from rlsdk.testing.rollout_capacity import OVERRUN, running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards, wrong_identities
@@ -44,6 +45,8 @@ class ModelRequirements:
         """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
         `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
         both uses of the tensor change with an update, and log-probs are float32."""
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
         with other_model(lab) as other:
             if other is None:

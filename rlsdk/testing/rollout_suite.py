@@ -26,6 +26,7 @@ from rlsdk.testing.rollout_models import ModelRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
+from rlsdk.testing.rollout_sharded import ShardedRequirements
 from rlsdk.testing.rollout_sources import SourceRequirements
 from rlsdk.testing.rollout_stale import StaleRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
@@ -34,6 +35,7 @@ from rlsdk.testing.suite import Suite
 
 class RolloutConformance(
     ProcessRequirements,
+    ShardedRequirements,
     SamplingRequirements,
     DistributionRequirements,
     LengthRequirements,
@@ -79,7 +81,6 @@ class RolloutConformance(
 
     test_expert_parallel = unmeasured(Capability.EXPERT_PARALLEL)
     test_lora = unmeasured(Capability.LORA)
-    test_sharded_update = unmeasured(Capability.SHARDED_UPDATE)
     test_routed_experts = unmeasured(Capability.ROUTED_EXPERTS)
     test_multimodal = unmeasured(Capability.MULTIMODAL)
 

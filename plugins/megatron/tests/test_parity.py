@@ -12,7 +12,8 @@ from comparing import EXACT, LOG_PROBS, by_row, compare, good, reference
 from worlds import Case
 
 SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "reset bfloat16",
-           "reset bfloat16 whole", "two roles", "kwargs", "damaged", "offloaded"}  # fmt: skip
+           "reset bfloat16 whole", "two roles", "kwargs", "damaged", "offloaded",
+           "export in parts", "export of experts", "opened"}  # fmt: skip
 SIZES = (2, 1, 4)
 """The second world saves what the others load."""
 

@@ -15,7 +15,7 @@ ROLLOUT_PROMISES = {
     "sorts-requests": Defect("rollout_promises:SortsRequests", {"requests.own": "has no attribute 'sort'"}),
     "refuses-late": Defect("rollout_promises:RefusesLate", {"refusals.nothing": "samples of a call with"}),
     "pauses-at-home": Defect("rollout_promises:PausesAtHome", {"threads": "tokens that came in a pause"}),
-    "pauses-what-runs": Defect("rollout_promises:PausesWhatRuns", {"pause.idle": "requests run"}),
+    "pauses-what-runs": Defect("rollout_promises:PausesWhatRuns", {"pause.idle": "tokens that came in the pause"}),
     "version-in-seed": Defect("rollout_promises:VersionInSeed", {"pause.same_weights": "samples that it changed"}),
     "aborts-in-a-while": Defect("rollout_promises:AbortsInAWhile", {"abort.at_once": "tokens decoded behind it"}),
     "tied-unsaid": Defect("rollout_promises:TiedUnsaid", {"model.tied": "other names of the tied tensor"}),

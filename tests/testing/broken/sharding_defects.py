@@ -170,7 +170,7 @@ SHARDING = {
         "sharding_failures:OnePlaceEach", {"sync.apart": "elements came", "sync.interrupted": "elements came"}
     ),
     "peers-by-count": Defect(
-        "sharding_failures:PeersByCount", {"sync.sources": "did not arrive", "sync.together": "did not arrive"}
+        "sharding_failures:PeersByCount", {"sync.sources": "was not given", "sync.together": "was not given"}
     ),
     "bits-of-the-source": Defect(
         "sharding_failures:BitsOfTheSource",

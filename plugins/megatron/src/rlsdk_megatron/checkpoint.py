@@ -74,7 +74,7 @@ def save(
             atomic_write_json(folder / INDEX, places)
             atomic_write_json(
                 folder / STATE,
-                {"format": 1, "num_steps": num_steps, "files": dist.get_world_size()},
+                {"format": 1, "num_steps": num_steps, "files": dist.get_world_size(), "index": INDEX},
             )
 
 
@@ -136,9 +136,9 @@ def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...
     with ExitStack() as stack:
         with agreed(f"{folder} cannot be loaded"):
             progress = _progress(folder)
-            num_steps = int(progress["num_steps"])
+            num_steps = progress["num_steps"]
             kinds = KINDS if optimizer is not None and num_steps else KINDS[:1]
-            stored = _Stored(folder, int(progress["files"]), stack)
+            stored = _Stored(folder, progress["files"], stack, has_index=progress["has_index"])
             stored.check(shapes, kinds)
             stored.open(held, kinds)
         with agreed(f"{folder} cannot be loaded"), torch.no_grad():
@@ -169,14 +169,14 @@ def _restore(one: Held, stored: _Stored, optimizer: Any, num_steps: int) -> None
 class _Stored:
     """What the files of a checkpoint hold. Only those are opened that hold something of this rank's."""
 
-    def __init__(self, folder: Path, num_files: int, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, num_files: int, stack: ExitStack, *, has_index: bool) -> None:
         self.folder = folder
         self.boxes: dict[tuple[str, str], list[tuple[Box, int, str]]] = {}
         self.random: dict[int, int] = {}
         """Rank -> file."""
         self._stack = stack
         self._files: dict[int, Any] = {}
-        for key, (file, shape) in self._places(num_files).items():
+        for key, (file, shape) in (self._indexed() if has_index else self._looked_up(num_files)).items():
             what, _, place = key.rpartition("@")
             if what == "random":
                 self.random[int(place)] = file
@@ -204,16 +204,20 @@ class _Stored:
         for file in sorted(needed):
             self._file(file)
 
-    def _places(self, num_files: int) -> dict[str, tuple[int, list[int]]]:
-        """Key -> file and shape: from the index, or, where an earlier version wrote none, from every file."""
+    def _indexed(self) -> dict[str, tuple[int, list[int]]]:
+        """Key -> file and shape."""
         try:
             found = json.loads((self.folder / INDEX).read_text())
             return {str(key): (int(file), [int(n) for n in shape]) for key, (file, shape) in found.items()}
-        except FileNotFoundError:
-            files = {rank: self._file(rank) for rank in range(num_files)}
-            return {key: (at, file.get_slice(key).get_shape()) for at, file in files.items() for key in file.keys()}  # noqa: SIM118 - a file, not a mapping
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{self.folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
+            raise CheckpointError(
+                f"{self.folder / INDEX} is missing or damaged: {type(error).__name__}: {error}"
+            ) from error
+
+    def _looked_up(self, num_files: int) -> dict[str, tuple[int, list[int]]]:
+        """The same from every file: an earlier version wrote no index."""
+        files = {rank: self._file(rank) for rank in range(num_files)}
+        return {key: (at, file.get_slice(key).get_shape()) for at, file in files.items() for key in file.keys()}  # noqa: SIM118 - a file, not a mapping
 
     def _file(self, number: int) -> Any:
         if number not in self._files:
@@ -263,7 +267,7 @@ def _key(kind: str, part: Part) -> str:
 def _progress(folder: Path) -> Mapping[str, Any]:
     try:
         found = json.loads((folder / STATE).read_text())
-        return {name: int(found[name]) for name in ("num_steps", "files")}
+        return {**{name: int(found[name]) for name in ("num_steps", "files")}, "has_index": "index" in found}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder} is not a whole checkpoint of backend 'megatron': {type(error).__name__}: {error}"

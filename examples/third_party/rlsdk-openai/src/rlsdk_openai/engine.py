@@ -47,6 +47,11 @@ class OpenAiRolloutEngine(RolloutEngine):
             raise ConfigError(NO_WEIGHTS)
         if spec.tp_size != 1 or spec.engine_kwargs:
             raise ConfigError("rollout.tp_size and rollout.engine_kwargs are for the server's own command line")
+        if spec.max_running < 1 or spec.max_model_tokens < 2:
+            raise ConfigError(
+                f"rollout.max_running_samples {spec.max_running}, rollout.max_model_tokens {spec.max_model_tokens}: "
+                "expected at least 1 and 2"
+            )
         self.spec = spec
         self.options = spec.options if isinstance(spec.options, OpenAiOptions) else OpenAiOptions()
         self.client = Client(self.options)

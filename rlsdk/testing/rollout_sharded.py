@@ -1,0 +1,76 @@
+"""Requirement: workers of one engine take their own parts of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from rlsdk.interfaces import Box, Capability, TensorMeta, WeightSyncError
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.sharding_lab import WatchedTrainHost
+from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
+
+BUCKET_BYTES = 100_000
+"""Small, so that an update of the small model has several rounds."""
+
+
+class _FarGroup(LocalGroup):
+    """One rank with whole tensors, as if in a process of its own."""
+
+    def peers(self) -> Sequence[LocalPeer]:
+        return [LocalPeer(host, is_local=False) for host in self.hosts]
+
+
+class ShardedRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("sharded_update", needs=Capability.SHARDED_UPDATE, since=(2, 0))
+    def test_sharded_update(self, lab: RolloutLab, measured: Measured) -> None:
+        """Split over several workers, `layout` asks for parts of tensors; a sync brings each worker the bytes that it
+        asked for, and no more, and what is served then are the weights that were sent. Again for other weights, and
+        for a sync whose source breaks off, after which a whole one is served."""
+        lab.drop()
+        engine = lab.start(tp_size=lab.suite.tensor_parallel)
+        rollout = LocalGroup([RolloutHost(engine)])
+        try:
+            layouts = engine.layout()
+            shapes = {meta.name: tuple(meta.shape) for layout in layouts for meta in layout.tensors}
+            parts = [(name, box) for layout in layouts for name, box in layout.boxes if box != Box.whole(shapes[name])]
+            measured.at_least("boxes smaller than a tensor", len(parts), 1)
+            held = [sum(4 * box.numel for _, box in layout.boxes) for layout in layouts]
+            requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
+            for version, seed in ((1, 8), (2, 9)):
+                state = lab.changed(seed)
+                (receipt,) = _manager(state, rollout).sync(version).receipts
+                named = [layout.worker for layout in layouts]
+                if None not in named:
+                    received = [(part.worker, part.num_bytes) for part in receipt.workers]
+                    wanted = list(zip(named, held, strict=True))
+                    measured.none("workers that received other bytes", [] if received == wanted else received)
+                worst = lab.worst(requests, lab.run(requests, engine), lab.plain.with_state(state))
+                measured.at_most(f"largest difference, version {version}", worst, lab.suite.tolerance)
+            try:
+                _manager(lab.changed(10), rollout, num_buckets=1).sync(3)
+                measured.none("accepted", ["a sync whose source broke off"])
+            except (WeightSyncError, OSError):
+                pass
+            _manager(lab.base, rollout).sync(4)
+            worst = lab.worst(requests, lab.run(requests, engine))
+            measured.at_most("largest difference after a sync that broke off", worst, lab.suite.tolerance)
+        finally:
+            rollout.hosts[0].target.close()
+            engine.close()
+
+
+def _manager(state: Mapping[str, Tensor], rollout: LocalGroup, num_buckets: int = 10**9) -> GenericShardingManager:
+    """`num_buckets`: that the source hands out before it fails."""
+    metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
+    layout = tensor_layout(metas, [(meta.name, Box.whole(meta.shape)) for meta in metas], process="train:0")
+    source = WatchedTrainHost(TensorTrainEngine(state, layout))
+    source.left = num_buckets
+    train = _FarGroup([source])
+    return GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
