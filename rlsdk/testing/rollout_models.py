@@ -59,11 +59,10 @@ class ModelRequirements:
                     requests = [[other.ask("r", other.prompt(6, 243), 4 * FEW, max_tokens=40)]]
                     together = other.wait(running_together(engine, requests))
                     measured.at_most("samples at once", together, OVERRUN * FEW)
-                if lab.spec.takes_weights:
-                    for version, lay in ((4, whole_shards), (5, lambda state: iter(pieces(state)))):
-                        state = other.changed(version)
-                        _check_update(engine, lay(state), state, version, dtype, measured)
-                        _check_samples(other, engine, state, version, dtype, measured)
+                for version, lay in ((4, whole_shards), (5, lambda state: iter(pieces(state)))):
+                    state = other.changed(version)
+                    _check_update(engine, lay(state), state, version, dtype, measured)
+                    _check_samples(other, engine, state, version, dtype, measured)
             finally:
                 engine.close()
         return None

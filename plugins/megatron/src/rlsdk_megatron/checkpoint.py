@@ -136,9 +136,9 @@ def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...
     with ExitStack() as stack:
         with agreed(f"{folder} cannot be loaded"):
             progress = _progress(folder)
-            num_steps = progress["num_steps"]
+            num_steps = int(progress["num_steps"])
             kinds = KINDS if optimizer is not None and num_steps else KINDS[:1]
-            stored = _Stored(folder, progress["files"], stack, has_index=progress["has_index"])
+            stored = _Stored(folder, int(progress["files"]), stack, has_index=bool(progress["has_index"]))
             stored.check(shapes, kinds)
             stored.open(held, kinds)
         with agreed(f"{folder} cannot be loaded"), torch.no_grad():
