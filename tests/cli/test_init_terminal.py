@@ -69,6 +69,7 @@ def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
         import fcntl
         import termios
 
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background has it ignored
         os.setsid()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
