@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import preset_placement
-from rlsdk.cluster.local import LocalRay, temporary_parent
+from rlsdk.cluster.local import LocalRay
 from rlsdk.interfaces import WorkerError
 
 
-def test_a_ray_that_times_out_is_said_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_times_out_is_said_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def slow(*_: object) -> None:
         raise Exception("The current node timed out during startup.\nmore")
 
     monkeypatch.setattr("rlsdk.cluster.local._start_lean_node", slow)
-    parent = Path(temporary_parent() or "/tmp")
-    before = set(parent.glob("rlsdk-*"))
+    monkeypatch.setattr("rlsdk.cluster.local.temporary_parent", lambda: str(tmp_path))
     with pytest.raises(WorkerError, match=r"Ray did not start .* timed out during startup\. Is it very"):
         LocalRay(preset_placement("colocate_all", ["actor"]))
-    assert set(parent.glob("rlsdk-*")) <= before
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -87,17 +88,22 @@ def write_mixture(folder: Path) -> Path:
 def damage_checkpoints(folder: Path) -> None:
     """Copies of a checkpoint of two ranks, each with a fault."""
     saved, damaged = folder / "saved_tp2", folder / "damaged"
-    for name in ("no state", "half", "cut", "other model", "empty"):
+    for name in ("no state", "no index", "half", "cut", "other model", "other file", "empty"):
         shutil.copytree(saved, damaged / name)
     (damaged / "no state" / "engine.json").unlink()
+    (damaged / "no index" / "index.json").unlink()
     (damaged / "half" / "rank-00001.safetensors").unlink()
     cut = damaged / "cut" / "rank-00001.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1000])
     for path in (damaged / "empty").iterdir():
         path.unlink()
-    for path in (damaged / "other model").glob("*.safetensors"):
-        tensors = load_file(path)
-        save_file({name: t for name, t in tensors.items() if "layers.1" not in name}, path)
+    for name in ("other model", "other file"):
+        for path in (damaged / name).glob("*.safetensors"):
+            tensors = load_file(path)
+            save_file({key: t for key, t in tensors.items() if "layers.1" not in key}, path)
+    index = damaged / "other model" / "index.json"
+    places = json.loads(index.read_text())
+    index.write_text(json.dumps({key: place for key, place in places.items() if "layers.1" not in key}))
 
 
 @pytest.fixture(scope="session")

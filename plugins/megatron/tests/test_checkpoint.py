@@ -49,5 +49,7 @@ def test_damaged_checkpoints_are_refused_on_every_rank_and_change_nothing(result
         for name, error in rank["errors"].items():
             assert isinstance(error, CheckpointError), name
         assert "engine.json" in str(rank["errors"]["no state"])
+        assert "index.json" in str(rank["errors"]["no index"])
+        assert "a file was replaced" in str(rank["errors"]["other file"])
         assert "rank-00001" in str(rank["errors"]["half"])
         assert "saved from another model" in str(rank["errors"]["other model"])

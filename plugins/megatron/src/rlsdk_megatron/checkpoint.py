@@ -189,20 +189,25 @@ class _Stored:
         """Opens every file that a rank's parameters are read from.
 
         Raises:
-            CheckpointError: one is missing, or cut short.
+            CheckpointError: one is missing, cut short, or not the one that the index speaks of.
         """
         needed = {
-            file
+            (file, key, box.size)
             for one in held
             for part in one.parts
             for kind in kinds
-            for box, file, _ in self.boxes[kind, part.name]
+            for box, file, key in self.boxes[kind, part.name]
             if box.intersect(part.box) is not None
         }
-        if (own := self.random.get(dist.get_rank())) is not None:
-            needed.add(own)
-        for file in sorted(needed):
-            self._file(file)
+        for number in sorted({file for file, _, _ in needed} | {self.random.get(dist.get_rank(), 0)}):
+            file = self._file(number)
+            there = set(file.keys())
+            for at, key, size in needed:
+                if at == number and (key not in there or tuple(file.get_slice(key).get_shape()) != size):
+                    raise CheckpointError(
+                        f"rank-{number:05d}.safetensors of {self.folder} does not hold {key!r} of shape {list(size)}, "
+                        "which the checkpoint's index says: a file was replaced"
+                    )
 
     def _indexed(self) -> dict[str, tuple[int, list[int]]]:
         """Key -> file and shape."""
