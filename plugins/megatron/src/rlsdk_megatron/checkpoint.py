@@ -199,7 +199,8 @@ class _Stored:
             for box, file, key in self.boxes[kind, part.name]
             if box.intersect(part.box) is not None
         }
-        for number in sorted({file for file, _, _ in needed} | {self.random.get(dist.get_rank(), 0)}):
+        own = self.random.get(dist.get_rank())
+        for number in sorted({file for file, _, _ in needed} | ({own} if own is not None else set())):
             file = self._file(number)
             there = set(file.keys())
             for at, key, size in needed:
