@@ -220,7 +220,7 @@ from rlsdk.testing import RolloutConformance, requirement
 def rlsdk_register_backends(register):
     register(BackendSpec(name="proud", kind=BackendKind.ROLLOUT, description="Claims what it cannot show.",
         engine="rlsdk.reference.transformers_rollout:TransformersRolloutEngine",
-        capabilities=frozenset({Capability.LORA, Capability.SHARDED_UPDATE, Capability.VALUE_HEAD})))
+        capabilities=frozenset({Capability.LORA, Capability.ROUTED_EXPERTS, Capability.VALUE_HEAD})))
 
 class TestProud(RolloutConformance):
     backend = "proud"
@@ -243,7 +243,7 @@ def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_
     command = [
         sys.executable, "-m", "pytest", "test_proud.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
         "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
-        "-k", "TestCut and registration or TestProud and (capabilities or lora or sharded_update or multimodal)",
+        "-k", "TestCut and registration or TestProud and (capabilities or lora or routed_experts or multimodal)",
     ]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     suite, cut = from_json((tmp_path / "report.json").read_text())
@@ -251,7 +251,7 @@ def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_
     assert outcomes == [("registration.light", Outcome.NOT_RUN), ("registration.later", Outcome.NOT_RUN)]
     assert len(cut.findings) == 6
     found = {finding.name: finding for finding in suite.findings}
-    assert found["unmeasured.lora"].outcome is found["unmeasured.sharded_update"].outcome is Outcome.NOT_RUN
+    assert found["unmeasured.lora"].outcome is found["unmeasured.routed_experts"].outcome is Outcome.NOT_RUN
     assert found["unmeasured.multimodal"].outcome is Outcome.NOT_CLAIMED
     assert "no requirement measures it" in found["unmeasured.lora"].message
     failed = found["registration.capabilities"]

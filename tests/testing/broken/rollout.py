@@ -252,7 +252,8 @@ class OneTensorNeverUpdated(TransformersRolloutEngine):
                     arrived[shard.name] = arrived.get(shard.name, 0) + fingerprint(shard.tensor.float(), shard.box)
                 yield shard
 
-        old = self.parameters[self.STUCK].clone()
+        # Memory that no weights have come to yet may hold anything.
+        old = self.parameters[self.STUCK].clone().nan_to_num(0.5, 0.5, 0.5).clamp(-1, 1)
         try:
             receipt = super().update_weights(heard(), version)
         finally:
