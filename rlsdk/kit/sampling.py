@@ -145,7 +145,7 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
 def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
     """Zeroes what top-k, then top-p, then min-p leave out; not normalised again.
 
-    Of equal probabilities the lower token id goes first. The likeliest token always stays.
+    Of equal probabilities the lower token id goes first. The most probable token always stays.
 
     Args:
         probs: `[R, V]` float32, rows sum to 1.

@@ -51,7 +51,8 @@ class Setting:
     samples_per_group: int
     max_staleness: int = 0
     partial: bool = False
-    """Samples go on under new weights, and whoever finishes first is trained first; otherwise they finish before."""
+    """Samples go on under new weights, and groups are trained in the order in which they finish. False: samples finish
+    before new weights come."""
 
     @property
     def devices(self) -> int:

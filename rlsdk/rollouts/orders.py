@@ -1,4 +1,4 @@
-"""Which groups a step trains: those that were started for it, or whoever finished first. Pure bookkeeping."""
+"""Which groups a step trains: those that were started for it, or those that finished first. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class PromptOrder(Order):
 
 
 class FinishOrder(Order):
-    """A step trains whoever finished first, as far as all others can still be trained within their bound.
+    """A step trains the groups that finished first, as far as all others can still be trained within their bound.
 
     Of the groups whose bound is step j at most, all that the steps up to j have no other place for are trained now. As
     no more were started than those steps can train, that is always possible: nothing is dropped for its age, and

@@ -63,7 +63,7 @@ class Forwarder:
         raise WeightSyncError(self._reason("weights that go on to another process were not taken there"))
 
     def fail(self, why: str | None = None) -> None:
-        """Ends whoever waits here: no more rounds come."""
+        """Ends the threads that wait here: no more rounds come."""
         self._why = why or self._why
         self._failed.set()
 

@@ -256,7 +256,7 @@ class PlaceRequirements:
 
     @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by all ranks alike."""
+        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by every rank."""
         case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
         expected = lab.play_split(case, plain)

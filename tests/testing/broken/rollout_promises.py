@@ -81,7 +81,7 @@ class KvInPercent(KvUsed):
 
 
 class LooksWait(TransformersRolloutEngine):
-    """Whoever asks for the count waits until the weights are exchanged."""
+    """A call for the count waits until the weights are exchanged."""
 
     def num_decoded(self) -> int:
         with self.lock:
@@ -108,7 +108,7 @@ class NeverTurns(TransformersRolloutEngine):
 
 
 class SharedTokens(Rewritten):
-    """Equal tokens are kept once, whoever has them."""
+    """Equal tokens of different samples share one array."""
 
     kept: dict[bytes, Any]
 
@@ -203,7 +203,7 @@ class RoundedLogProbs(Rewritten):
 
 
 class OtherErrors(TransformersRolloutEngine):
-    """What cannot be served is the error of whoever found out."""
+    """What cannot be served raises the error of the library that found out."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         try:

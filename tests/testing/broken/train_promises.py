@@ -145,7 +145,7 @@ class ResetsOne(FsdpTrainEngine):
 
 
 class StaysInGroup(FsdpTrainEngine):
-    """`close` leaves the group to whoever comes next."""
+    """`close` leaves the process group as it is."""
 
     def close(self) -> None:
         vars(self).clear()

@@ -60,7 +60,7 @@ def save(
     for one in held:
         advance()
         slot = slot_of(optimizer, one.parameter) if optimizer is not None else None
-        # Replicas share the work of every parameter, so all of them pass here, whoever writes.
+        # Replicas share the work of every parameter, so all of them pass here, not only the one that writes.
         values = _state(one, slot, num_steps if optimizer is not None else 0, shared=shared and optimizer is not None)
         for kind, whole in values.items():
             for part in one.parts:
@@ -90,7 +90,7 @@ def _state(one: Held, slot: Any, num_steps: int, *, shared: bool) -> dict[str, T
 
 
 def _gathered_index(mine: Mapping[str, list[int]]) -> dict[str, Any]:
-    """On rank 0: key -> number of the file that has it, and its shape. Each box is told once, by the rank that writes
+    """On rank 0: key -> number of the file that has it, and its shape. Each box is listed once, by the rank that writes
     it."""
     rank = dist.get_rank()
     found: list[Mapping[str, list[int]]] | None = [{}] * dist.get_world_size() if rank == 0 else None
