@@ -43,7 +43,7 @@ from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.streams import connect_judges, eval_options, evaluation_of, open_stream
 from rlsdk.trainer.text import TokenCodec
-from rlsdk.trainer.watch import off_policy_warning
+from rlsdk.trainer.watch import off_policy_warning, uneven_notice
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -81,6 +81,8 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
     if config.algorithm.name == POLICY_GRADIENT:
         loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
+        if notice := uneven_notice(config.trainer):
+            view.notice(notice)
         if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
             view.notice(warning)
     publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)

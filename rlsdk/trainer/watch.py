@@ -94,6 +94,18 @@ class LearningWatch:
                 yield f"warning: for {count} steps in a row, up to step {step}, {symptom.says(metrics)}"
 
 
+def uneven_notice(trainer: TrainerConfig) -> str | None:
+    """What to say where a step's samples cannot be dealt evenly to its updates."""
+    samples, updates = trainer.prompts_per_step * trainer.samples_per_prompt, trainer.updates_per_step
+    if samples % updates == 0:
+        return None
+    return (
+        f"trainer.updates_per_step {updates}: {samples} samples a step (trainer.prompts_per_step "
+        f"{trainer.prompts_per_step} x trainer.samples_per_prompt {trainer.samples_per_prompt}) are not a multiple of "
+        "it, so updates differ in size; each averages over its own samples"
+    )
+
+
 def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str | None:
     """What to say of a loss without a ratio (`on_policy_only`) that makes several updates of a step's samples.
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlsdk.algorithms import losses
 from rlsdk.config import TrainerConfig
-from rlsdk.trainer.watch import LearningWatch, off_policy_warning
+from rlsdk.trainer.watch import LearningWatch, off_policy_warning, uneven_notice
 
 WELL = {
     "reward/groups_with_signal": 0.5,
@@ -64,6 +64,13 @@ def test_a_run_that_learns_is_left_alone() -> None:
 def test_rewards_that_fail_are_no_rewards_that_are_alike() -> None:
     """They have a message of their own."""
     assert said(*[{**NOTHING, "reward/invalid_share": 1.0}] * 5) == []
+
+
+def test_updates_of_unlike_size_are_said() -> None:
+    said = uneven_notice(TrainerConfig(prompts_per_step=7, samples_per_prompt=8, updates_per_step=3))
+    assert said is not None
+    assert said.startswith("trainer.updates_per_step 3: 56 samples a step (trainer.prompts_per_step 7 x ")
+    assert uneven_notice(TrainerConfig(prompts_per_step=7, samples_per_prompt=8, updates_per_step=4)) is None
 
 
 def test_updates_without_a_ratio_are_warned_of_from_the_second_one_on() -> None:
