@@ -22,6 +22,7 @@ from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
 from rlsdk.testing.train_outputs import OutputRequirements
 from rlsdk.testing.train_places import PlaceRequirements
+from rlsdk.testing.train_rank_places import RankPlaceRequirements
 from rlsdk.testing.train_ranks import RankRequirements
 from rlsdk.testing.train_settings import SettingRequirements
 from rlsdk.testing.train_splits import SplitRequirements
@@ -42,6 +43,7 @@ class TrainConformance(
     SplitRequirements,
     RankRequirements,
     PlaceRequirements,
+    RankPlaceRequirements,
     CompanyRequirements,
     Suite,
 ):

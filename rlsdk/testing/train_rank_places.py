@@ -1,0 +1,208 @@
+"""Requirements: what each rank of several may do by itself, and what all must do together."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import (
+    Capability,
+    TrainEngine,
+)
+from rlsdk.testing.driving import (
+    Case,
+    Driven,
+    drive,
+    drive_plain,
+    plain_model_of,
+    plain_numbers,
+    rows_of,
+    whole,
+)
+from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import Act, learn, read, reset, skip, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_models import LINEAR, moved
+from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
+from rlsdk.testing.train_settings import EVERYTHING, can_reset, infinite_slope
+from rlsdk.testing.worlds import Seat
+
+
+class RankPlaceRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_frozen(self, lab: TrainLab, measured: Measured) -> None:
+        """Frozen models on several ranks give what plain transformers gives, and heads what theirs does."""
+        batch = rows_of((*FEW, 1), seed=49, masked=True, temperature=0.7)
+        probes: list[tuple[dict[str, Any], str]] = [({}, "log_probs")]
+        probes += [({"head": head}, name) for head, name in claimed_heads(lab)]
+        for fields, name in probes:
+            case = replace(data_case(lab, **fields), optim=None, steps=[], probe=(batch, (name,)), rows=2)
+            with torch.no_grad():
+                numbers = plain_numbers(plain_model_of(case), case.head, batch)
+            expected = Driven(outputs={name: numbers[name]}, row_ids=batch["row_id"].tolist(),
+                              lengths=batch.lengths.tolist())  # fmt: skip
+            lab.holds(measured, lab.drive_split(case), expected, name, weights=False)
+
+    @requirement("ranks.bfloat16", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
+        """Trained in bfloat16 on several ranks, a step is that of one rank but for rounding, and what is stepped is
+        float32."""
+        if "bfloat16" not in lab.spec.dtypes:
+            return measured.told("dtypes tried", 0)
+        case = data_case(
+            lab, steps=[[rows_of(FEW, seed=42), rows_of((3, 40), seed=43)]], optim=LINEAR, dtype="bfloat16"
+        )
+        start = whole([lab.play([], dtype="bfloat16")])
+        one = moved(lab.drive(steps=case.steps, optim=LINEAR, dtype="bfloat16"), start)
+        ranks = lab.drive_split(case)
+        several = _moved_together(ranks, start)
+        measured.at_most("difference from one rank, relative", float((several - one).norm() / one.norm()), 0.05)
+        dtypes = {str(tensor.dtype) for rank in ranks for _, _, tensor in rank.shards}
+        measured.told("dtypes of what is held", len(dtypes))
+        return None
+
+    @requirement("ranks.alone", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_alone(self, lab: TrainLab, measured: Measured) -> None:
+        """`layout`, `shards` and `parallel` are no collectives: one rank reads them while the others do not."""
+        case = data_case(lab)
+        plain: list[Act] = [act for batches in case.steps for act in (learn(batches[0]), step)]
+        script: list[Act] = [read_on_rank_1, plain[0], read_on_rank_1, *plain[1:], read_on_rank_1]
+        found, expected = lab.play_split(case, script), lab.play_split(case, plain)
+        measured.none("faults", [fault for rank in found for fault in rank.faults])
+        measured.equal("largest difference of weights", furthest_weight(whole(found), whole(expected)), 0.0)
+
+    @requirement("ranks.raises_one", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_raises_one(self, lab: TrainLab, measured: Measured) -> None:
+        """What an objective raises on one rank alone comes out there, the others raise too, and the steps behind it
+        are those of engines that never heard of it."""
+        case, good, other = replace(data_case(lab), rows=1), steps_of(FEW, 2), rows_of(FEW, seed=46)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        for at in (0, 1):
+            bad = raised_on(learn(other, Raising((int(other["row_id"][at]),))), at)
+            found = lab.play_split(case, [bad, *plain[:2], learn(other), bad, *plain[2:]])
+            measured.none(f"faults, rank {at}", [fault for rank in found for fault in rank.faults])
+            off = furthest_weight(whole(found), whole(lab.play_split(case, plain)))
+            measured.equal(f"largest difference of weights, rank {at}", off, 0.0)
+
+    @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
+        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by every rank."""
+        case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
+        plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
+        expected = lab.play_split(case, plain)
+        tried = 0
+        for half in (0, 64):
+            batch = other.with_tokens(input_ids=half + other["input_ids"] % 64)
+            for row in batch["row_id"].tolist()[:2]:
+                if not (slope := infinite_slope(lab, batch, row)):
+                    continue
+                tried += 1
+                ranks = lab.play_split(case, [*plain[:2], learn(batch, Unfit(row, slope)), skip, *plain[2:]])
+                where = f"tokens from {half} on, row {row}"
+                measured.none(f"faults, {where}", [fault for rank in ranks for fault in rank.faults])
+                off = furthest_weight(whole(ranks), whole(expected))
+                measured.equal(f"largest difference of weights, {where}", off, 0.0)
+        measured.told("gradients tried", tried)
+
+    @requirement("ranks.random_state", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_random_state(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint brings back each rank's own random numbers."""
+        found = lab.several.run(drawn_again, data_case(lab), str(lab.new_folder("ranks-random")))
+        off = [float((first - second).abs().max()) for first, second in found]
+        measured.equal("largest difference of numbers drawn", max(off), 0.0)
+        measured.at_least("difference of two ranks' numbers", float((found[0][0] - found[1][0]).abs().max()), 1e-6)
+
+    @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
+        """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
+        if not lab.run(can_reset):
+            return measured.told("engines that can be reset", 0)
+        case = data_case(lab)
+        script: list[Act] = [act for batches in steps_of(FEW, 2) for act in (learn(batches[0]), step)]
+        again = [*script, reset(EVERYTHING), *script]
+        ranks, one = lab.play_split(case, again), lab.play(again)
+        worst = furthest_weight(whole(ranks), whole_of(one))
+        measured.at_most("largest difference of weights from one rank", worst, lab.suite.step_tolerance)
+        rates = [abs(a - b) for rank in ranks for a, b in zip(rank.lrs, one.lrs, strict=True)]
+        measured.at_most("largest difference of the rate", max(rates), 1e-9)
+        return None
+
+    @requirement("ranks.whole_groups", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
+        """Rows of equal `uid` stay in one pass on every rank, whatever the others cut."""
+        batch = rows_of((5, 9, 3, 12, 7, 7, 2, 10), seed=5)
+        # Groups of one rank each, as the controller sends them: the first rank has the last two rows as well.
+        mine = torch.tensor([0 if at >= 6 else at % 2 for at in range(8)])
+        batch = batch.with_rows(uid=mine * 4 + torch.tensor([0, 0, 1, 1, 0, 0, 1, 0]))
+        case = replace(data_case(lab), steps=[[batch]], objective=Comparing(), probe=None)
+        expected = drive_plain(replace(case, steps=[[batch]]))
+        for rows in (None, 1, 2):
+            ranks = lab.drive_split(replace(case, rows=rows))
+            lab.holds(measured, ranks, expected, f"{rows or 'all'} rows a pass")
+
+    @requirement("ranks.close", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:
+        """`close` leaves the process group, and engines that follow in the same processes join one of their own."""
+        case = data_case(lab)
+        for turn in range(2):
+            left = lab.several.run(stays_in_group, case)
+            still = [at for at, stays in enumerate(left) if stays]
+            measured.none(f"ranks that are still in a process group, engine {turn}", still)
+
+
+def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
+    """One rank alone looks at what it has."""
+    if engine.parallel.dp_rank == 1:
+        read(engine, found)
+
+
+def raised_on(act: Act, rank: int) -> Act:
+    """The act raises: what the objective did on that rank, and something on the others."""
+    return functools.partial(_raised_on, act, rank)
+
+
+def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
+    here = engine.parallel.dp_rank
+    try:
+        act(engine, found)
+    except RaisedHereError:
+        return
+    except Exception as error:
+        if here == rank:
+            found.faults.append(f"rank {here}: {type(error).__name__} in place of what the objective raised")
+        return
+    found.faults.append(f"rank {here} of an objective that raised on rank {rank} raised nothing")
+
+
+def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers that a rank draws behind a save, and behind a load of it; each rank begins with a seed of its own."""
+    state = torch.get_rng_state()
+    engine = seat.start(case.spec)
+    try:
+        torch.manual_seed(900 + seat.rank)
+        engine.save_checkpoint(Path(folder))
+        first = torch.rand(8)
+        torch.manual_seed(7)
+        engine.load_checkpoint(Path(folder))
+        return first, torch.rand(8)
+    finally:
+        engine.close()
+        torch.set_rng_state(state)
+
+
+def stays_in_group(seat: Seat, case: Case) -> bool:
+    """Whether an engine leaves this process in a group."""
+    drive(seat, case)
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _moved_together(ranks: list[Driven], start: dict[str, torch.Tensor]) -> torch.Tensor:
+    after = whole(ranks)
+    return torch.cat([(after[name] - start[name]).flatten() for name in sorted(start)])
