@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlsdk.rollouts.batches import make_batch
 from rlsdk.rollouts.client import GenerationClient
+from rlsdk.rollouts.grading import Codec, Grader
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
 from rlsdk.rollouts.lines import Replica, Restarts
 from rlsdk.rollouts.packed import PackedOutputs
@@ -11,7 +12,7 @@ from rlsdk.rollouts.pump import Collected, Lost, Pump
 from rlsdk.rollouts.rollouter import single_turn
 from rlsdk.rollouts.schedule import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
 from rlsdk.rollouts.seeds import request_seed
-from rlsdk.rollouts.stream import Codec, Grader, RolloutStream, StreamOptions
+from rlsdk.rollouts.stream import RolloutStream, StreamOptions
 
 __all__ = [
     "Codec",

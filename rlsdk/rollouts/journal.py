@@ -44,6 +44,8 @@ class Journal:
         self._keep = keep
         self._lock = threading.Lock()
         self._file: int | None = None
+        self._behind: list[str] = []
+        """Lines of samples that go to the file with the next write."""
 
     def open(self, step: int) -> None:
         """Begins a segment behind this step, as a new run, a resumed one, and every checkpoint do."""
@@ -51,6 +53,7 @@ class Journal:
         order = max((segment.order for segment in segments(self._folder)), default=-1) + 1
         path = self._folder / _NAME.format(order=order, step=step)
         with self._lock:
+            self._append("")
             if self._file is not None:
                 os.fsync(self._file)
                 os.close(self._file)
@@ -59,14 +62,22 @@ class Journal:
 
     def write(self, event: str, **values: Any) -> None:
         """One line, whole or absent, with the time in seconds since the epoch."""
-        line = _encode({"event": event, "at": round(time.time(), 4), **values}) + "\n"
+        line = _line(event, values)
         with self._lock:
-            if self._file is not None:
-                os.write(self._file, line.encode())
+            self._append(line)
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
-        """A sample that was made and graded; `name` sets a greedy baseline apart."""
-        self.write("sample", group=task.ordinal, name=name, sample=index, **record_of(sample, task.prompt.prompt_ids))
+        """A sample that was made and graded; `name` sets a greedy baseline apart. It is in the file behind the next
+        `write` or `put_down`: hundreds that come together cost one call of the system."""
+        record = record_of(sample, task.prompt.prompt_ids)
+        line = _line("sample", {"group": task.ordinal, "name": name, "sample": index, **record})
+        with self._lock:
+            self._behind.append(line)
+
+    def put_down(self) -> None:
+        """What `sample` was told is in the file."""
+        with self._lock:
+            self._append("")
 
     def unfinished(self, request: GenerationRequest, output: GenerationOutput) -> None:
         """What a sample had that was stopped."""
@@ -75,6 +86,7 @@ class Journal:
     def flush(self) -> None:
         """What was written survives the end of this machine."""
         with self._lock:
+            self._append("")
             if self._file is not None:
                 os.fsync(self._file)
 
@@ -95,10 +107,22 @@ class Journal:
 
     def close(self) -> None:
         with self._lock:
+            self._append("")
             if self._file is not None:
                 os.fsync(self._file)
                 os.close(self._file)
                 self._file = None
+
+    def _append(self, line: str) -> None:
+        """Behind the lines that wait. The lock is held."""
+        text, self._behind = "".join([*self._behind, line]), []
+        left = memoryview(b"" if self._file is None else text.encode())
+        while self._file is not None and left:
+            left = left[os.write(self._file, left) :]
+
+
+def _line(event: str, values: Mapping[str, Any]) -> str:
+    return _encode({"event": event, "at": round(time.time(), 4), **values}) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

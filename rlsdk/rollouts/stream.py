@@ -9,55 +9,28 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from rlsdk.interfaces import (
     BatchError,
     DeadlineError,
-    FinishReason,
     GenerationOutput,
-    RewardSample,
     RlsdkError,
     Span,
     Trajectory,
 )
 from rlsdk.rollouts.client import GenerationClient, Kept, SampleSeed
+from rlsdk.rollouts.collecting import GREEDY, CollectedGroup, Deliver, Delivery, Inbox, Made, Record, Recording
 from rlsdk.rollouts.flights import Receiver
+from rlsdk.rollouts.grading import Codec, Grader, Grading
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.lines import Replica, Restarts
-from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, TextCodec, Tokens, single_turn, without_stop
+from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, single_turn
 
 Rollout = Callable[..., Awaitable[Trajectory]]
-Deliver = Callable[[Sample | BaseException], None]
-"""Takes a sample, or what ended the rollout of its group."""
 _HALT_GRACE_S = 5.0
-GREEDY = "greedy"
-"""Name of the requests of greedy baselines."""
-Inbox = queue.SimpleQueue[Any]
-"""Where groups are delivered, or what ended their rollout."""
-Record = Callable[[GroupTask, str, int, Sample], None]
-"""Told of each sample that was made and graded, with the name of its requests, on the stream's thread."""
-Made = Mapping[tuple[str, int], Sample]
-"""Samples of a group that exist already, by name of their requests and index."""
-
-
-class Codec(TextCodec, Protocol):
-    """The policy's tokenizer, as the stream needs it."""
-
-    def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
-        """Many at once: much cheaper than one by one."""
-        ...
-
-
-class Grader(Protocol):
-    """Grades samples elsewhere."""
-
-    def submit(self, samples: Sequence[RewardSample]) -> Future[Sequence[Grade]]:
-        """One grade per sample, whatever the cut into calls. Returns at once."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +103,9 @@ class RolloutStream:
             record: is told of each sample.
             made: by ordinal of the group, samples that are not made again.
         """
-        delivery = _Delivery(into=self._done if into is None else into, record=record, made=made or {})
+        inbox = self._done if into is None else into
+        recording = None if record is None else Recording(record, inbox)
+        delivery = Delivery(into=inbox, recording=recording, made=made or {})
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
     def interrupt(self, timeout_s: float) -> None:
@@ -217,7 +192,7 @@ class RolloutStream:
             adapts=self._options.adapts_concurrency,
             restarts=self._restarts,
         )
-        self._grading = _Grading(self._grader, self._graders, self._codec)
+        self._grading = Grading(self._grader, self._graders, self._codec)
         collecting = asyncio.create_task(self._client.run())
         self._ready.set()
         await self._stop.wait()
@@ -228,7 +203,7 @@ class RolloutStream:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
 
-    def _begin(self, tasks: Sequence[GroupTask], delivery: _Delivery) -> None:
+    def _begin(self, tasks: Sequence[GroupTask], delivery: Delivery) -> None:
         single = self._options.rollout is single_turn and not self._options.rollout_options
         for task in tasks:
             fits = len(task.prompt.prompt_ids) < self._options.max_model_tokens
@@ -239,10 +214,10 @@ class RolloutStream:
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
 
-    def _begin_single(self, task: GroupTask, delivery: _Delivery) -> None:
+    def _begin_single(self, task: GroupTask, delivery: Delivery) -> None:
         """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds
         of samples in one decoding step, and all of them wait for the last one's coroutine."""
-        collected = _Collected(task, delivery)
+        collected = CollectedGroup(task, delivery)
         for part, name in self._parts(task):
             prompt = Span.given(part.prompt.prompt_ids)
             receivers = {}
@@ -271,8 +246,8 @@ class RolloutStream:
     def _requests(self, task: GroupTask, name: str) -> GroupRequests:
         return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
 
-    async def _group(self, task: GroupTask, delivery: _Delivery) -> None:
-        collected = _Collected(task, delivery)
+    async def _group(self, task: GroupTask, delivery: Delivery) -> None:
+        collected = CollectedGroup(task, delivery)
         made = delivery.made.get(task.ordinal, {})
         try:
             work = []
@@ -302,137 +277,6 @@ class RolloutStream:
         else:
             self._last_sample = time.monotonic()
             self._grading.add(task, trajectory, deliver)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Delivery:
-    """What becomes of groups that were started together."""
-
-    into: Inbox
-    record: Record | None
-    made: Mapping[int, Made]
-
-
-class _Collected:
-    """The samples of one group, as they come."""
-
-    def __init__(self, task: GroupTask, delivery: _Delivery) -> None:
-        """The group, or what ended it, is delivered once."""
-        self._task = task
-        self._done = delivery.into.put
-        self._record = delivery.record
-        self._samples: dict[int, Sample] = {}
-        self._baseline: Sample | None = None
-        self._left = task.num_samples + task.greedy_baseline
-
-    def take(self, name: str, index: int, sample: Sample | BaseException) -> None:
-        if isinstance(sample, BaseException):
-            self.fail(sample)
-            return
-        if self._record is not None:
-            self._record(self._task, name, index, sample)
-        self.keep(name, index, sample)
-
-    def keep(self, name: str, index: int, sample: Sample) -> None:
-        """As `take`, of one that was recorded before."""
-        if name == GREEDY:
-            self._baseline = sample
-        else:
-            self._samples[index] = sample
-        self._left -= 1
-        if not self._left:
-            samples = [self._samples[at] for at in range(self._task.num_samples)]
-            self._done(Group(task=self._task, samples=samples, baseline=self._baseline))
-
-    def fail(self, error: BaseException) -> None:
-        """Of all that goes wrong with a group, the first is told."""
-        if self._left > 0:
-            self._left = -1
-            self._done(error)
-
-
-_Waiting = tuple[GroupTask, Trajectory, Deliver]
-"""A trajectory that is to be graded, and what is called with the sample."""
-
-
-class _Grading:
-    """Decodes and submits together what finished in one turn of the loop."""
-
-    def __init__(self, grader: Grader | None, graders: Mapping[str, Grader], codec: Codec) -> None:
-        self._grader = grader
-        self._graders = graders
-        self._codec = codec
-        self._waiting: list[_Waiting] = []
-        self.pending = 0
-        """Samples that were added and have no grade yet."""
-
-    def add(self, task: GroupTask, trajectory: Trajectory, deliver: Deliver) -> None:
-        """`deliver` is called with the graded sample, or with what went wrong."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append((task, trajectory, deliver))
-        self.pending += 1
-
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        try:
-            self._submit(waiting)
-        except Exception as error:
-            self.pending -= len(waiting)
-            for _, _, deliver in waiting:
-                deliver(error)
-
-    def _submit(self, waiting: Sequence[_Waiting]) -> None:
-        texts = self._codec.decode_all(
-            [without_stop(trajectory.response_ids, task.sampling.stop_token_ids)
-             for task, trajectory, _ in waiting]
-        )  # fmt: skip
-        parts: dict[Grader | None, list[int]] = {}
-        for at, (task, _, _) in enumerate(waiting):
-            parts.setdefault(self._graders.get(task.id.source, self._grader), []).append(at)
-        for grader, places in parts.items():
-            self._grade(grader, [waiting[at] for at in places], [texts[at] for at in places])
-
-    def _grade(self, grader: Grader | None, waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
-        if grader is None:
-            self.pending -= len(waiting)
-            for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
-                deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
-            return
-        samples = [
-            RewardSample(
-                prompt=task.prompt.text,
-                response=text,
-                answer=task.prompt.answer,
-                row=task.prompt.row,
-                truncated=trajectory.finish_reason is FinishReason.LENGTH,
-                extra=trajectory.extra,
-                response_ids=trajectory.response_ids,
-            )
-            for (task, trajectory, _), text in zip(waiting, texts, strict=True)
-        ]
-        grades = asyncio.wrap_future(grader.submit(samples))
-        grades.add_done_callback(lambda done: self._graded(done, waiting, texts))
-
-    def _graded(self, done: asyncio.Future[Sequence[Grade]], waiting: Sequence[_Waiting], texts: Sequence[str]) -> None:
-        self.pending -= len(waiting)
-        _deliver(done, waiting, texts)
-
-
-def _deliver(
-    done: asyncio.Future[Sequence[Grade]],
-    waiting: Sequence[_Waiting],
-    texts: Sequence[str],
-) -> None:
-    """Gives each sample its grade, or all of them the error."""
-    if done.cancelled():
-        return
-    error = done.exception()
-    for at, (_, trajectory, deliver) in enumerate(waiting):
-        if error is not None:
-            deliver(error)
-        else:
-            deliver(Sample(trajectory=trajectory, text=texts[at], grade=done.result()[at]))
 
 
 def _failed(error: BaseException) -> Sample:

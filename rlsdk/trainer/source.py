@@ -398,8 +398,7 @@ class GroupSource:
         self._write("start", step=step, groups=list(groups))
         tasks = [self._task(ordinal, step) for ordinal in groups]
         found = {task.ordinal: self._made(task) for task in tasks if task.ordinal in self._recorded.samples}
-        record = None if self._journal is None else self._journal.sample
-        self._stream.start(tasks, self._inbox, record=record, made=found)
+        self._stream.start(tasks, self._inbox, record=self._journal, made=found)
 
     def _made(self, task: GroupTask) -> dict[tuple[str, int], Sample]:
         """What the journal has of a group."""

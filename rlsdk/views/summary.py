@@ -14,7 +14,7 @@ from rlsdk.views.durations import duration
 
 RECENT = 20
 """Steps that say how long the next ones will take."""
-MEMORY_EVERY_S = 10.0
+MEMORY_EVERY_S = 30.0
 LEAST_SHARE = 0.005
 """Of the time of all steps: phases below are left out."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlsdk.rollouts import (
     GroupId,
     GroupTask,
     RolloutStream,
+    Sample,
     StreamOptions,
     make_batch,
     request_seed,
@@ -95,6 +97,31 @@ def test_samples_are_graded_as_they_come_and_not_after_the_last() -> None:
     run([task(at) for at in range(5)], replicas=[FakeReplica()], grader=grader)
     assert sum(grader.calls) == 15
     assert max(grader.calls) == 1  # the replica finishes one at a time
+
+
+class Full:
+    """A record on a full disk."""
+
+    def __init__(self) -> None:
+        self.noted = 0
+
+    def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
+        self.noted += 1
+
+    def put_down(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_record_on_a_full_disk_ends_the_rollout() -> None:
+    record = Full()
+    stream = RolloutStream([FakeReplica()], LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40))
+    stream.start([task(0, 5)], record=record)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            stream.take(10)
+    finally:
+        stream.close()
+    assert record.noted >= 1
 
 
 async def two_turns(prompt: PromptView, generate: Generate) -> Trajectory:

@@ -19,19 +19,21 @@ from fakes import FakeReplica, LengthGrader, LetterCodec, output_of
 
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import Prompt
-from rlsdk.interfaces import CheckpointError, FinishReason, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.rollouts import (
     Collected,
     Failure,
     Grade,
     Group,
+    GroupId,
+    GroupTask,
     PackedOutputs,
     RolloutStream,
     Sample,
     StreamOptions,
     single_turn,
 )
-from rlsdk.rollouts.journal import account, lines, read_journal, segments
+from rlsdk.rollouts.journal import Journal, account, lines, read_journal, segments
 from rlsdk.rollouts.records import grade_from, record_of, trajectory_from
 from rlsdk.trainer.publishing import Done
 from rlsdk.trainer.sampler import Draw
@@ -249,13 +251,31 @@ def test_who_finished_first_is_trained_again_in_the_same_step(kill: float) -> No
 
 def test_segments_that_no_checkpoint_needs_are_let_go(tmp_path: Path) -> None:
     life = Life(tmp_path, ScheduleConfig(max_staleness=1, journal="resume"))
-    from rlsdk.rollouts.journal import Journal
 
     journal = Journal(life.folder, made_by="", keep="resume")
     for step in range(0, 10, 2):
         journal.open(step)
         journal.forget(max(step - 4, 0) - 2)
     assert [segment.step for segment in segments(tmp_path)] == [2, 4, 6, 8]
+    journal.close()
+
+
+def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path) -> None:
+
+    prompt = PromptView(prompt_ids=(1, 7), text="", answer=None, row={})
+    place = GroupId(source="train", epoch=0, index=0)
+    task = GroupTask(
+        id=place, ordinal=4, prompt=prompt, num_samples=2, sampling=SamplingParams(max_tokens=6), seed=(0,)
+    )
+    journal = Journal(tmp_path, made_by="", keep="resume")
+    journal.open(0)
+    for index in range(2):
+        journal.sample(task, "", index, Sample(trajectory=None, text="", grade=Grade()))
+    assert [line["event"] for line in lines(tmp_path)] == ["open"]
+    journal.write("train", step=1, groups=[4])
+    journal.sample(task, "", 2, Sample(trajectory=None, text="", grade=Grade()))
+    journal.put_down()
+    assert [line["event"] for line in lines(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
     journal.close()
 
 
