@@ -24,9 +24,9 @@ from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.run import export_model
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.stage import Stage
+from rlsdk.trainer.start import export_model
 from rlsdk.trainer.supervised import pair_stage, read_pairs, sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 

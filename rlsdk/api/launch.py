@@ -17,7 +17,7 @@ from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster, ClusterAhead
     from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.run import RunResult
+    from rlsdk.trainer.start import RunResult
     from rlsdk.trainer.stopping import StopFlag
 
 
@@ -146,15 +146,16 @@ def _train(
     resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: ClusterAhead | None
 ) -> RunResult:
     from rlsdk.trainer.pair_run import run_pairs
-    from rlsdk.trainer.run import run_sft, run_train
+    from rlsdk.trainer.run import run_train
+    from rlsdk.trainer.sft_run import run_sft
+    from rlsdk.trainer.start import Start
 
     if ahead is not None:
         ahead.imported()
-    registry, device = resolved.registry, resolved.device
+    start = Start.of(config, resolved.registry, view, run_dir=run_dir, device=resolved.device, stop=stop, ahead=ahead)
     if (pairs := resolved.training.pairs) is not None:
-        return run_pairs(config, pairs, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
-    run = run_train if resolved.training is Training.RL else run_sft
-    return run(config, registry, view, run_dir=run_dir, device=device, stop=stop, ahead=ahead)
+        return run_pairs(start, pairs)
+    return run_train(start) if resolved.training is Training.RL else run_sft(start)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.kit.printable import printable
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.run import RunResult
+    from rlsdk.trainer.start import RunResult
 
 
 class Run:

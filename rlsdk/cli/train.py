@@ -20,7 +20,7 @@ from rlsdk.views.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from rlsdk.config import RunConfig
-    from rlsdk.trainer.run import RunResult
+    from rlsdk.trainer.start import RunResult
 
 
 def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:

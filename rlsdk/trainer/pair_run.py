@@ -3,73 +3,36 @@
 from __future__ import annotations
 
 import functools
-import time
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import PairTraining, RunConfig, pair_roles, with_dtype
-from rlsdk.trainer.lives import Lives
+from rlsdk.config import PairTraining, pair_roles
 from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run import RunResult, Start, export_model, fit, prepared, trainer_of
-from rlsdk.trainer.run_folder import find_checkpoint, run_lock
-from rlsdk.trainer.session import Session, start_roles
-from rlsdk.trainer.stopping import StopFlag
+from rlsdk.trainer.run_folder import find_checkpoint
+from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, trainer_of
 from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import ClusterAhead
-    from rlsdk.registry import Registry
-    from rlsdk.trainer.events import RunView
+    pass
 
 
-def run_pairs(
-    config: RunConfig,
-    kind: PairTraining,
-    registry: Registry,
-    view: RunView,
-    *,
-    run_dir: Path,
-    device: str,
-    stop: StopFlag,
-    ahead: ClusterAhead | None = None,
-) -> RunResult:
+def run_pairs(start: Start, kind: PairTraining) -> RunResult:
     """Trains on pairs, gone on with where a checkpoint is found; leaves a Hugging Face folder `model/` in the run's
-    folder. `ahead`: the cluster, where it was begun before."""
-    began = time.perf_counter()
-    config = with_dtype(config, device)
-    with run_lock(run_dir):
-        lives = Lives(config, run_dir, view, stop)
-        result = lives.run(
-            lambda config: _train(
-                kind,
-                Start(
-                    config=config,
-                    registry=registry,
-                    run_dir=run_dir,
-                    device=device,
-                    table=pair_roles(config, kind, roles(config, device, needed=kind.role_names)),
-                    checkpoint=find_checkpoint(config, run_dir, kind.checkpoints, view.notice),
-                    view=view,
-                    stop=stop,
-                    lives=lives,
-                    ahead=ahead,
-                ),
-            )
-        )
-    return replace(result, seconds=time.perf_counter() - began)
+    folder."""
+    return in_lives(start, functools.partial(_train, kind))
 
 
 def _train(kind: PairTraining, start: Start) -> RunResult:
     """One session of training on pairs."""
+    needed = roles(start.config, start.device, needed=kind.role_names)
+    checkpoint = find_checkpoint(start.config, start.run_dir, kind.checkpoints, start.view.notice)
+    start = replace(start, table=pair_roles(start.config, kind, needed), checkpoint=checkpoint)
     with prepared(start, rewarded=False, supervised=False) as (materials, cluster):
         pairs = read_pairs(materials)
         needed = roles(start.config, start.device, needed=kind.role_names)
         start = replace(start, config=pairs.config, table=pair_roles(pairs.config, kind, needed))
-        turns = start.turns()
-        make = functools.partial(start.start_role, cluster=cluster)
-        session = Session(roles=start_roles(start.table, make, turns, at_once=True), turns=turns, cluster=cluster)
+        session = start.start_all(cluster)
         stage = pair_stage(kind, materials, pairs, session)
         with closing(stage):
             trainer = trainer_of(start, materials, stage, session)

@@ -11,22 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, needed_roles, with_dtype
+from rlsdk.config import RunConfig, needed_roles
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of
-from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
 from rlsdk.trainer.rl import learn_from, update_figures
 from rlsdk.trainer.roles import roles, without_roles
-from rlsdk.trainer.run import Start, prepared
 from rlsdk.trainer.run_folder import run_lock
-from rlsdk.trainer.session import Session, start_role, start_roles
+from rlsdk.trainer.session import Session, start_roles
+from rlsdk.trainer.start import Start, prepared
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.stopping import StopFlag
 
@@ -45,7 +44,6 @@ def run_replay(
         ConfigError: the run began with supervised training, whose updates the journal does not hold.
         CheckpointError: the journal is not that of a whole run.
     """
-    config = with_dtype(config, device)
     if config.sft.is_asked:
         raise ConfigError(
             "sft: the run began with supervised training, which its journal does not hold; only a run that begins with "
@@ -54,20 +52,13 @@ def run_replay(
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
     config = without_roles(config, [ROLLOUT], device)
     with run_lock(run_dir):
-        start = Start(
-            config=config,
-            registry=registry,
-            run_dir=run_dir,
-            device=device,
-            table=roles(config, device, needed=[name for name in needed_roles(config) if name != ROLLOUT]),
-            view=view,
-            stop=StopFlag(),
-            lives=Lives(config, run_dir, view, StopFlag()),
-        )
+        start = Start.of(config, registry, view, run_dir=run_dir, device=device, stop=StopFlag())
+        needed = [name for name in needed_roles(start.config) if name != ROLLOUT]
+        start = replace(start, table=roles(start.config, device, needed=needed))
         # Given answers belong to what is learned: they are read where a run that grades reads them.
         with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (materials, cluster):
             turns = start.turns()
-            make = functools.partial(start_role, registry=registry, cluster=cluster)
+            make = functools.partial(start.start_role, cluster=cluster)
             session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
             found, learn = replay_parts(materials.config, registry, materials, session)
             yield len(found.steps), replay(found, learn)

@@ -1,0 +1,77 @@
+"""A whole run of supervised training: what `rlsdk sft` calls, and what a warm start is."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+from rlsdk.config import Role, RunConfig, sft_optim_spec
+from rlsdk.config.role_names import ACTOR
+from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import Materials
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_folder import find_checkpoint
+from rlsdk.trainer.session import Session
+from rlsdk.trainer.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, trainer_of
+from rlsdk.trainer.supervised import sft_stage
+
+
+def run_sft(start: Start) -> RunResult:
+    """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
+    if not start.config.sft.is_asked:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
+    return in_lives(start, _train_supervised)
+
+
+def _train_supervised(start: Start) -> RunResult:
+    """One session of supervised training."""
+    half_way = find_checkpoint(start.config, start.run_dir, CHECKPOINTS, start.view.notice)
+    start = replace(start, half_way=half_way, table=_sft_table(start.config, start.device))
+    with prepared(start, rewarded=False) as (materials, cluster):
+        start = replace(start, config=materials.config, table=_sft_table(materials.config, start.device))
+        session = start.start_all(cluster)
+        done, trainer = supervise(start, materials, session, measured=True)
+        export_model(
+            session,
+            materials.tokenizer,
+            start.run_dir / "model",
+            trainer.card(),
+            timeout_s=start.config.deadlines.save_s,
+        )
+    return RunResult(
+        run_dir=start.run_dir,
+        steps=done.step,
+        stopped=start.stop(),
+        seconds=0.0,
+        checkpoint=start.run_dir / "model",
+        first_eval=done.evaluations.first or {},
+        last_eval={**done.last, **done.evaluations.last},
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
+    )
+
+
+def supervise(
+    start: Start, materials: Materials, session: Session, *, measured: bool = False
+) -> tuple[SftStage, Trainer]:
+    """Supervised training, gone on with where a checkpoint of it was found; leaves the actor with the best weights,
+    where `measured` and a metric says which they are."""
+    stage = sft_stage(start.config, materials, session, measured=measured)
+    with closing(stage):
+        trainer = trainer_of(start, materials, stage, session)
+        if start.half_way is not None:
+            trainer.restore(start.half_way)
+            start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
+        start.accept()
+        fit(start, trainer)
+        if (best := trainer.load_best()) is not None:
+            start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+    return stage, trainer
+
+
+def _sft_table(config: RunConfig, device: str) -> list[Role]:
+    """The actor, with the optimizer of supervised training."""
+    return [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]

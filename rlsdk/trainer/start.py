@@ -1,0 +1,219 @@
+"""What every run starts with: its configuration, its cluster and its materials; and what it comes to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import Role, RunConfig, dump_config, with_dtype
+from rlsdk.interfaces import RlsdkError
+from rlsdk.trainer.checkpoint import BestRecord
+from rlsdk.trainer.devices import start_cluster
+from rlsdk.trainer.lives import Lives
+from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.materials import Materials, build_materials
+from rlsdk.trainer.roles import placement_of
+from rlsdk.trainer.run_folder import accept_config, run_lock
+from rlsdk.trainer.session import Session, leave_processors_to_workers, start_role, start_roles
+from rlsdk.trainer.stopping import StopFlag
+from rlsdk.trainer.turns import DeviceTurns, shared_pools
+
+if TYPE_CHECKING:
+    from rlsdk.cluster import Cluster, ClusterAhead
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    run_dir: Path
+    steps: int
+    stopped: bool
+    """Ended early because it was asked to."""
+    seconds: float
+    checkpoint: Path | None = None
+    first_eval: Mapping[str, float] = field(default_factory=dict)
+    last_eval: Mapping[str, float] = field(default_factory=dict)
+    best: BestRecord | None = None
+    """The best checkpoint by `checkpoint.best`, and its value."""
+    best_checkpoint: Path | None = None
+    ended_early: str | None = None
+    """Why it ended before its last step by itself, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run starts with."""
+
+    config: RunConfig
+    registry: Registry
+    run_dir: Path
+    device: str
+    """`cpu` or `cuda`, where the placement leaves it open."""
+    view: RunView
+    stop: StopFlag
+    lives: Lives
+    table: Sequence[Role] = ()
+    """The roles that are started."""
+    checkpoint: Path | None = None
+    """Of reinforcement learning, to go on from."""
+    half_way: Path | None = None
+    """Of supervised training, to go on from."""
+    ahead: ClusterAhead | None = None
+    """The cluster of the first session, where it was begun before."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        registry: Registry,
+        view: RunView,
+        *,
+        run_dir: Path,
+        device: str,
+        stop: StopFlag,
+        ahead: ClusterAhead | None = None,
+    ) -> Start:
+        """Of a checked configuration; the dtype is chosen here, the roles are chosen by what is trained."""
+        config = with_dtype(config, device)
+        return cls(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            view=view,
+            stop=stop,
+            lives=Lives(config, run_dir, view, stop),
+            ahead=ahead,
+        )
+
+    def accept(self) -> None:
+        """Nothing can refuse the run any more, and nothing of it was written yet."""
+        accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
+
+    @property
+    def resume(self) -> Path | None:
+        return self.checkpoint or self.half_way
+
+    def turns(self) -> DeviceTurns:
+        """Whose turn it is in the pools of these roles."""
+        placement = placement_of(self.config.placement, [role.name for role in self.table], self.device)
+        return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
+
+    def cluster(self) -> Cluster:
+        """Waits for the one that was begun before, or starts one."""
+        leave_processors_to_workers()
+        with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
+            begun = None if self.ahead is None else self.ahead.take()
+            return begun or self._new_cluster()
+
+    def start_role(self, role: Role, cluster: Cluster) -> RoleGroup:
+        """Builds the hosts of a role, and says so meanwhile."""
+        with self.view.waiting(f"{role.name}: starting {role.backend}"):
+            return start_role(role, self.registry, cluster)
+
+    def start_all(self, cluster: Cluster) -> Session:
+        """The hosts of all roles, started at once."""
+        turns = self.turns()
+        make = functools.partial(self.start_role, cluster=cluster)
+        return Session(roles=start_roles(self.table, make, turns, at_once=True), turns=turns, cluster=cluster)
+
+    def _new_cluster(self) -> Cluster:
+        return start_cluster(
+            self.table,
+            self.registry,
+            placement=self.config.placement,
+            deadlines=self.config.deadlines,
+            seed=self.config.trainer.seed,
+            device=self.device,
+            run_dir=self.run_dir,
+        )
+
+
+def in_lives(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
+    """Calls `session` until it ends without the loss of a process; each time with the configuration that goes on."""
+    began = time.perf_counter()
+    with run_lock(start.run_dir):
+        result = start.lives.run(lambda config: session(replace(start, config=config)))
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+@contextmanager
+def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[Materials, Cluster]]:
+    """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
+    that others use is asked for devices only when nothing else can fail."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")
+    building = pool.submit(
+        build_materials,
+        start.config,
+        start.registry,
+        start.run_dir,
+        start.view,
+        rewarded=rewarded,
+        supervised=supervised,
+        resume=start.resume,
+    )
+    pool.shutdown(wait=False)
+    with ExitStack() as stack:
+        stack.callback(_close, building)
+        if start.config.placement.ray_address is not None:
+            building.result()
+        cluster = stack.enter_context(start.cluster())
+        try:
+            with nullcontext() if building.done() else start.view.waiting("reading data"):
+                materials = building.result()
+            yield materials, cluster
+        except RlsdkError as error:
+            start.lives.check(error, cluster)
+            raise
+
+
+def _close(building: Future[Materials]) -> None:
+    """Waits for them, since they cannot be stopped half-way; what failed has nothing to close."""
+    if building.exception() is None:
+        building.result().close()
+
+
+def trainer_of(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
+    """The loop over one stage of the run."""
+    start.lives.has_begun = True
+    return Trainer(
+        stage,
+        session,
+        tokenizer=materials.tokenizer,
+        config_text=dump_config(start.config),
+        keep_checkpoints=start.config.trainer.keep_checkpoints,
+        save_timeout_s=start.config.deadlines.save_s,
+        stop=start.stop,
+        preempted=lambda: start.stop.is_preempted,
+        in_background=start.config.checkpoint.background,
+    )
+
+
+def fit(start: Start, trainer: Trainer) -> None:
+    """Trains until the stage is over, or the run is asked to stop."""
+    with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
+        trainer.fit()
+
+
+def export_model(
+    session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
+) -> None:
+    """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    export_policy(session, tokenizer, draft, card=card, timeout_s=timeout_s)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
