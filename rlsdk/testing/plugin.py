@@ -60,6 +60,19 @@ class Collector:
             pytest.skip(f"no usable backend {kind.backend!r}: see {USABLE}")  # type: ignore[union-attr]
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """Behind a requirement, what holds for every answer is looked at for all that the engine gave meanwhile."""
+        fixtures = getattr(item, "funcargs", {}) if item.get_closest_marker(MARK) is not None else {}
+        lab: Any = fixtures.get("rlsdk_lab")
+        measured = fixtures.get("measured")
+        if measured is None or not hasattr(lab, "verify"):
+            return (yield)
+        lab.forget()  # what a requirement that failed left behind
+        result = yield
+        lab.verify(measured)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
         """Closes a suite's lab behind its last test, so that no requirement is charged with that time."""
         goes_on = False

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,14 +21,11 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.testing.rollout_lab import (
-    PlainModel,
-    RolloutLab,
-    contract_log_probs,
-    distribution,
-    kept,
-    wrong_identities,
-)
+from rlsdk.testing.rollout_outputs import wrong_identities
+from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs, distribution, kept
+
+if TYPE_CHECKING:
+    from rlsdk.testing.rollout_lab import RolloutLab
 
 BORDER = 1e-3
 """Relative: tokens so near a filter's border may be kept or not."""
@@ -145,23 +143,34 @@ def audit(
     samples = looked_at(lab, requests, outputs, plain)
     faults = wrong_identities(requests, outputs)
     asked = {request.request_id: request for request in requests}
-    faults += [fault for output in outputs if (fault := _unreadable(lab, output)) and output.request_id in asked]
+    faults += [fault for output in outputs if (fault := unreadable(lab, output)) and output.request_id in asked]
     for sample in samples:
         aborted = sample.request.request_id in may_abort
-        checks = (
-            _wrong_end(lab, sample, aborted=aborted),
-            _wrong_tokens(lab, sample),
-            _wrong_log_probs(lab, sample),
-            _wrong_versions(sample, version),
-        )
-        faults += [f"sample {sample.name}: {fault}" for fault in checks if fault]
+        faults += faults_of(lab, sample, aborted=aborted)
+        faults += [f"sample {sample.name}: {fault}" for fault in [_wrong_versions(sample, version)] if fault]
     return faults, samples
 
 
-def limit_of(lab: RolloutLab, request: GenerationRequest) -> int:
-    """New tokens of a response that nothing stops."""
-    room = lab.suite.max_model_tokens - len(request.prompt_ids)
-    return min(request.sampling.max_tokens, room) - len(request.response_ids)
+def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: int | None = None) -> list[str]:
+    """What about one sample is not as its request asked, but for its versions.
+
+    Args:
+        lab: of the engine.
+        sample: with the logits of the weights that sampled it.
+        aborted: it may have been ended by `abort`.
+        room: the engine's `max_model_tokens`; None: the suite's.
+    """
+    checks = (
+        _wrong_end(lab, sample, aborted=aborted, room=room or lab.suite.max_model_tokens),
+        _wrong_tokens(lab, sample),
+        _wrong_log_probs(lab, sample),
+    )
+    return [f"sample {sample.name}: {fault}" for fault in checks if fault]
+
+
+def limit_of(request: GenerationRequest, room: int) -> int:
+    """New tokens of a response that nothing stops, in an engine of so many tokens."""
+    return min(request.sampling.max_tokens, room - len(request.prompt_ids)) - len(request.response_ids)
 
 
 def _text(request: GenerationRequest) -> tuple[int, ...]:
@@ -169,10 +178,10 @@ def _text(request: GenerationRequest) -> tuple[int, ...]:
 
 
 def _is_readable(lab: RolloutLab, output: GenerationOutput) -> bool:
-    return not _unreadable(lab, output)
+    return not unreadable(lab, output)
 
 
-def _unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
+def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
     """Says what is wrong with the form of an output; empty: nothing."""
     said = f"sample {output.request_id!r}/{output.sample_index}"
     ids, logs = output.token_ids, output.log_probs
@@ -194,9 +203,9 @@ def _unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
     return ""
 
 
-def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool) -> str:
+def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> str:
     """Says what is wrong with the length or the finish reason."""
-    tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(lab, sample.request)
+    tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(sample.request, room)
     said = f"{len(tokens)} tokens, finish reason {reason}"
     if len(tokens) > limit:
         return f"{said}, its limit is {limit}"

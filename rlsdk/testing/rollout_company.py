@@ -16,7 +16,8 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
-from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 
 LETTERS = 12
 """Stop strings of one letter: some response ends with one."""

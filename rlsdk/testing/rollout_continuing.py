@@ -8,7 +8,8 @@ from dataclasses import replace
 from rlsdk.interfaces import Capability, ConfigError, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_lab import RolloutLab, tokens_of, wrong_identities
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 
 CUTS = (1, 5, 17)
 """Tokens of a response that exist already, where it continues."""

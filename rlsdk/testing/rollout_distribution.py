@@ -12,7 +12,9 @@ from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
-from rlsdk.testing.rollout_lab import RolloutLab, distribution, tokens_of
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk.testing.rollout_plain import distribution
 from rlsdk.testing.statistics import FALSE_ALARM, LEAST_EXPECTED, chi_square_p
 
 SETTINGS: Mapping[str, Mapping[str, float]] = {

@@ -13,7 +13,8 @@ from typing import Any, cast
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 
 STILL_SHARE = 12
 """Of the suite's deadline one such part is for an engine to stop decoding what nobody waits for, and for what was

@@ -9,16 +9,9 @@ from dataclasses import replace
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import BORDER, audit
-from rlsdk.testing.rollout_lab import (
-    PlainModel,
-    RolloutLab,
-    collect,
-    kept,
-    pieces,
-    tokens_of,
-    whole_shards,
-    wrong_identities,
-)
+from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+from rlsdk.testing.rollout_plain import PlainModel, kept
 from rlsdk.testing.rollout_scheduling import told_apart
 from rlsdk.testing.rollout_stale import not_as_kept
 

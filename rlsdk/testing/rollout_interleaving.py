@@ -13,7 +13,8 @@ import torch
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
-from rlsdk.testing.rollout_lab import ATTEMPTS, PlainModel, RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_plain import PlainModel
 
 LOOK_S = 0.002
 """Between two looks at how many tokens were decoded."""

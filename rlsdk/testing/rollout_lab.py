@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
+import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,6 @@ from rlsdk.interfaces import (
     Capability,
     GenerationOutput,
     GenerationRequest,
-    LogProbKind,
     ModelSpec,
     RankContext,
     RolloutEngine,
@@ -26,10 +25,12 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
-from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.reference import load_plain_model
+from rlsdk.testing.rollout_oracle import Oracle, wrong_counts
+from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
+from rlsdk.testing.rollout_witness import Record, WitnessedRolloutEngine
 
 if TYPE_CHECKING:
+    from rlsdk.testing.requirements import Measured
     from rlsdk.testing.rollout_suite import RolloutConformance
 
 T = TypeVar("T")
@@ -37,79 +38,6 @@ ATTEMPTS = 8
 """Tries to catch a call midway: engines that decode on their own may be done before they are reached."""
 FIRST_PLAIN_ID = 8
 """Prompts are made of ids from here on: those below may have a meaning."""
-
-
-class PlainModel:
-    """transformers alone, with weights that can be exchanged."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model.requires_grad_(False)
-
-    @classmethod
-    def load(cls, folder: Path) -> PlainModel:
-        return cls(load_plain_model(str(folder)))
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """Canonical name -> parameter, tied copies once."""
-        return {name: parameter.detach() for name, parameter in canonical_parameters(self.model)[0].items()}
-
-    def with_state(self, state: Mapping[str, Tensor]) -> PlainModel:
-        """A copy with these weights."""
-        other = PlainModel(copy.deepcopy(self.model))
-        for name, parameter in other.state.items():
-            parameter.copy_(state[name])
-        return other
-
-    def logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """`[L, V]` float64: what each token of a response was chosen from, in one pass over the whole row."""
-        row = torch.tensor([[*prompt, *tokens]])
-        found: Tensor = self.model(row).logits[0, len(prompt) - 1 : row.shape[1] - 1]
-        return found.double()
-
-    def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """`[V]` float64: behind a prompt."""
-        found: Tensor = self.model(torch.tensor([list(prompt)])).logits[0, -1]
-        return found.double()
-
-
-def kept(probabilities: Tensor, sampling: SamplingParams, slack: float = 0.0) -> Tensor:
-    """`[..., V]` bool: what top-k, then top-p, then min-p leave.
-
-    Args:
-        probabilities: `[..., V]` after temperature.
-        sampling: whose filters.
-        slack: relative; tokens that miss a border by no more stay, where rounding may decide either way.
-    """
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if sampling.top_k:
-        border = ordered[..., min(sampling.top_k, ordered.shape[-1]) - 1 :][..., :1]
-        keep &= ordered >= border * (1 - slack)
-    if sampling.top_p < 1:
-        inside = torch.where(keep, ordered, 0.0)
-        before = inside.cumsum(-1) - inside
-        keep &= before < (sampling.top_p + slack) * inside.sum(-1, keepdim=True)
-    if sampling.min_p > 0:
-        keep &= ordered >= sampling.min_p * ordered[..., :1] * (1 - slack)
-    keep[..., 0] = True
-    return torch.zeros_like(keep).scatter(-1, index, keep)
-
-
-def distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """`[..., V]`: what tokens are drawn from."""
-    probabilities = (logits / (sampling.temperature or 1.0)).softmax(-1)
-    left = torch.where(kept(probabilities, sampling), probabilities, 0.0)
-    return left / left.sum(-1, keepdim=True)
-
-
-def contract_log_probs(logits: Tensor, sampling: SamplingParams, kind: LogProbKind) -> Tensor:
-    """`[..., V]`: what a backend that gives log-probs of this kind has to say of each token."""
-    if kind is LogProbKind.RAW:
-        return logits.log_softmax(-1)
-    if kind is LogProbKind.PROCESSED:
-        return distribution(logits, sampling).log()
-    return (logits / (sampling.temperature or 1.0)).log_softmax(-1)
 
 
 def whole_shards(state: Mapping[str, Tensor]) -> Iterator[WeightShard]:
@@ -143,7 +71,10 @@ class RolloutLab:
         self.runner = asyncio.Runner()
         self.num_started = 0
         """Engines so far."""
+        self.oracle = Oracle(self)
         self._engine: GuardedRolloutEngine | None = None
+        self._records: list[tuple[Record, int, weakref.ref[WitnessedRolloutEngine]]] = []
+        """Of each engine, with the tokens that it has room for."""
 
     @property
     def engine(self) -> GuardedRolloutEngine:
@@ -159,9 +90,11 @@ class RolloutLab:
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
         """Another engine; fields of its `RolloutSpec`, and `seed` and `rank` of its context."""
-        model = fields.pop("model", None) or ModelSpec(path=str(self.folder), dtype="float32")
+        model = fields.pop("model", None)
         self.num_started += 1
-        engine = GuardedRolloutEngine(self.suite.registry().load_engine(self.spec)())
+        inner = self.suite.registry().load_engine(self.spec)()
+        engine = WitnessedRolloutEngine(inner, self.base if model is None else None)
+        model = model or ModelSpec(path=str(self.folder), dtype="float32")
         ctx = RankContext(
             role="rollout",
             device=self.suite.device,
@@ -183,7 +116,24 @@ class RolloutLab:
         except BaseException:
             engine.close()
             raise
+        self._records.append((engine.record, given["max_model_tokens"], weakref.ref(engine)))
         return engine
+
+    def verify(self, measured: Measured) -> None:
+        """What holds for every answer held for those of the requirement that has ended, whatever it looked at."""
+        faults = [fault for record, room, _ in self._records for fault in self.oracle.faults(record, room)]
+        faults += [fault for record, _, _ in self._records for fault in record.take_faults()]
+        engines = [engine for _, _, one in self._records if (engine := one()) is not None]
+        faults += [fault for engine in engines for fault in wrong_counts(engine)]
+        self._records = [one for one in self._records if one[2]() is not None]
+        if faults:
+            measured.none("answers that are not what was asked for", faults)
+
+    def forget(self) -> None:
+        """Drops what was written down of a requirement that failed by itself."""
+        for record, _, _ in self._records:
+            record.take_calls()
+            record.take_faults()
 
     def drop(self) -> None:
         """Ends the shared engine; the next use starts another."""
@@ -320,22 +270,3 @@ async def _behind(
         if output.request_id != scout.request_id:
             outputs.append(output)
     return outputs
-
-
-def sample_indices(request: GenerationRequest) -> range:
-    """Of the samples that a request asks for."""
-    return range(request.first_sample, request.first_sample + request.n)
-
-
-def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list[int]]:
-    """Request and sample index -> tokens."""
-    return {(o.request_id, o.sample_index): o.token_ids.tolist() for o in outputs}
-
-
-def wrong_identities(requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]) -> list[str]:
-    """Samples that are missing, came twice, or were never asked for."""
-    wanted = [(request.request_id, index) for request in requests for index in sample_indices(request)]
-    came = [(output.request_id, output.sample_index) for output in outputs]
-    faults = [f"{key} is missing" for key in wanted if key not in came]
-    faults += [f"{key} came {came.count(key)} times" for key in dict.fromkeys(came) if came.count(key) > 1]
-    return faults + [f"{key} was not asked for" for key in dict.fromkeys(came) if key not in wanted]

@@ -9,7 +9,8 @@ from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, tokens_of
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_outputs import tokens_of
 
 BLOCKS = (16, 32, 64, 100, 128, 192, 256, 300, 384, 448)
 """Lengths at which something of an engine may end: pages of keys, tiles of a kernel, chunks of a prompt."""

@@ -13,7 +13,8 @@ from rlsdk.testing.resources import handles, resident_bytes
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
 from rlsdk.testing.rollout_endings import LEAVING
-from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 
 MIB = 2**20
 ROUNDS = 8

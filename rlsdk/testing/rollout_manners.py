@@ -25,7 +25,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, collect, tokens_of, whole_shards, wrong_identities
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 
 AT_ONCE_S = 1.0
 """For a method that returns at once, on a machine that does other things as well."""

@@ -25,7 +25,8 @@ from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import looked_at
 from rlsdk.testing.rollout_capacity import OVERRUN, running_together
-from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards, wrong_identities
+from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout_outputs import wrong_identities
 
 FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
@@ -219,7 +220,7 @@ def _differences(
 ) -> tuple[Tensor, Tensor]:
     """Of log-probs from the plain model's, and the log-probs."""
     from rlsdk.testing.rollout_audit import Sample
-    from rlsdk.testing.rollout_lab import contract_log_probs
+    from rlsdk.testing.rollout_plain import contract_log_probs
 
     off, found = [], []
     for sample in samples:

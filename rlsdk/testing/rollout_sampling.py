@@ -14,7 +14,9 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_lab import RolloutLab, distribution, kept, tokens_of, wrong_identities
+from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+from rlsdk.testing.rollout_plain import distribution, kept
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
 NUM_DRAWS = 2000

@@ -10,16 +10,10 @@ import torch
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import (
-    ATTEMPTS,
-    PlainModel,
-    RolloutLab,
-    collect,
-    pieces,
-    tokens_of,
-    wrong_identities,
-)
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, pieces
 from rlsdk.testing.rollout_length import every_setting
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+from rlsdk.testing.rollout_plain import PlainModel
 
 
 class SchedulingRequirements:

@@ -23,7 +23,9 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import PlainModel, RolloutLab, pieces, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.rollout_scheduling import told_apart
 
 

@@ -11,14 +11,9 @@ from torch import Tensor
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up, audit
-from rlsdk.testing.rollout_lab import (
-    PlainModel,
-    RolloutLab,
-    collect,
-    contract_log_probs,
-    whole_shards,
-    wrong_identities,
-)
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import wrong_identities
+from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
 
 
 class StaleRequirements:

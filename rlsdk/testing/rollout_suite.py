@@ -20,6 +20,7 @@ from rlsdk.testing.rollout_events import EventRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
+from rlsdk.testing.rollout_life import LifeRequirements
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
 from rlsdk.testing.rollout_manners import MannerRequirements
 from rlsdk.testing.rollout_models import ModelRequirements
@@ -51,6 +52,7 @@ class RolloutConformance(
     EventRequirements,
     MannerRequirements,
     ModelRequirements,
+    LifeRequirements,
     LifetimeRequirements,
     Suite,
 ):

@@ -24,7 +24,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
-from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import told_apart
 
 

@@ -10,17 +10,10 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
-from rlsdk.testing.driving import (
-    Case,
-    Driven,
-    Weighed,
-    look_at_the_end,
-    share,
-    unchanged,
-    wrong_outputs,
-    wrong_types,
-)
+from rlsdk.testing.cases import Case, Driven, Weighed
+from rlsdk.testing.driving import look_at_the_end, share, unchanged, wrong_outputs, wrong_types
 from rlsdk.testing.modes import torch_modes
+from rlsdk.testing.train_witness import witnessed
 from rlsdk.testing.worlds import Seat
 
 Act = Callable[[TrainEngine, Driven], None]
@@ -30,8 +23,9 @@ Act = Callable[[TrainEngine, Driven], None]
 def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
     """An engine of the case, taken through a script; then what `driving.drive` looks at after its steps. A mode of
     torch that a call leaves changed, for whatever else runs in the process, is a fault."""
-    engine = seat.start(case.spec)
+    started, different = seat.start(case.spec), list[str]()
     try:
+        engine = witnessed(started, case, different)
         with torch.enable_grad():  # back as it was, whatever an engine leaves
             found = Driven(collects=engine.parallel.is_collector)
             for act in script:
@@ -39,9 +33,10 @@ def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
                 act(engine, found)
                 found.faults += [f"{name} is left {value} by {_name(act)}" for name, value in torch_modes() - before]
             look_at_the_end(engine, case, found)
+        found.faults += different
         return found
     finally:
-        engine.close()
+        started.close()
 
 
 def _name(act: Act) -> str:
@@ -53,6 +48,11 @@ def _name(act: Act) -> str:
 def learn(batch: Batch, objective: Any = None, *, lonely: bool = False) -> Act:
     """`forward_backward` on this rank's rows."""
     return partial(_learn, batch, objective or Weighed(), lonely)
+
+
+def learn_nothing(batch: Batch, objective: Any = None) -> Act:
+    """`forward_backward` of no rows: its loss has to be 0. Not counted among the results."""
+    return partial(_learn_nothing, batch.select([]), objective or Weighed())
 
 
 def look(batch: Batch, *names: str) -> Act:
@@ -121,6 +121,12 @@ def _learn(batch: Batch, objective: Any, lonely: bool, engine: TrainEngine, foun
         result = engine.forward_backward(mine, objective)
     found.results.append(result)
     found.faults += wrong_types(result)
+
+
+def _learn_nothing(batch: Batch, objective: Any, engine: TrainEngine, found: Driven) -> None:
+    result = engine.forward_backward(batch, objective)
+    found.faults += wrong_types(result)
+    found.faults += [f"the loss of no rows is {result.loss}"] if result.loss != 0.0 else []
 
 
 def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, CheckpointError, Head
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, play, refused, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

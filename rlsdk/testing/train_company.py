@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, look_at_the_end, rows_of, whole
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.driving import look_at_the_end, whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_ranks import FEW, data_case, steps_of
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
+from rlsdk.testing.train_witness import witnessed
 from rlsdk.testing.worlds import Seat
 
 
@@ -89,12 +91,12 @@ def in_one_process(
     """Two engines, taken through their scripts in turns: the second starts in the middle of the first's, and is closed
     before the first's last call."""
     found, beside = Driven(), Driven()
-    first: TrainEngine = seat.start(mine.spec)
+    first = witnessed(seat.start(mine.spec), mine, found.faults)
     second: TrainEngine | None = None
     try:
         with torch.enable_grad():
             script[0](first, found)
-            second = seat.start(theirs.spec, role="other")
+            second = witnessed(seat.start(theirs.spec, role="other"), theirs, beside.faults)
             for at in range(max(len(script) - 2, len(their_script))):
                 if at < len(their_script):
                     their_script[at](second, beside)

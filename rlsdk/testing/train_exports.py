@@ -10,7 +10,8 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import Driven, Weighed, plain_model_of, plain_numbers, rows_of
+from rlsdk.testing.cases import Driven, Weighed, rows_of
+from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import export, learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

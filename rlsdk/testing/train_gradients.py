@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
-from rlsdk.testing.driving import OPTIM, Case, NotFinite, Weighed, drive, drive_plain, driven, share, train_batch
+from rlsdk.testing.cases import OPTIM, Case, NotFinite, Weighed, train_batch
+from rlsdk.testing.driving import drive, driven, share
+from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat

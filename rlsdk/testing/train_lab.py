@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Head
-from rlsdk.testing.driving import Case, Driven, by_row, drive, drive_plain, whole
+from rlsdk.interfaces import Head, TrainEngine
+from rlsdk.testing.cases import Case, Driven
+from rlsdk.testing.driving import by_row, drive, whole
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured
 from rlsdk.testing.scripts import Act, play
 from rlsdk.testing.worlds import Job, Seat, World
@@ -67,6 +69,8 @@ class TrainLab:
         )
         self.alone = World(1, self.seat, apart=suite.apart)
         self.several = World(suite.world, self.seat)
+        self._faults: list[list[str]] = []
+        """Of all that was driven in the requirement that runs."""
 
     @functools.cached_property
     def model(self) -> str:
@@ -87,6 +91,12 @@ class TrainLab:
         experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         return str(write_tiny_model(self.folder / "experts", architecture="qwen3_moe", seed=2, **experts))
 
+    @functools.cached_property
+    def can_reset(self) -> bool:
+        """That engines have `reset_optimizer` of their own."""
+        engine = self.suite.registry().load_engine(self.spec)
+        return engine.reset_optimizer is not TrainEngine.reset_optimizer
+
     def variant(self, name: str, *, head: Head = Head.LM) -> str | None:
         """A model of another make (`VARIANTS`), with a head of one number where asked; None: the backend runs no model
         of that architecture."""
@@ -106,31 +116,49 @@ class TrainLab:
     def case(self, **fields: Any) -> Case:
         """A case of this backend, with its options."""
         given = {"model": self.model, "options": self.options, "engine_kwargs": self.suite.engine_kwargs}
+        given["tolerance"] = max(self.suite.tolerance, self.suite.step_tolerance)
         if fields.get("head", Head.LM) is not Head.LM and "model" not in fields:
             given["model"] = self.headed_model
         return Case(**{**given, **fields})
 
     def drive(self, **fields: Any) -> Driven:
         """Drives a case on one rank."""
-        found: Driven = self.alone.run(drive, self.case(**fields))[0]
+        found: Driven = self.run(drive, self.case(**fields))
         return found
 
     def run(self, job: Job, *arguments: Any) -> Any:
         """Runs a job on one rank."""
-        return self.alone.run(job, *arguments)[0]
+        return self._heard(self.alone.run(job, *arguments))[0]
 
     def play(self, script: Sequence[Act], **fields: Any) -> Driven:
         """Takes an engine through a script, on one rank."""
-        found: Driven = self.alone.run(play, self.case(**fields), script)[0]
+        found: Driven = self.run(play, self.case(**fields), script)
         return found
 
     def play_split(self, case: Case, script: Sequence[Act]) -> list[Driven]:
         """The same on every rank of the world of several."""
-        return self.several.run(play, case, script)
+        return self._heard(self.several.run(play, case, script))
 
     def drive_split(self, case: Case) -> list[Driven]:
         """Drives a case on every rank of the world of several."""
-        return self.several.run(drive, case)
+        return self._heard(self.several.run(drive, case))
+
+    def verify(self, measured: Measured) -> None:
+        """What holds for every answer held in the requirement that has ended, whatever it looked at."""
+        faults, self._faults = [fault for some in self._faults for fault in some], []
+        if faults:
+            measured.none("answers that are not as they should be", faults)
+
+    def forget(self) -> None:
+        """Drops what was written down of a requirement that failed by itself."""
+        self._faults = []
+
+    def _heard(self, results: list[Any]) -> list[Any]:
+        """Keeps what scripts found wrong, until the requirement has ended."""
+        for result in results:
+            parts = result if isinstance(result, tuple) else (result,)
+            self._faults += [part.faults for part in parts if isinstance(part, Driven)]
+        return results
 
     def new_folder(self, name: str) -> Path:
         """An empty folder."""

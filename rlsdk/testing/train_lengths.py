@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.testing.driving import Case, Weighed, drive, rows_of
+from rlsdk.testing.cases import Case, Weighed, rows_of
+from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Inspecting, with_own_fields
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, step

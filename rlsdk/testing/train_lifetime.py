@@ -14,7 +14,9 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, plain_model_of, share, train_batch, whole
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, train_batch
+from rlsdk.testing.driving import drive, share, whole
+from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, left_behind, resident_bytes

@@ -11,7 +11,9 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive, drive_plain, plain_model_of, rows_of, whole
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.driving import drive, whole
+from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
-from rlsdk.testing.driving import Case, Driven, Weighed, drive, drive_plain, rows_of
+from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
+from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Comparing, Inspecting, RaisedHereError, Raising, Telling, with_own_fields
+from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, refused, step
 from rlsdk.testing.train_lab import TrainLab

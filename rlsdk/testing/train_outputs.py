@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.testing.driving import Case, plain_model_of, plain_numbers, train_batch
+from rlsdk.testing.cases import Case, train_batch
+from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat

@@ -24,15 +24,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.testing.driving import (
-    OPTIM,
-    Case,
-    Driven,
-    Weighed,
-    drive,
-    rows_of,
-    share,
-)
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.driving import drive, share
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, read, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

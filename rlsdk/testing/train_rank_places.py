@@ -13,23 +13,16 @@ from rlsdk.interfaces import (
     Capability,
     TrainEngine,
 )
-from rlsdk.testing.driving import (
-    Case,
-    Driven,
-    drive,
-    drive_plain,
-    plain_model_of,
-    plain_numbers,
-    rows_of,
-    whole,
-)
+from rlsdk.testing.cases import Case, Driven, rows_of
+from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
+from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, read, reset, skip, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, moved
 from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
-from rlsdk.testing.train_settings import EVERYTHING, can_reset, infinite_slope
+from rlsdk.testing.train_settings import EVERYTHING, infinite_slope
 from rlsdk.testing.worlds import Seat
 
 
@@ -122,7 +115,7 @@ class RankPlaceRequirements:
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
-        if not lab.run(can_reset):
+        if not lab.can_reset:
             return measured.told("engines that can be reset", 0)
         case = data_case(lab)
         script: list[Act] = [act for batches in steps_of(FEW, 2) for act in (learn(batches[0]), step)]

@@ -11,8 +11,10 @@ import torch
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.kit.parts import TRAIN_PARTS
-from rlsdk.testing.driving import OPTIM, Case, Driven, Weighed, drive_plain, plain_model_of, rows_of, whole
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.driving import whole
 from rlsdk.testing.objectives import RaisedHereError, Raising, Telling, Unfit
+from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train_exports import ill_fitting

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import OptimSpec, TrainEngine
-from rlsdk.testing.driving import OPTIM, drive, drive_plain, plain_model_of, plain_numbers, rows_of, scheduled
+from rlsdk.interfaces import OptimSpec
+from rlsdk.testing.cases import OPTIM, rows_of
+from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Unfit
+from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, reset, skip, step
 from rlsdk.testing.train_lab import TrainLab
-from rlsdk.testing.worlds import Seat
 
 LENGTHS = (8, 3, 13, 5, 1, 9)
 SETTINGS = {
@@ -146,7 +147,7 @@ class SettingRequirements:
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
         schedule, the weights as they are."""
-        if not lab.run(can_reset):
+        if not lab.can_reset:
             return measured.told("engines that can be reset", 0)
         batches = three_batches()
         found = lab.play([*script_of(batches), reset(EVERYTHING), *script_of(batches)])
@@ -197,9 +198,3 @@ def drive_plain_from(lab: TrainLab, batches: list[Any]) -> Any:
     values = {name: tensor for name, _, tensor in first.shards}
     model.load_state_dict(values, strict=False)
     return drive_plain(lab.case(steps=[[batch] for batch in batches], optim=EVERYTHING), model=model)
-
-
-def can_reset(seat: Seat) -> bool:
-    """That the engine has the method of its own."""
-    engine: Any = seat.engine()
-    return type(engine.engine).reset_optimizer is not TrainEngine.reset_optimizer

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import Capability
-from rlsdk.testing.driving import Case, train_batch, whole
+from rlsdk.testing.cases import Case, train_batch
+from rlsdk.testing.driving import whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of

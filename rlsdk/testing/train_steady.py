@@ -12,7 +12,8 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.parts import TRAIN_PARTS
-from rlsdk.testing.driving import Case, Driven, Weighed, drive_plain, rows_of
+from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
+from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_handles
 from rlsdk.testing.scripts import Act, export, learn, load, look, offload, onload, play, read, save, step
@@ -159,7 +160,7 @@ class SteadyRequirements:
         """Neither threads, open files nor tensors grow over engines that are built, stepped, saved, loaded and
         closed."""
         folders = [str(lab.new_folder("round")) for _ in range(ROUNDS)]
-        files, threads, tensors = lab.run(many_engines, lab.case(), folders)
+        files, threads, tensors = lab.run(many_engines, lab.case(witness=False), folders)
         measured.at_most(f"tensors that {ROUNDS} engines left", tensors, SPARE_HANDLES)
         measured.at_most(f"files that {ROUNDS} engines left open", files, SPARE_HANDLES)
         measured.at_most(f"threads that {ROUNDS} engines left", threads, SPARE_HANDLES)

@@ -17,6 +17,7 @@ from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_lengths import LengthRequirements
+from rlsdk.testing.train_life import LifeRequirements
 from rlsdk.testing.train_lifetime import LifetimeRequirements
 from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
@@ -45,6 +46,7 @@ class TrainConformance(
     PlaceRequirements,
     RankPlaceRequirements,
     CompanyRequirements,
+    LifeRequirements,
     Suite,
 ):
     """Subclass it with the name of a backend; a run of pytest does the rest.

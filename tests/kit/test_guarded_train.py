@@ -13,7 +13,7 @@ from rlsdk.interfaces import ConfigError, ModelSpec, OptimSpec, RankContext, Rls
 from rlsdk.kit import progress
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.driving import Weighed
+from rlsdk.testing.cases import Weighed
 from rlsdk.testing.models import random_batch, write_tiny_model
 
 BATCH = random_batch(2, seed=0)

@@ -13,7 +13,7 @@ import torch
 from rlsdk.interfaces import ModelSpec, OptimSpec, RankContext, TrainSpec
 from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.driving import Weighed, train_batch
+from rlsdk.testing.cases import Weighed, train_batch
 from rlsdk.testing.models import write_tiny_model
 
 LEFT_BYTES = 1 << 20

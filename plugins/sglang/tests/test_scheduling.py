@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import FinishReason, WeightSyncError
-from rlsdk.testing.rollout_lab import pieces, tokens_of
+from rlsdk.testing.rollout_lab import pieces
+from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import told_apart
 
 

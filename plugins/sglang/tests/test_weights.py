@@ -11,7 +11,8 @@ import torch
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
 from rlsdk.kit.intake import joined
-from rlsdk.testing.rollout_lab import collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 
 
 def test_fingerprints_are_of_the_memory_that_serves(lab: Any) -> None:

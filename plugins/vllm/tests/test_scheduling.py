@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import FinishReason, WeightSyncError
-from rlsdk.testing.rollout_lab import collect, pieces, tokens_of
+from rlsdk.testing.rollout_lab import collect, pieces
+from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import told_apart
 
 

@@ -12,7 +12,8 @@ from cases import worker_of
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
 from rlsdk.kit.intake import joined
-from rlsdk.testing.rollout_lab import collect, tokens_of, whole_shards
+from rlsdk.testing.rollout_lab import collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of
 
 
 def test_fingerprints_are_of_the_memory_that_serves(in_process: Any) -> None:

@@ -16,7 +16,8 @@ from rlsdk.interfaces import Box, Bucket, GenerationRequest, SamplingParams, Ten
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import PlainModel, collect
+from rlsdk.testing.rollout_lab import collect
+from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
 from rlsdk_vllm import adapter
 

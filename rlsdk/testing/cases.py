@@ -1,0 +1,166 @@
+"""What a train engine is driven through: batches, an objective, settings; and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Batch,
+    Box,
+    ForwardBackwardResult,
+    Head,
+    ModelSpec,
+    ObjectiveResult,
+    OptimSpec,
+    TrainSpec,
+    WeightLayout,
+)
+from rlsdk.testing.models import random_batch
+
+OPTIM = OptimSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=None)
+"""A large eps: Adam divides by the root of the squared gradient, and where that is 0 but for rounding, the sign of the
+step would be rounding's too; and a step that ignores the gradient's size would hide one that is scaled wrongly."""
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Adds up what it asks for, weighed with `loss_weight` and `advantages`; nothing is averaged."""
+
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        weight, wanted = batch["loss_weight"], batch["advantages"]
+        loss = weight.new_zeros(())
+        if "log_probs" in outputs:
+            loss = loss - (weight * wanted * outputs["log_probs"]).sum()
+        if "entropy" in outputs:
+            loss = loss - (weight * outputs["entropy"]).sum()
+        if "values" in outputs:
+            loss = loss + (weight * (outputs["values"] - wanted) ** 2).sum()
+        if "scores" in outputs:
+            loss = loss + ((outputs["scores"] - batch.row_sum(wanted)) ** 2 * batch["row_weight"]).sum()
+        longest = float(batch.lengths.max()) if batch.num_rows else -math.inf
+        sums: dict[str, Tensor | float] = {"rows": float(batch.num_rows), "weight": weight.sum()}
+        return ObjectiveResult(loss=loss, sums=sums, maxima={"longest": longest})
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A loss that is not a number."""
+
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        return ObjectiveResult(loss=outputs["log_probs"].sum() * math.nan)
+
+
+def train_batch(num_rows: int = 9, *, seed: int = 0, longest: int = 20, masked: bool = False) -> Batch:
+    """Rows with weights on every token. Masked: only some tokens are the policy's, and the weights of the others are
+    left where they are: what an engine gives for those tokens is 0 and has no gradient."""
+    batch = random_batch(num_rows, seed=seed, longest=longest)
+    return _weighed(batch, seed, batch["response_mask"] if masked else None)
+
+
+def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temperature: float = 1.0) -> Batch:
+    """As `train_batch`, of rows of these lengths. Their identities are large and in no order, as those of a share of a
+    long run are; a mask has holes, begins at a first position, and leaves the last row out."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(128, (sum(lengths),), generator=generator)
+    row_id = 1000 + 7 * torch.randperm(len(lengths), generator=generator)
+    batch = Batch.from_rows([row.tolist() for row in torch.split(ids, list(lengths))], row_id=row_id)
+    mask = torch.rand(batch.num_tokens, generator=generator) < 0.6
+    mask[0] = True
+    mask[batch.num_tokens - lengths[-1] :] = False
+    found = _weighed(batch, seed, mask if masked else None)
+    return found if temperature == 1.0 else found.with_meta(temperature=temperature)
+
+
+def _weighed(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
+    """The batch's rows with what `Weighed` reads."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    fields = {
+        "input_ids": batch["input_ids"],
+        "advantages": torch.randn(batch.num_tokens, generator=generator),
+        "loss_weight": torch.full((batch.num_tokens,), 1.0 / batch.num_tokens),
+    }
+    rows = {"row_id": batch["row_id"], "row_weight": torch.full((batch.num_rows,), 1.0 / batch.num_rows)}
+    tokens = fields if mask is None else {**fields, "response_mask": mask}
+    return Batch(lengths=batch.lengths, tokens=tokens, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One engine and what it is driven through."""
+
+    model: str
+    steps: Sequence[Sequence[Batch]] = ()
+    """For each optimizer step, the batches of its `forward_backward` calls."""
+    head: Head = Head.LM
+    objective: Any = field(default_factory=Weighed)
+    optim: OptimSpec | None = OPTIM
+    """None: a frozen model."""
+    rows: int | None = None
+    """`micro_batch_rows`; None: by tokens."""
+    tokens: int = 100_000
+    """`micro_batch_tokens`: all rows in one pass, unless said."""
+    dtype: str = "float32"
+    checkpointing: bool = False
+    """`activation_checkpointing`."""
+    random: bool = False
+    """`init_from_config`."""
+    options: object | None = None
+    engine_kwargs: Mapping[str, object] = field(default_factory=dict)
+    lonely: bool = False
+    """The first data-parallel rank gets every row, the others none."""
+    probe: tuple[Batch, tuple[str, ...]] | None = None
+    """Outputs of this are taken after the last step."""
+    load: str | None = None
+    """Checkpoint that is loaded first."""
+    save: str | None = None
+    save_after: int = 0
+    """Steps before the checkpoint is written."""
+    export: str | None = None
+    tolerance: float = 1e-4
+    """Largest difference from plain torch that does the same beside it (`train_witness`)."""
+    witness: bool = True
+    """False: nothing runs beside the engine: what it holds is counted."""
+
+    @property
+    def spec(self) -> TrainSpec:
+        return TrainSpec(
+            model=ModelSpec(path=self.model, dtype=self.dtype, head=self.head),
+            optim=self.optim,
+            micro_batch_rows=self.rows,
+            micro_batch_tokens=None if self.rows else self.tokens,
+            activation_checkpointing=self.checkpointing,
+            init_from_config=self.random,
+            options=self.options,
+            engine_kwargs=dict(self.engine_kwargs),
+        )
+
+
+@dataclass(kw_only=True)
+class Driven:
+    """What came of a case."""
+
+    results: list[ForwardBackwardResult] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    lrs: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    row_ids: list[int] = field(default_factory=list)
+    """Of the probe's rows on this rank."""
+    lengths: list[int] = field(default_factory=list)
+    shards: list[tuple[str, Box, Tensor]] = field(default_factory=list)
+    layout: WeightLayout | None = None
+    collects: bool = True
+    seen: list[dict[str, Tensor]] = field(default_factory=list)
+    """Outputs that were asked for on the way (`scripts.look`)."""
+    faults: list[str] = field(default_factory=list)
+    """What a script found wrong by itself."""

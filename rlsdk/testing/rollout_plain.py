@@ -1,0 +1,94 @@
+"""What a rollout engine is held against: transformers alone, and what a request asks to be drawn from its logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    LogProbKind,
+    SamplingParams,
+)
+from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.reference import load_plain_model
+
+if TYPE_CHECKING:
+    pass
+
+
+class PlainModel:
+    """transformers alone, with weights that can be exchanged."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.requires_grad_(False)
+
+    @classmethod
+    def load(cls, folder: Path) -> PlainModel:
+        return cls(load_plain_model(str(folder)))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Canonical name -> parameter, tied copies once."""
+        return {name: parameter.detach() for name, parameter in canonical_parameters(self.model)[0].items()}
+
+    def with_state(self, state: Mapping[str, Tensor]) -> PlainModel:
+        """A copy with these weights."""
+        other = PlainModel(copy.deepcopy(self.model))
+        for name, parameter in other.state.items():
+            parameter.copy_(state[name])
+        return other
+
+    def logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """`[L, V]` float64: what each token of a response was chosen from, in one pass over the whole row."""
+        row = torch.tensor([[*prompt, *tokens]])
+        found: Tensor = self.model(row).logits[0, len(prompt) - 1 : row.shape[1] - 1]
+        return found.double()
+
+    def next_logits(self, prompt: Sequence[int]) -> Tensor:
+        """`[V]` float64: behind a prompt."""
+        found: Tensor = self.model(torch.tensor([list(prompt)])).logits[0, -1]
+        return found.double()
+
+
+def kept(probabilities: Tensor, sampling: SamplingParams, slack: float = 0.0) -> Tensor:
+    """`[..., V]` bool: what top-k, then top-p, then min-p leave.
+
+    Args:
+        probabilities: `[..., V]` after temperature.
+        sampling: whose filters.
+        slack: relative; tokens that miss a border by no more stay, where rounding may decide either way.
+    """
+    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if sampling.top_k:
+        border = ordered[..., min(sampling.top_k, ordered.shape[-1]) - 1 :][..., :1]
+        keep &= ordered >= border * (1 - slack)
+    if sampling.top_p < 1:
+        inside = torch.where(keep, ordered, 0.0)
+        before = inside.cumsum(-1) - inside
+        keep &= before < (sampling.top_p + slack) * inside.sum(-1, keepdim=True)
+    if sampling.min_p > 0:
+        keep &= ordered >= sampling.min_p * ordered[..., :1] * (1 - slack)
+    keep[..., 0] = True
+    return torch.zeros_like(keep).scatter(-1, index, keep)
+
+
+def distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """`[..., V]`: what tokens are drawn from."""
+    probabilities = (logits / (sampling.temperature or 1.0)).softmax(-1)
+    left = torch.where(kept(probabilities, sampling), probabilities, 0.0)
+    return left / left.sum(-1, keepdim=True)
+
+
+def contract_log_probs(logits: Tensor, sampling: SamplingParams, kind: LogProbKind) -> Tensor:
+    """`[..., V]`: what a backend that gives log-probs of this kind has to say of each token."""
+    if kind is LogProbKind.RAW:
+        return logits.log_softmax(-1)
+    if kind is LogProbKind.PROCESSED:
+        return distribution(logits, sampling).log()
+    return (logits / (sampling.temperature or 1.0)).log_softmax(-1)

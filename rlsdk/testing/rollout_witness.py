@@ -1,0 +1,214 @@
+"""A rollout engine whose every answer is written down, whatever a requirement wanted of it, and held to the plain model
+when the requirement has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Box,
+    Delivery,
+    GenerationOutput,
+    GenerationRequest,
+    RolloutEngine,
+    SyncReceipt,
+    WeightShard,
+    fingerprint,
+)
+from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+MOST_STATES = 4
+"""Of an engine's weights that are remembered."""
+
+
+@dataclass(eq=False)
+class Weights:
+    """What an engine served, from one update to the next."""
+
+    version: int
+    state: Mapping[str, Tensor] | None
+    """None: unknown, or not finite."""
+    fingerprints: dict[str, int] = field(default_factory=dict)
+    """Of the state, once they were asked for."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One output, and a copy of its arrays from when it came."""
+
+    output: GenerationOutput
+    token_ids: np.ndarray
+    log_probs: np.ndarray
+
+    @property
+    def is_changed(self) -> bool:
+        same = np.array_equal(self.output.token_ids, self.token_ids)
+        return not (same and np.array_equal(self.output.log_probs, self.log_probs, equal_nan=True))
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of `generate`."""
+
+    requests: Sequence[GenerationRequest]
+    served: list[Weights]
+    """From its beginning to its end, in order."""
+    given: list[Given] = field(default_factory=list)
+    has_ended: bool = False
+    """By itself: it was neither left nor broken off by an error."""
+    aborted: set[str] = field(default_factory=set)
+    """Ids of requests that `abort` named, or all of them."""
+    is_stale: bool = False
+    """Went on with keys and values of older weights."""
+
+
+class Record:
+    """What an engine was asked and what it answered. Holds nothing of the engine."""
+
+    def __init__(self, base: Mapping[str, Tensor] | None) -> None:
+        self.base = base
+        self.num_given = 0
+        """Tokens of all outputs."""
+        self.served = Weights(0, base)
+        self.faults: list[str] = []
+        """Of receipts, until they are taken."""
+        self._calls: list[Call] = []
+        self._live: set[Call] = set()
+        self._states = [] if base is None else [base]
+        """The last few that differ: what comes again is kept once."""
+        self._lock = threading.Lock()
+
+    def take_calls(self) -> list[Call]:
+        """The calls since this was last asked for, but for those that are under way."""
+        with self._lock:
+            done = [call for call in self._calls if call not in self._live]
+            self._calls = [call for call in self._calls if call in self._live]
+        return done
+
+    def take_faults(self) -> list[str]:
+        """What was wrong with receipts since this was last asked for."""
+        faults, self.faults = self.faults, []
+        return faults
+
+    def begin(self, requests: Sequence[GenerationRequest]) -> Call:
+        call = Call(tuple(requests), [self.served])
+        with self._lock:
+            self._calls.append(call)
+            self._live.add(call)
+        return call
+
+    def give(self, call: Call, output: GenerationOutput) -> None:
+        call.given.append(Given(output, np.array(output.token_ids), np.array(output.log_probs)))
+        self.num_given += len(output.token_ids)
+
+    def end(self, call: Call) -> None:
+        with self._lock:
+            self._live.discard(call)
+
+    def live(self) -> list[Call]:
+        with self._lock:
+            return list(self._live)
+
+    def serve(self, version: int, state: Mapping[str, Tensor] | None) -> None:
+        """Notes that these weights are served from now on; None: unknown ones."""
+        self.served = Weights(version, None if state is None else self._kept(state))
+        for call in self.live():
+            call.served.append(self.served)
+
+    def _kept(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """These weights, or the same ones from before; None: they are not whole and finite."""
+        for known in self._states:
+            if all(torch.equal(tensor, state[name]) for name, tensor in known.items()):
+                return known
+        if not all(bool(tensor.isfinite().all()) for tensor in state.values()):
+            return None
+        self._states = [*self._states[:1], *self._states[1:][1 - MOST_STATES :], state]
+        return state
+
+
+class WitnessedRolloutEngine(GuardedRolloutEngine):
+    """The engine under test behind its guard. What is asked and answered is written down; the engine sees no
+    difference."""
+
+    def __init__(self, engine: RolloutEngine, base: Mapping[str, Tensor] | None) -> None:
+        """
+        Args:
+            engine: the one under test.
+            base: what it serves as version 0, by canonical name; None: unknown, and updates too.
+        """
+        super().__init__(engine)
+        self.record = Record(base)
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        call = self.record.begin(requests)
+        try:
+            stream = cast("AsyncGenerator[GenerationOutput, None]", super().generate(requests))
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    self.record.give(call, output)
+                    yield output
+            call.has_ended = True
+        finally:
+            self.record.end(call)
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        base = self.record.base
+        copy = None if base is None else {name: torch.full_like(t, torch.nan) for name, t in base.items()}
+        receipt = super().update_weights(_copied(shards, copy), version)
+        self.record.serve(version, copy)
+        self.record.faults += _wrong_receipt(receipt, self.record.served)
+        return receipt
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        receipt = super().receive_weights(deliveries, version)
+        self.record.serve(version, None)
+        return receipt
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        for call in self.record.live():
+            ids = {request.request_id for request in call.requests}
+            call.aborted |= ids if request_ids is None else ids & set(request_ids)
+        super().abort(request_ids)
+
+    def resume(self, *, keep_cache: bool = False) -> None:
+        for call in self.record.live() if keep_cache else []:
+            call.is_stale = True
+        super().resume(keep_cache=keep_cache)
+
+
+def _wrong_receipt(receipt: SyncReceipt, served: Weights) -> list[str]:
+    """What a receipt of an update in float32 says, and is not so."""
+    if served.state is None:
+        return []
+    if not served.fingerprints:
+        served.fingerprints |= {n: fingerprint(t, Box.whole(tuple(t.shape))) for n, t in served.state.items()}
+    num_bytes = sum(4 * tensor.numel() for tensor in served.state.values())
+    expected = (served.version, len(served.state), num_bytes)
+    said = (receipt.version, receipt.num_tensors, receipt.num_bytes)
+    faults = [f"receipt of version, tensors, bytes {said}, expected {expected}"] if said != expected else []
+    if receipt.fingerprints != served.fingerprints:
+        faults.append(f"receipt of version {served.version}: fingerprints are not of the weights that came")
+    return faults
+
+
+def _copied(shards: Iterable[WeightShard], into: Mapping[str, Tensor] | None) -> Iterator[WeightShard]:
+    """The shards as they come, each written into its tensor before the engine sees it."""
+    for shard in shards:
+        if into is not None and shard.name in into:
+            whole = into[shard.name]
+            here = tuple(slice(at, at + size) for at, size in zip(shard.box.offset, shard.box.size, strict=True))
+            if whole[here].shape == shard.tensor.shape:
+                whole[here] = shard.tensor.detach().to("cpu", torch.float32)
+        yield shard

@@ -1,0 +1,200 @@
+"""A train engine beside which plain torch does the same: whatever a requirement looks at, every loss, metric, norm,
+rate, output and weight that comes is compared with plain torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    Batch,
+    ForwardBackwardResult,
+    Objective,
+    OptimStepResult,
+    Parallel,
+    RankContext,
+    TrainEngine,
+    TrainSpec,
+    WeightLayout,
+    WeightShard,
+)
+from rlsdk.testing.cases import Case, Weighed
+from rlsdk.testing.objectives import Comparing, Raising, Telling, Unfit
+from rlsdk.testing.train_plain import CHECKPOINTS, PlainTrainEngine
+
+T = TypeVar("T")
+ADDITIVE = (Weighed, Comparing, Raising, Telling, Unfit)
+"""Objectives that give the same, however rows are cut."""
+LEAST_EPS = 1e-4
+"""Of AdamW: below, what a gradient of 0 but for rounding does is rounding's."""
+MOST_STEPS = 16
+"""Behind so many, rounding has had its time to grow."""
+
+
+def witnessed(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine:
+    """The engine, with plain torch beside it where that can tell what is right: one rank, float32, the checkpoint's
+    weights, and an optimizer that does not make much of rounding."""
+    optim = case.optim
+    if not case.witness or engine.parallel != Parallel() or case.dtype != "float32" or case.random:
+        return engine
+    if optim is not None and optim.eps < LEAST_EPS:
+        return engine
+    return WitnessedTrainEngine(engine, PlainTrainEngine(case), case.tolerance, faults)
+
+
+class WitnessedTrainEngine(TrainEngine):
+    """Passes every call on, and notes where the answer is another than plain torch's."""
+
+    def __init__(self, engine: TrainEngine, plain: PlainTrainEngine, tolerance: float, faults: list[str]) -> None:
+        self.engine, self.tolerance, self.faults = engine, tolerance, faults
+        self.plain: PlainTrainEngine | None = plain
+        """None: what is right is not known any more."""
+        self.num_calls = 0
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        self.engine.initialize(ctx, spec)
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.engine.parallel
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self.num_calls += 1
+        found = self.engine.forward(batch, outputs)
+        if self.plain is not None:
+            expected = self.plain.forward(batch, outputs)
+            for name in outputs:
+                # Rounding of logits grows with them.
+                scale = min(batch.temperature, 1.0)
+                self._near(f"{name} of forward", _furthest(found.get(name), expected[name]) * scale)
+        return found
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        if not isinstance(objective, ADDITIVE):
+            self.plain = None
+        if isinstance(objective, Raising):
+            return self._raising(batch, objective)
+        found = self._called(lambda: self.engine.forward_backward(batch, objective))
+        if self.plain is not None:
+            expected = self.plain.forward_backward(batch, objective)
+            self._near("loss", abs(found.loss - expected.loss) / max(abs(expected.loss), 1.0))
+            if isinstance(objective, Weighed) and batch.num_rows:
+                self._near("sums", _numbers_apart(found.sums, expected.sums))
+                self._near("maxima", _numbers_apart(found.maxima, expected.maxima))
+        return found
+
+    def optim_step(self) -> OptimStepResult:
+        found = self._called(self.engine.optim_step)
+        if self.plain is not None:
+            expected = self.plain.optim_step()
+            self._equal("skipped", found.skipped, expected.skipped)
+            if not expected.skipped:
+                self._near("grad_norm, relative", abs(found.grad_norm - expected.grad_norm) / (expected.grad_norm or 1))
+            self._near("lr, relative", abs(found.lr - expected.lr) / (expected.lr or 1))
+            if self.plain.num_steps > MOST_STEPS:
+                self.plain = None
+        return found
+
+    def layout(self) -> WeightLayout:
+        return self.engine.layout()
+
+    def shards(self) -> Iterator[WeightShard]:
+        for shard in self.engine.shards():
+            if self.plain is not None:
+                whole = self.plain.parameters.get(shard.name)
+                here = tuple(slice(at, at + size) for at, size in zip(shard.box.offset, shard.box.size, strict=True))
+                expected = None if whole is None else whole.detach()[here]
+                self._near(f"weights of {shard.name}", _furthest(shard.tensor, expected))
+            yield shard
+
+    def save_checkpoint(self, path: Path) -> None:
+        self._called(lambda: self.engine.save_checkpoint(path))
+        CHECKPOINTS.pop(str(path), None)
+        if self.plain is not None:
+            self.plain.save_checkpoint(path)
+
+    def load_checkpoint(self, path: Path) -> None:
+        if str(path) not in CHECKPOINTS:
+            self.plain = None
+        self._called(lambda: self.engine.load_checkpoint(path))
+        if self.plain is not None:
+            self.plain.load_checkpoint(path)
+
+    def save_pretrained(self, path: Path) -> None:
+        self._called(lambda: self.engine.save_pretrained(path))
+        if self.plain is not None:
+            written: dict[str, Tensor] = {}
+            for file in path.glob("*.safetensors"):
+                written |= load_file(file)
+            for name in self.plain.parameters.keys() & written.keys():
+                self._near(f"{name} in the export", _furthest(written[name], self.plain.parameters[name].detach()))
+            self._equal("that an export has weights", bool(written), True)
+            self._equal("that an export has its configuration", (path / "config.json").is_file(), True)
+
+    def offload(self, parts: Sequence[str] = ()) -> None:
+        self._called(lambda: self.engine.offload(parts))
+
+    def onload(self, parts: Sequence[str] = ()) -> None:
+        self._called(lambda: self.engine.onload(parts))
+
+    def reset_optimizer(self, optim: object) -> None:
+        self._called(lambda: self.engine.reset_optimizer(optim))
+        if self.plain is not None:
+            self.plain.reset_optimizer(optim)
+
+    def close(self) -> None:
+        self.plain = None
+        self.engine.close()
+
+    def _raising(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        """What the objective raised leaves no gradients."""
+        try:
+            found = self.engine.forward_backward(batch, objective)
+        except Exception:
+            self._forget_gradients()
+            raise
+        self.plain = None
+        return found
+
+    def _forget_gradients(self) -> None:
+        if self.plain is not None:
+            self.plain.model.zero_grad()
+
+    def _called(self, call: Callable[[], T]) -> T:
+        """What the engine answers; where it refuses, what is right behind that is not known."""
+        self.num_calls += 1
+        try:
+            return call()
+        except Exception:
+            self.plain = None
+            raise
+
+    def _near(self, what: str, difference: float) -> None:
+        if not difference <= self.tolerance:
+            self.faults.append(f"call {self.num_calls}: {what} differs from plain torch by {difference:.3g}")
+
+    def _equal(self, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self.faults.append(f"call {self.num_calls}: {what} is {found}, in plain torch {expected}")
+
+
+def _furthest(found: Tensor | None, expected: Tensor | None) -> float:
+    """Largest difference of an element, relative where they are large; infinite where one is missing, of another
+    shape or no number."""
+    if found is None or expected is None or found.shape != expected.shape:
+        return math.inf
+    if not expected.numel():
+        return 0.0
+    worst = float((found.detach().cpu().float() - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _numbers_apart(found: Mapping[str, float], expected: Mapping[str, float]) -> float:
+    if found.keys() != expected.keys():
+        return math.inf
+    return max((abs(found[name] - value) / max(abs(value), 1.0) for name, value in expected.items()), default=0.0)
