@@ -77,8 +77,8 @@ def drive_plain(case: Case, model: Any = None) -> Driven:
             found.results.append(
                 ForwardBackwardResult(
                     loss=float(result.loss.detach()),
-                    sums={name: _number(value) for name, value in result.sums.items()},
-                    maxima={name: _number(value) for name, value in result.maxima.items()},
+                    sums={name: number(value) for name, value in result.sums.items()},
+                    maxima={name: number(value) for name, value in result.maxima.items()},
                 )
             )
         gradients = [p.grad for p in parameters.values() if p.grad is not None]
@@ -103,7 +103,8 @@ def drive_plain(case: Case, model: Any = None) -> Driven:
     return found
 
 
-def _number(value: Tensor | float) -> float:
+def number(value: Tensor | float) -> float:
+    """Of a metric."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 

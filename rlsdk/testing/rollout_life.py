@@ -29,6 +29,8 @@ class LifeRequirements:
         """Calls alone and together, aborted, paused and left, updates, sleep, refusals and requests that come again, in
         random order: every answer is one of its request, by the weights that it names."""
         for seed in range(LIVES):
+            if lab.spec.takes_weights:
+                lab.restore()
             life = Life(lab, engine, seed)
             lab.wait(life.lived())
             measured.none(f"requests that were accepted, life {seed}", life.accepted)
@@ -47,6 +49,9 @@ class Life:
         self.told: list[str] = []
         self.accepted: list[str] = []
         self.num_calls = 0
+        self.states = [lab.base, lab.changed(0), lab.changed(1)]
+        self.serving = 0
+        """Which of them."""
 
     async def lived(self) -> None:
         events = list(self._events())
@@ -63,7 +68,7 @@ class Life:
         if Capability.ABORT in claimed:
             yield from (self._together, self._aborted)
         if Capability.PARTIAL_ROLLOUT in claimed:
-            yield from (self._paused, self._paused)
+            yield from (self._paused, self._paused, self._paused)
         if self.lab.spec.takes_weights:
             yield from (self._updated, self._failed)
         if Capability.SLEEP in claimed:
@@ -138,12 +143,15 @@ class Life:
         await self._steps(20)
         self.engine.pause()
         await asyncio.sleep(0.02)
-        if self.lab.spec.takes_weights and self.source.random() < 0.7:
-            self._update()
+        happens = ["update"] if self.lab.spec.takes_weights and self.source.random() < 0.8 else []
         if Capability.ABORT in self.lab.spec.capabilities:
-            if self.source.random() < 0.4:
+            happens += [name for name in ("abort", "call") if self.source.random() < 0.5]
+        for name in self.source.sample(happens, len(happens)):
+            if name == "update":
+                self._update()
+            elif name == "abort":
                 self.engine.abort([self.source.choice(requests).request_id])
-            if self.source.random() < 0.4:
+            else:
                 tasks.append(self._task(2)[1])
                 await self._steps()
         self.engine.resume()
@@ -177,7 +185,9 @@ class Life:
         self.engine.wake(("kv_cache",))
 
     def _update(self) -> None:
-        state = self.source.choice((self.lab.base, self.lab.base, self.lab.changed(self.source.randrange(3))))
+        # Others than are served: what an update forgets shows.
+        self.serving = self.source.choice([at for at in range(len(self.states)) if at != self.serving])
+        state = self.states[self.serving]
         laid: Sequence[WeightShard] | Iterator[WeightShard]
         laid = self.source.choice((whole_shards, pieces))(state)
         self.engine.update_weights(iter(laid), self.source.choice((0, 1, 1, 2, 5, 2**40)))

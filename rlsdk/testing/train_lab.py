@@ -190,7 +190,7 @@ class TrainLab:
                 worst["maxima"] = max(worst["maxima"], _furthest(mine.maxima, theirs.maxima))
         for name, value in worst.items():
             measured.at_most(f"largest difference of {name}{behind}", value, self.suite.step_tolerance)
-        norms = [abs(a / b - 1) for rank in ranks for a, b in zip(rank.norms, expected.norms, strict=True)]
+        norms = [abs(a - b) / (b or 1.0) for rank in ranks for a, b in zip(rank.norms, expected.norms, strict=True)]
         measured.at_most(f"gradient norm, relative{behind}", max(norms, default=0.0), self.suite.step_tolerance)
         if weights:
             worst_weight = furthest_weight(whole(ranks), whole_of(expected))

@@ -31,7 +31,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.cases import Case
-from rlsdk.testing.plain_steps import plain_model_of, scheduled
+from rlsdk.testing.plain_steps import number, plain_model_of, scheduled
 
 LARGEST_NORM = 1e15
 """Of a gradient that fits any way of adding its squares up; one beyond counts as not finite."""
@@ -79,8 +79,8 @@ class PlainTrainEngine(TrainEngine):
             raise
         return ForwardBackwardResult(
             loss=float(result.loss.detach()),
-            sums={name: float(value) for name, value in result.sums.items()},
-            maxima={name: float(value) for name, value in result.maxima.items()},
+            sums={name: number(value) for name, value in result.sums.items()},
+            maxima={name: number(value) for name, value in result.maxima.items()},
         )
 
     def optim_step(self) -> OptimStepResult:

@@ -25,3 +25,21 @@ class SeedOfTheWorld(FsdpTrainEngine):
 
     def initialize(self, ctx, spec):
         super().initialize(replace(ctx, seed=ctx.seed + ctx.world_size - 1), spec)
+
+
+class IdleRankDrops(FsdpTrainEngine):
+    """A rank that has no rows in a step's second call drops its part of the first call's gradient."""
+
+    has_called = False
+
+    def forward_backward(self, batch, objective):
+        result = super().forward_backward(batch, objective)
+        if self.has_called and batch.num_rows == 0:
+            for parameter in self.model.parameters():
+                parameter.grad = None if parameter.grad is None else parameter.grad * 0
+        self.has_called = True
+        return result
+
+    def optim_step(self):
+        self.has_called = False
+        return super().optim_step()

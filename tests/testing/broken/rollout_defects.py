@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.life_defects import ROLLOUT_LIVES
 from broken.promise_defects import ROLLOUT_PROMISES
 from broken.trial_defects import ROLLOUT_TRIAL
 from broken.unseen_defects import ROLLOUT_UNSEEN
@@ -255,4 +256,5 @@ ROLLOUT = {
     **ROLLOUT_TRIAL,
     **ROLLOUT_PROMISES,
     **ROLLOUT_UNSEEN,
+    **ROLLOUT_LIVES,
 }

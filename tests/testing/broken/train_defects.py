@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
 from broken.trial_defects import TRAIN_TRIAL
 from broken.unseen_defects import RANKS_UNSEEN, TRAIN_UNSEEN
@@ -209,5 +210,5 @@ TRIAL = {
     "moments-swapped": Defect("train_trial:MomentsSwapped", {"steady.offload": "largest difference"}),
 }
 """Written after the requirements, and run on them once: they caught 12 of these and of the last two of `RANKS`."""
-RANKS |= RANKS_PROMISES | RANKS_UNSEEN
-TRAIN = {**FIRST, **SECOND, **TRIAL, **TRAIN_TRIAL, **TRAIN_PROMISES, **TRAIN_UNSEEN, **RANKS}
+RANKS |= RANKS_PROMISES | RANKS_UNSEEN | RANKS_LIVES
+TRAIN = {**FIRST, **SECOND, **TRIAL, **TRAIN_TRIAL, **TRAIN_PROMISES, **TRAIN_UNSEEN, **TRAIN_LIVES, **RANKS}

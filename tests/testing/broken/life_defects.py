@@ -1,0 +1,12 @@
+"""Engines that are broken only where two events of a life come together, and what must see them."""
+
+from __future__ import annotations
+
+from broken.defect import Defect
+
+ROLLOUT_LIVES = {"abort-in-a-pause-keeps-keys": Defect("lives:AbortInAPauseKeepsKeys", {"life": "log-prob"})}
+TRAIN_LIVES = {
+    "reset-behind-a-load": Defect("lives:ResetBehindALoad", {"life": "differs from plain torch"}),
+    "head-of-before": Defect("lives:HeadOfBefore", {"life.heads": "differs from plain torch"}),
+}
+RANKS_LIVES = {"idle-rank-drops": Defect("ranks_unseen:IdleRankDrops", {"life.ranks": "largest difference"})}
