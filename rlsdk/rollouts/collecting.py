@@ -33,13 +33,15 @@ class Record(Protocol):
 
 
 class Recording:
-    """Has what comes in one turn of the event loop put down together."""
+    """Has what comes in one turn of the event loop put down together, and delivers a group when all of it is."""
 
     def __init__(self, record: Record, into: Inbox) -> None:
         """`into` is told when it cannot be put down (a full disk)."""
         self._record = record
         self._into = into
         self._is_due = False
+        self._groups: list[Group] = []
+        """Whole, and not yet put down."""
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         self._record.sample(task, name, index, sample)
@@ -47,12 +49,23 @@ class Recording:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._put_down)
 
+    def deliver(self, group: Group) -> None:
+        """What is delivered is not lost when this process is killed."""
+        if self._is_due:
+            self._groups.append(group)
+        else:
+            self._into.put(group)
+
     def _put_down(self) -> None:
         self._is_due = False
+        groups, self._groups = self._groups, []
         try:
             self._record.put_down()
         except OSError as error:
             self._into.put(error)
+            return
+        for group in groups:
+            self._into.put(group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +85,7 @@ class CollectedGroup:
         self._task = task
         self._done = delivery.into.put
         self._recording = delivery.recording
+        self._deliver = self._done if self._recording is None else self._recording.deliver
         self._samples: dict[int, Sample] = {}
         self._baseline: Sample | None = None
         self._left = task.num_samples + task.greedy_baseline
@@ -93,7 +107,7 @@ class CollectedGroup:
         self._left -= 1
         if not self._left:
             samples = [self._samples[at] for at in range(self._task.num_samples)]
-            self._done(Group(task=self._task, samples=samples, baseline=self._baseline))
+            self._deliver(Group(task=self._task, samples=samples, baseline=self._baseline))
 
     def fail(self, error: BaseException) -> None:
         """Of all that goes wrong with a group, the first is told."""

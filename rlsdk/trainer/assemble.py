@@ -24,6 +24,7 @@ from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.fleet import Fleet, fleet_of
+from rlsdk.trainer.history import History
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.parts import (
     build_algorithm,
@@ -98,9 +99,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
-        journal=None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
-        made_by=_made_by(config),
-        text_of=text_of(materials),
+        history=_history(config, materials),
         times=materials.output.run_dir / TIMES_FILE,
     )
     return RlStage(
@@ -188,6 +187,15 @@ def text_of(materials: Materials) -> Callable[[Trajectory], str]:
     """What rewards saw of a trajectory."""
     codec, stops = TokenCodec(materials.tokenizer), materials.sampling.stop_token_ids
     return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
+
+
+def _history(config: RunConfig, materials: Materials) -> History:
+    return History(
+        None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
+        made_by=_made_by(config),
+        keep=config.schedule.keeps,
+        text_of=text_of(materials),
+    )
 
 
 def _made_by(config: RunConfig) -> str:

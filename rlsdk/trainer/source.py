@@ -12,7 +12,6 @@ from typing import Any
 
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
-from rlsdk.interfaces import Trajectory
 from rlsdk.rollouts import (
     Finished,
     Group,
@@ -21,15 +20,13 @@ from rlsdk.rollouts import (
     Publish,
     Published,
     RolloutStream,
-    Sample,
     Schedule,
     Start,
     Train,
     Updated,
 )
-from rlsdk.rollouts.journal import Journal, Recorded, read_journal
-from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
 from rlsdk.rollouts.schedule import Command, Event
+from rlsdk.trainer.history import History
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pool_times import PoolTimes
 from rlsdk.trainer.publishing import Publisher
@@ -83,9 +80,7 @@ class GroupSource:
         schedule: ScheduleConfig,
         accept: Callable[[Group], bool] = lambda group: True,
         max_groups_per_step: int | None = None,
-        journal: Path | None = None,
-        made_by: str = "",
-        text_of: Callable[[Trajectory], str] = lambda trajectory: "",
+        history: History | None = None,
         times: Path | None = None,
     ) -> None:
         """Starts nothing.
@@ -102,15 +97,10 @@ class GroupSource:
             accept: whether a group teaches anything; another is started in place of one that does not. Called on the
                 driver's thread.
             max_groups_per_step: that may be started for one step; past it, others are trained on, too.
-            journal: folder of what happened before, and of what will; None: nothing is written.
-            made_by: stands for all that samples and their grades depend on: others of the journal do not count.
-            text_of: what the rewards saw of a trajectory of the journal.
+            history: what happened before, and what will; closed with this. None: nothing is written.
             times: file of what the pools did when; None: nothing is written.
         """
-        self._folder, self._made_by, self._text_of = journal, made_by, text_of
-        self._journal = None if journal is None else Journal(journal, made_by=made_by, keep=schedule.keeps)
-        self._recorded = Recorded()
-        self._resumed = False
+        self._history = history or History()
         self._stream = stream
         self._groups_per_step = groups_per_step
         self._steps = steps
@@ -143,11 +133,8 @@ class GroupSource:
 
     def begin(self, step: int) -> None:
         """Before the first `next` of this process, behind this step."""
-        self._times.begin(resumed=self._resumed)
-        if self._journal is not None:
-            if not self._resumed:
-                self._journal.clear()
-            self._journal.open(step)
+        self._times.begin(resumed=self._history.is_resumed)
+        self._history.begin(step)
 
     def next(self) -> list[Group]:
         """The groups of the next step, in the order of the data; waits for them.
@@ -181,7 +168,7 @@ class GroupSource:
         """
         self._times.note("trained", self._current.step)
         self._times.write(self._current.step)
-        self._write_update(figures or {})
+        self._history.updated(self._current.step, self._current.groups, self._current.rejected, figures or {})
         if not self._config.overlaps:
             self._close_groups()
             self._due.append(Updated(self._current.step))
@@ -216,11 +203,7 @@ class GroupSource:
 
     def halt(self, timeout_s: float) -> None:
         """Stops what runs for good; what it has is written into the journal."""
-        kept = self._stream.halt(timeout_s)
-        if self._journal is not None:
-            for request, output in kept:
-                self._journal.unfinished(request, output)
-            self._journal.flush()
+        self._history.halted(self._stream.halt(timeout_s))
 
     @property
     def rejected(self) -> Sequence[Group]:
@@ -239,13 +222,11 @@ class GroupSource:
 
     def saving(self, step: int) -> None:
         """A checkpoint of this step is begun."""
-        if self._journal is not None:
-            self._journal.open(step)
+        self._history.saving(step)
 
     def saved(self, step: int, oldest: int) -> None:
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
-        if self._journal is not None:
-            self._journal.forget(oldest - self._config.max_staleness - 1)
+        self._history.saved(oldest - self._config.max_staleness - 1)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
         """Goes to where `state` was taken, behind `step`, with weights of this version. Samples that were made before
@@ -255,13 +236,9 @@ class GroupSource:
             CheckpointError: the data is not what it was, or the journal is damaged.
         """
         self._ledger.load_state_dict(state)
-        self._resumed = True
-        if self._folder is not None:
-            self._recorded = read_journal(self._folder, after=step, made_by=self._made_by)
-            if self._max_groups_per_step is not None and not self._drains:
-                # Who replaces whom depends on time: a sample may find itself in an earlier step than before.
-                self._recorded = self._recorded.no_newer(version)
-            self._stream.begin_with({key: unfinished_from(one) for key, one in self._recorded.unfinished.items()})
+        # Where groups are replaced, who replaces whom depends on time: a sample may find itself in an earlier step.
+        refills = self._max_groups_per_step is not None and not self._drains
+        self._stream.begin_with(self._history.resume(step, newest_version=version if refills else None))
         self._schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 
@@ -270,8 +247,7 @@ class GroupSource:
         self._stream.close()
         if self._thread is not None:
             self._thread.join()
-        if self._journal is not None:
-            self._journal.close()
+        self._history.close()
 
     @property
     def _drains(self) -> bool:
@@ -288,18 +264,8 @@ class GroupSource:
             drains=self._drains,
             max_groups_per_step=self._max_groups_per_step,
             again=self._ledger.open_by_step(),
-            planned=self._recorded.trained,
+            planned=self._history.planned,
         )
-
-    def _write_update(self, figures: Mapping[str, float]) -> None:
-        if self._journal is not None:
-            trained, rejected = (
-                [group.task.ordinal for group in groups] for groups in (self._current.groups, self._current.rejected)
-            )
-            self._journal.write(
-                "update", step=self._current.step, groups=trained, rejected=rejected, figures=dict(figures)
-            )
-            self._journal.flush()
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until the driver has come so far, or has failed; False where that took too long."""
@@ -348,7 +314,7 @@ class GroupSource:
                 self.timeline.updated(item.step)
                 self._handle(item)
             case _:
-                self._write("publish", step=item.step)
+                self._history.published(item.step)
                 self.timeline.published(item.step)
                 self._times.note("served", item.step)
                 self._handle(item)
@@ -372,7 +338,7 @@ class GroupSource:
                 case Start(step, groups):
                     self._start(step, groups)
                 case Train(step, groups):
-                    self._write("train", step=step, groups=list(groups))
+                    self._history.taken(step, groups)
                     self._ready.put(self._gather(step, groups))
 
     def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
@@ -395,23 +361,10 @@ class GroupSource:
     def _start(self, step: int, groups: Sequence[int]) -> None:
         self.timeline.lengths.started(groups)
         self._times.note("start", step, len(groups))
-        self._write("start", step=step, groups=list(groups))
+        self._history.started(step, groups)
         tasks = [self._task(ordinal, step) for ordinal in groups]
-        found = {task.ordinal: self._made(task) for task in tasks if task.ordinal in self._recorded.samples}
-        self._stream.start(tasks, self._inbox, record=self._journal, made=found)
-
-    def _made(self, task: GroupTask) -> dict[tuple[str, int], Sample]:
-        """What the journal has of a group."""
-        found = {}
-        for key, record in self._recorded.samples.pop(task.ordinal).items():
-            trajectory = trajectory_from(record, task.prompt.prompt_ids)
-            text = "" if trajectory is None else self._text_of(trajectory)
-            found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
-        return found
-
-    def _write(self, event: str, **values: Any) -> None:
-        if self._journal is not None:
-            self._journal.write(event, **values)
+        made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
+        self._stream.start(tasks, self._inbox, record=self._history.record, made=made)
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
         """The prompt of this ordinal as a group.

@@ -35,6 +35,7 @@ from rlsdk.rollouts import (
 )
 from rlsdk.rollouts.journal import Journal, account, lines, read_journal, segments
 from rlsdk.rollouts.records import grade_from, record_of, trajectory_from
+from rlsdk.trainer.history import History
 from rlsdk.trainer.publishing import Done
 from rlsdk.trainer.sampler import Draw
 from rlsdk.trainer.source import GroupSource
@@ -130,7 +131,7 @@ class Life:
             seed=1,
             publisher=weights,
             schedule=self.config,
-            journal=self.folder,
+            history=History(self.folder, keep=self.config.keeps),
         )
         step = 0
         if checkpoint is not None:
