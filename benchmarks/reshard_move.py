@@ -7,6 +7,8 @@ processes take it, by each transport. Everything runs through the product's own 
     python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 12 minutes
     python -m benchmarks.reshard_move --sizes 50m --transports shared_memory --bucket-mb 8 64
 
+    UCX_TLS=tcp,self python -m benchmarks.reshard_move --transports process_group nixl   # both over TCP
+
 The yardstick is measured in the same run, in turns with the syncs: every rollout process copies, at the same time as
 the others, as many bytes as it serves from a private buffer into the memory it serves from. Best of `--repeats` each.
 `move`: weights only. `proven`: with fingerprints of all bytes on both sides and their comparison, as every sync of a
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -42,7 +45,7 @@ VOCABULARY = 32000
 TRAIN_RANKS = 2
 STREAMED = "shared_memory, streamed"
 """That transport where the training side's weights are in private memory."""
-TRANSPORTS = ("in_process", "shared_memory", STREAMED, "shared_file", "process_group", "object_store")
+TRANSPORTS = ("in_process", "shared_memory", STREAMED, "shared_file", "process_group", "nixl", "object_store")
 PLACES = {"in_process": here, "object_store": actors}
 """Where the two sides of a transport live; of the others each in a process of its own."""
 
@@ -204,7 +207,8 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=sorted(SIZES), default=list(SIZES))
     parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--tp", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--transports", nargs="+", default=TRANSPORTS)
+    installed = [name for name in TRANSPORTS if name != "nixl" or find_spec("nixl")]
+    parser.add_argument("--transports", nargs="+", default=installed)
     parser.add_argument("--bucket-mb", nargs="+", type=int, default=[64])
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
     parser.add_argument("--repeats", type=int, default=5)

@@ -16,6 +16,7 @@ from rlsdk.api.machine import run_plan
 from rlsdk.api.settings import Settings
 from rlsdk.planning import RunPlan
 from rlsdk.planning.memory import PhaseMemory
+from rlsdk.planning.reshard import LINKS_GB_S
 from rlsdk.views.terminal import SafeConsole
 
 EXIT_DOES_NOT_FIT = 1
@@ -139,11 +140,15 @@ def _reshard(plan: RunPlan) -> Table | None:
     if found is None:
         return None
     table = _table("Weights, each sync", ("", ""), ("", "right"), ("", ""))
-    targets = f"{found.num_tensors} tensors, {found.targets} {'target' if found.targets == 1 else 'targets'}"
+    what = "target" if not found.workers else "worker" if found.workers == found.targets else "place"
+    targets = f"{found.num_tensors} tensors, {found.targets} {what}{'' if found.targets == 1 else 's'}"
     table.add_row("to all targets", gb(found.num_bytes), targets)
     bound = f"bound {gb(found.lower_bound_bytes)}"
     if found.lower_bound_bytes:
         bound += f": {found.moved_bytes / found.lower_bound_bytes:.4f} x"
+    if found.workers:
+        least, most = map(gb, found.place_bytes)
+        table.add_row(f"to each {what}", most, "" if least == most else f"at least {least}")
     table.add_row("between processes", gb(found.moved_bytes), bound)
     if plan.num_nodes > 1:
         table.add_row("between nodes", gb(found.between_nodes_bytes), "")
@@ -151,6 +156,9 @@ def _reshard(plan: RunPlan) -> Table | None:
         table.add_row(f"by {name}", gb(num_bytes), "")
     if found.moved_bytes:
         table.add_row("busiest source", gb(found.busiest_source_bytes), "")
+        if plan.hardware.device != "cpu" and found.predicted_s is not None:
+            links = "the busiest link kept full: " + ", ".join(f"{n:g} GB/s {where}" for where, n in LINKS_GB_S.items())
+            table.add_row("at best", f"{found.predicted_s:.2f} s", links)
         blocks = (
             f"in blocks of at most {found.bucket_bytes >> 20} MiB; a target reads {gb(found.receiving_bytes)} of them"
         )

@@ -239,12 +239,21 @@ class ShardingConfig(Section):
     """auto: the one registered for this pair of backends, else the generic one; or a registered name
     (`TRAIN+ROLLOUT`)."""
     transport: Literal[
-        "auto", "in_process", "shared_memory", "shared_file", "object_store", "inline", "process_group", "cuda_ipc"
+        "auto",
+        "in_process",
+        "shared_memory",
+        "shared_file",
+        "object_store",
+        "inline",
+        "process_group",
+        "cuda_ipc",
+        "nixl",
     ] = "auto"
     """How bytes go between a training and a rollout process. auto: for each pair the quickest that reaches, by where
     the two stand: in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs;
     shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the answers of
-    calls. process_group between CPUs: gloo. cuda_ipc and NCCL have not been run. What stays in one process is viewed
-    there where the one that is named does not reach."""
+    calls. process_group between CPUs: gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
+    `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs have not been run. What stays in one process
+    is viewed there where the one that is named does not reach."""
     bucket_mb: PositiveInt = 64
     """MiB: bound of the extra memory that a transfer takes on each side."""

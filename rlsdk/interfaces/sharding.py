@@ -126,10 +126,11 @@ class WeightTargetHost(Protocol):
         peers: Mapping[int, Peer],
         version: int,
         timeout_s: float,
-        relay: Any | None = None,
+        relay: Relay | None = None,
     ) -> SyncReceipt:
         """Takes its buckets from the sources and loads them; `peers` by index into the source layouts. `relay` says
-        from which replica they come instead, and to which they go on (`rlsdk.sharding.relays`)."""
+        from which replica they come instead, and to which they go on; None: from the sources, and to nobody.
+        `timeout_s`: longest wait without progress, for any one answer or part of what comes."""
         ...
 
     def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
@@ -178,6 +179,26 @@ class Peer(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Relay:
+    """A replica's part in passing weights on."""
+
+    parent: Peer | None = None
+    """The replica that it takes all from; None: the sources."""
+    source: int = 0
+    """By what the parent goes among sources: their number and its own index among targets."""
+    target: int = 0
+    """Index of the replica's place among all targets."""
+    transport: str = ""
+    """From the parent to here."""
+    manager: str = ""
+    """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
+    sync: str = ""
+    """Names this sync, and no other."""
+    children: tuple[int, ...] = ()
+    """Indices of the targets that take from this one."""
+
+
 class ShardingManager(ABC):
     """Plans how weights go to the rollout engines, and brings them there. One object in the controller, bound to one
     training group and one rollout group. Whose memory is on a device, and when, is the trainer's business: both sides
@@ -197,7 +218,7 @@ class ShardingManager(ABC):
         Args:
             train: the training side.
             rollout: the serving side.
-            timeout_s: for each stage of a sync.
+            timeout_s: seconds without progress in a stage of a sync.
             bucket_bytes: bound of what one target takes at once.
             transports: names, in order of preference, of those that may be used. None: all.
         """

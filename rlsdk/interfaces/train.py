@@ -21,7 +21,8 @@ OUTPUTS = ("log_probs", "entropy", "values", "scores")
 """What may be asked of a forward pass. `log_probs`, `entropy`, `values`: flat `[N]` float32, 0 at the first position
 of each row; log-probs and entropy in nats, of logits divided by `Batch.temperature`. `values` at t is the value of the
 state in which token t is chosen. `scores`: `[B]` float32, read at each row's last token. Where the batch has a
-`response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads."""
+`response_mask`, `log_probs` and `entropy` are 0 off it: no logits are made for what nobody reads. `values` and `scores`
+are not masked: an objective leaves out what it does not learn from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -281,7 +281,7 @@ def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary
         num_parameters=reshard.num_parameters,
         actor_devices=len(roles.places.contexts[ACTOR]),
         rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.num_devices,
-        sync_bytes=reshard.num_bytes // max(reshard.targets, 1),
+        sync_bytes=reshard.num_bytes // max(len(roles.places.contexts[ROLLOUT]), 1),
         samples=config.trainer.samples_per_step,
         forward_passes=forward_passes(config),
         epochs=config.trainer.epochs_per_step * sum(role.is_trained for role in roles.table.values()),

@@ -11,10 +11,13 @@ from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
+from rlsdk.sharding.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
 from rlsdk.sharding.transports import InProcessTransport, allowed_transports, named_transports
 
 MAX_BYTES = 200 * 10**9
 """That are cut into buckets for their size. Targets are much alike: the first of them stand for all."""
+LINKS_GB_S = {"between nodes": INTER_NODE_BYTES_S / 1e9, "within a node": INTRA_NODE_BYTES_S / 1e9}
+"""That `ReshardSummary.predicted_s` counts with."""
 BLOCKS = 2
 """That a source keeps for each target: one is read while the other is filled."""
 
@@ -27,6 +30,10 @@ class ReshardSummary:
     num_parameters: int
     targets: int
     """Places that weights are delivered to."""
+    workers: int
+    """Of those, workers of rollout engines that take their own parts."""
+    place_bytes: tuple[int, int]
+    """That reach one place: least, most."""
     num_bytes: int
     """That reach all targets together."""
     moved_bytes: int
@@ -39,6 +46,8 @@ class ReshardSummary:
     bucket_bytes: int
     sending_bytes: int
     """Memory of the blocks of the source that has most of them: two for each target that it serves."""
+    predicted_s: float | None
+    """Of the busiest link of any device, kept full (`ReshardPlan.predicted_s`)."""
     receiving_bytes: int
     """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
 
@@ -87,14 +96,18 @@ def summarize(
     routes = bytes_by_route(plan)
     by_transport: dict[str, int] = {}
     between = 0
+    places = dict.fromkeys(range(len(target)), 0)
     for (giver, taker, transport), num_bytes in routes.items():
         by_transport[transport] = by_transport.get(transport, 0) + num_bytes
+        places[taker] += num_bytes
         between += num_bytes * (source[giver].node != target[taker].node)
     sending, receiving = block_bytes(plan)
     return ReshardSummary(
         num_tensors=len(plan.tensors),
         num_parameters=num_parameters(plan),
         targets=len(target),
+        workers=sum(layout.worker is not None for layout in target),
+        place_bytes=(min(places.values(), default=0), max(places.values(), default=0)),
         num_bytes=plan.num_bytes,
         moved_bytes=plan.moved_bytes,
         lower_bound_bytes=plan.lower_bound_bytes,
@@ -103,6 +116,7 @@ def summarize(
         busiest_source_bytes=max(plan.source_load.values(), default=0),
         bucket_bytes=bucket_bytes,
         sending_bytes=sending,
+        predicted_s=plan.predicted_s,
         receiving_bytes=receiving,
     )
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from rlsdk.sharding.cache import PlanCache, layout_hash
 from rlsdk.sharding.manager import GenericShardingManager
 from rlsdk.sharding.planner import lower_bound_bytes, plan_reshard
-from rlsdk.sharding.relays import Relay
 from rlsdk.sharding.source import WeightSource
 from rlsdk.sharding.target import WeightTarget
 from rlsdk.sharding.transports import TRANSPORTS
@@ -23,7 +22,6 @@ __all__ = [
     "TRANSPORTS",
     "GenericShardingManager",
     "PlanCache",
-    "Relay",
     "WeightSource",
     "WeightTarget",
     "layout_hash",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,13 +90,16 @@ def pack(layouts: Sequence[WeightLayout], tensors: Mapping[str, TensorMeta], num
     Raises:
         LayoutError: a box of a tensor that is not listed, of another rank than the tensor, or beyond its shape.
     """
-    index = {name: at for at, name in enumerate(tensors)}
+    # Millions of boxes: what is done for each of them is done by maps of C functions.
+    index = defaultdict(lambda: -1, zip(tensors, count(), strict=False))
     counts = np.fromiter((len(layout.boxes) for layout in layouts), np.int64, len(layouts))
     total = int(counts.sum())
-    boxes = [box for layout in layouts for _, box in layout.boxes]
-    name = np.fromiter((index.get(n, -1) for layout in layouts for n, _ in layout.boxes), np.int64, total)
+    entries = [entry for layout in layouts for entry in layout.boxes]
+    boxes = list(map(itemgetter(1), entries))
+    name = np.fromiter(map(index.__getitem__, map(itemgetter(0), entries)), np.int64, total)
+    sizes = list(map(attrgetter("size"), boxes))
     dims = np.fromiter((len(meta.shape) for meta in tensors.values()), np.int64, len(tensors))
-    found = np.fromiter((len(box.size) for box in boxes), np.int64, total)
+    found = np.fromiter(map(len, sizes), np.int64, total)
     shapes = np.ones((len(tensors), num_dims), np.int64)
     filled = np.arange(num_dims) < dims[:, None]
     shapes[filled] = np.fromiter(chain.from_iterable(meta.shape for meta in tensors.values()), np.int64)
@@ -102,8 +107,8 @@ def pack(layouts: Sequence[WeightLayout], tensors: Mapping[str, TensorMeta], num
     offset, size = np.zeros((total, num_dims), np.int64), np.ones((total, num_dims), np.int64)
     wrong = (name < 0) | (dims[name] != found)
     if not wrong.any():
-        offset[inner] = np.fromiter(chain.from_iterable(box.offset for box in boxes), np.int64)
-        size[inner] = np.fromiter(chain.from_iterable(box.size for box in boxes), np.int64)
+        offset[inner] = np.fromiter(chain.from_iterable(map(attrgetter("offset"), boxes)), np.int64)
+        size[inner] = np.fromiter(chain.from_iterable(sizes), np.int64)
         wrong = (offset + size > shapes[name]).any(axis=1)
     if wrong.any():
         _refuse(layouts, tensors, int(wrong.argmax()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlsdk.interfaces import Bucket, DeadlineError, Peer, WeightShard, WeightSyncError
+from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
 from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.transport import Transport
@@ -49,19 +48,19 @@ class OpenTransports:
         """The transport of a bucket's route, where one was made."""
         return self._open.get(_route(bucket))
 
-    def fetch(self, bucket: Bucket, handle: Mapping[str, Any], deadline: float) -> Iterator[WeightShard]:
+    def fetch(self, bucket: Bucket, handle: Mapping[str, Any], timeout_s: float) -> Iterator[WeightShard]:
         """One bucket's shards.
 
         Args:
             bucket: what was asked for.
             handle: what its source answered.
-            deadline: of the sync, by `time.monotonic`.
+            timeout_s: longest wait for any part of it.
 
         Raises:
             WeightSyncError: the bytes are gone or damaged, or these transports are closed.
         """
         transport = self.find(bucket) or self._add(bucket)
-        transport.timeout_s = max(0.0, deadline - time.monotonic())
+        transport.timeout_s = timeout_s
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         if self._closed:
             transport.close()
@@ -103,8 +102,8 @@ class Feed:
     instead: dict[tuple[str, int], str]
     """(transport, source) -> by what its buckets come, where that way turned out to be closed. Kept from pull to
     pull."""
-    deadline: float
-    """By `time.monotonic`."""
+    timeout_s: float
+    """Longest wait for one answer, or for one part of what comes: not for all of it."""
     handles: deque[Mapping[str, Any]] = field(default_factory=deque)
     method: str = EXPORT_METHOD
     """Of the peer's host."""
@@ -122,14 +121,14 @@ class Feed:
 
         Raises:
             WeightSyncError: the bytes are gone or damaged, or the pull was broken off.
-            DeadlineError: the time for the sync is over.
+            DeadlineError: the source does not answer in time.
         """
         while True:
             bucket = self._chosen(self.left[0])
             if not self.handles:
                 self.handles.extend(self.ask())
             try:
-                shards = self.transports.fetch(bucket, self.handles[0], self.deadline)
+                shards = self.transports.fetch(bucket, self.handles[0], self.timeout_s)
             except AttachError as error:
                 self._take_another_way(bucket, error)
                 continue
@@ -154,12 +153,9 @@ class Feed:
                 )
             handles: Sequence[Mapping[str, Any]] = getattr(host, EXPORT_METHOD)([self.left[0]])
             return handles
-        left_s = self.deadline - time.monotonic()
-        if left_s <= 0:
-            raise DeadlineError("the time for the sync is over")
         buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].call_bytes)]
-        which = () if self.sync is None else (self.sync, left_s)
-        handles = self.peer.call(self.method, buckets, *which, timeout_s=left_s)
+        which = () if self.sync is None else (self.sync, self.timeout_s)
+        handles = self.peer.call(self.method, buckets, *which, timeout_s=self.timeout_s)
         if len(handles) != len(buckets):
             raise WeightSyncError(f"{len(buckets)} buckets were asked for, and the source answered {len(handles)}")
         return handles

@@ -31,15 +31,15 @@ class Forwarder:
     """What one process passes on to one other. At most two rounds are kept: one that is sent, one that waits."""
 
     def __init__(
-        self, rounds: Sequence[Sequence[Transfer]], deadline: float, device: torch.device | None = None
+        self, rounds: Sequence[Sequence[Transfer]], timeout_s: float, device: torch.device | None = None
     ) -> None:
         """
         Args:
             rounds: of `merged_rounds`.
-            deadline: of the pull, by `time.monotonic`.
+            timeout_s: longest wait for one round to come, or to be taken.
             device: where they arrive.
         """
-        self._deadline = deadline
+        self._timeout_s = timeout_s
         self._waiting: queue.Queue[Sequence[WeightShard]] = queue.Queue(maxsize=1)
         self._failed = threading.Event()
         self._why = "the pull was broken off"
@@ -54,11 +54,12 @@ class Forwarder:
         Raises:
             WeightSyncError: the other process does not take it in time, or the pull was broken off.
         """
+        end = time.monotonic() + self._timeout_s
         while not self._failed.is_set():
             try:
                 return self._waiting.put(shards, timeout=LOOK_S)
             except queue.Full:
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > end:
                     break
         raise WeightSyncError(self._reason("weights that go on to another process were not taken there"))
 
@@ -68,16 +69,17 @@ class Forwarder:
         self._failed.set()
 
     def _take(self) -> Sequence[WeightShard]:
+        end = time.monotonic() + self._timeout_s
         while not self._failed.is_set():
             try:
                 return self._waiting.get(timeout=LOOK_S)
             except queue.Empty:
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > end:
                     break
         raise WeightSyncError(self._reason("weights that were to be passed on did not arrive"))
 
     def _reason(self, missing: str) -> str:
-        return f"{missing}: {self._why if self._failed.is_set() else 'the time for the sync is over'}"
+        return f"{missing}: {self._why if self._failed.is_set() else f'nothing moved for {self._timeout_s:g} s'}"
 
 
 def teed(

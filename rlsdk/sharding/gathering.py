@@ -10,10 +10,23 @@ from itertools import groupby
 from typing import NamedTuple
 
 from rlsdk.interfaces import Bucket, WeightShard, WeightSyncError
+from rlsdk.kit.progress import advance
 from rlsdk.sharding.fetching import Feed
 
 MAX_CALLS = 8
 """Sources that one target asks at the same time."""
+
+
+MakeFeed = Callable[[deque[Bucket]], Feed]
+"""Of the buckets that one source gives one target."""
+
+
+def feeds_of(buckets: Sequence[Bucket], feed: MakeFeed) -> dict[tuple[int, int], Feed]:
+    """By (target, source): the feed of what one gives the other, in its order."""
+    routes: dict[tuple[int, int], deque[Bucket]] = {}
+    for bucket in buckets:
+        routes.setdefault((bucket.target, bucket.source), deque()).append(bucket)
+    return {route: feed(mine) for route, mine in routes.items()}
 
 
 class _Asked(NamedTuple):
@@ -33,7 +46,7 @@ class Gathering:
         self,
         buckets: Sequence[Bucket],
         order: Mapping[str, int],
-        feed: Callable[[deque[Bucket]], Feed],
+        feed: MakeFeed,
         version: int,
     ) -> None:
         """
@@ -46,10 +59,7 @@ class Gathering:
         self._rounds = [list(group) for _, group in groupby(buckets, key=lambda b: (b.target, b.round))]
         self._order = order
         self._version = version
-        routes: dict[tuple[int, int], deque[Bucket]] = {}
-        for bucket in buckets:
-            routes.setdefault((bucket.target, bucket.source), deque()).append(bucket)
-        self._feeds = {route: feed(mine) for route, mine in routes.items()}
+        self._feeds = feeds_of(buckets, feed)
         self.wanted = sum(len(bucket.transfers) for bucket in buckets)
         self.taken = 0
         self.taken_bytes = 0
@@ -67,7 +77,7 @@ class Gathering:
                 ahead = self._ask(pool, at + 1)
                 yield self._merged(asked)
         finally:
-            # Not waited for: a source that hangs must not hold up the error. Its own deadline ends the thread.
+            # Not waited for: a source that hangs must not hold up the error. Its own time limit ends the thread.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _merged(self, asked: Sequence[_Asked]) -> Iterator[WeightShard]:
@@ -75,6 +85,7 @@ class Gathering:
             self.taken += 1
             self.taken_bytes += shard.tensor.nbytes
             self.last_name = shard.name
+            advance()
             yield shard
 
     def _ask(self, pool: ThreadPoolExecutor, at: int) -> list[_Asked]:

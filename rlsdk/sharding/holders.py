@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,6 +16,14 @@ ELSEWHERE, SAME_NODE, SAME_DEVICE, SAME_PROCESS = 3, 2, 1, 0
 """How far a source is from a target."""
 
 
+def distinct_tensors(layouts: Sequence[WeightLayout]) -> list[TensorMeta]:
+    """Those of all layouts, equal ones once, in the order in which they first come."""
+    # By maps of C functions: a large plan has millions, and to compare two of these objects runs in Python.
+    what = attrgetter("name", "shape", "dtype")
+    seen = dict.fromkeys(chain.from_iterable(map(what, layout.tensors) for layout in layouts))
+    return [TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape, dtype in seen]
+
+
 class SourceTensors:
     """What the sources hold, by name."""
 
@@ -23,13 +32,14 @@ class SourceTensors:
         self.tied: dict[str, str] = {}
         for layout in source:
             self.tied.update(layout.tied)
-            for meta in layout.tensors:
-                known = self.tensors.setdefault(meta.name, meta)
-                if known.shape != meta.shape or known.dtype != meta.dtype:
-                    raise LayoutError(
-                        f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
-                        f"{list(meta.shape)} {meta.dtype} on rank {layout.rank}"
-                    )
+        for meta in distinct_tensors(source):
+            known = self.tensors.setdefault(meta.name, meta)
+            if known != meta:
+                rank = next(layout.rank for layout in source if meta in layout.tensors)
+                raise LayoutError(
+                    f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
+                    f"{list(meta.shape)} {meta.dtype} on rank {rank}"
+                )
 
     def resolve(self, name: str) -> str:
         """The name under which the sources hold what a target calls `name`.

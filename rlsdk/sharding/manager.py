@@ -14,6 +14,7 @@ from typing import Any
 
 from rlsdk.interfaces import (
     EngineGroup,
+    Relay,
     ReshardPlan,
     ShardingManager,
     SyncReceipt,
@@ -27,7 +28,7 @@ from rlsdk.sharding.cache import PlanCache
 from rlsdk.sharding.calls import call, call_each
 from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.planner import choose_transport
-from rlsdk.sharding.relays import Relay, first_of
+from rlsdk.sharding.relays import first_of
 from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
@@ -73,7 +74,7 @@ class GenericShardingManager(ShardingManager):
         Args:
             train: its hosts are of `WeightSourceHost`.
             rollout: its hosts are of `WeightTargetHost`.
-            timeout_s: for each stage of a sync.
+            timeout_s: seconds without progress in a stage of a sync.
             bucket_bytes: most that a replica takes at once; two of them exist while weights move.
             transports: names, in order of preference, of those that may be used. None: all.
 

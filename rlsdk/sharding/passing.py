@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import Bucket, Transfer, WeightSyncError
+from rlsdk.interfaces import Bucket, Relay, Transfer, WeightSyncError
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds
-from rlsdk.sharding.relays import Relay
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.transports import make_transport
 
@@ -48,17 +47,17 @@ class PassingOn:
         """The last sync that broke off here, and why."""
 
     def begin(
-        self, rounds: Sequence[Sequence[Transfer]], relay: Relay, deadline: float, device: str
+        self, rounds: Sequence[Sequence[Transfer]], relay: Relay, timeout_s: float, device: str
     ) -> list[Forwarder]:
         """From now on the children can have these rounds, as they are put.
 
         Args:
             rounds: of `merged_rounds`.
             relay: says who takes from here.
-            deadline: of the pull, by `time.monotonic`.
+            timeout_s: longest wait for one round to come, or to be taken.
             device: where the weights arrive.
         """
-        made = {child: Forwarder(rounds, deadline, torch.device(device)) for child in relay.children}
+        made = {child: Forwarder(rounds, timeout_s, torch.device(device)) for child in relay.children}
         if relay.manager != self._manager:
             self.close()
             self._manager = relay.manager

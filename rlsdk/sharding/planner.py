@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,16 @@ from rlsdk.interfaces import (
 from rlsdk.sharding.balance import take_turns
 from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows, distinct, first_axis, pack, ragged
 from rlsdk.sharding.boxes import covered_elements
-from rlsdk.sharding.holders import SAME_PROCESS, Atoms, Places, RankSets, SourceTensors, find_atoms, tied_to
+from rlsdk.sharding.holders import (
+    SAME_PROCESS,
+    Atoms,
+    Places,
+    RankSets,
+    SourceTensors,
+    distinct_tensors,
+    find_atoms,
+    tied_to,
+)
 from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
 from rlsdk.sharding.relays import plan_relays, predict_seconds, relayed_load
 from rlsdk.sharding.transport import Transport
@@ -52,8 +60,8 @@ def plan_reshard(
     if bucket_bytes < max(DTYPE_BYTES.values()):
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: expected at least {max(DTYPE_BYTES.values())}")
     held = SourceTensors(source)
-    _check_all_wanted(held, target)
     wire = wire_tensors(held, target)
+    _check_all_wanted(held, wire, target)
     sides = Sides.of(source, target, held, wire)
     pieces = match(sides)
     load = pieces.moved_by_source(len(source))
@@ -63,7 +71,7 @@ def plan_reshard(
         tensors=wire,
         parts=PackedParts.of(pieces, chosen, names, tuple(wire.values()), len(target), bucket_bytes),
         num_bytes=int(pieces.num_bytes.sum()),
-        lower_bound_bytes=_lacking(source, target, held, wire),
+        lower_bound_bytes=_lacking(sides, source, target),
         moved_bytes=int(load.sum()),
         bucket_bytes=bucket_bytes,
         source_load=dict(enumerate(load.tolist())),
@@ -201,33 +209,35 @@ def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, 
 def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
     """Bytes that targets lack in their own process, counted without planning anything."""
     held = SourceTensors(source)
-    return _lacking(source, target, held, wire_tensors(held, target))
+    return _lacking(Sides.of(source, target, held, wire_tensors(held, target)), source, target)
 
 
-def _lacking(
-    source: Sequence[WeightLayout],
-    target: Sequence[WeightLayout],
-    held: SourceTensors,
-    wire: Mapping[str, TensorMeta],
-) -> int:
-    at_home: dict[str, dict[str, list[Box]]] = {layout.process: defaultdict(list) for layout in target}
-    for layout in source:
-        for name, box in layout.boxes if layout.process in at_home else ():
-            at_home[layout.process][name].append(box)
-    width = {name: DTYPE_BYTES[meta.dtype] for name, meta in wire.items()}
-    total = 0
-    for layout in target:
-        total += sum(math.prod(box.size) * width[name] for name, box in layout.boxes)
-        here = at_home[layout.process]
-        if here:
-            total -= sum(
-                covered_elements(box, here.get(held.resolve(name), ())) * width[name] for name, box in layout.boxes
-            )
+def _lacking(sides: Sides, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
+    """Of what is wanted, what no source of the target's own process holds."""
+    wanted = sides.wanted
+    total = int((wanted.numel * sides.element_bytes[wanted.name]).sum())
+    sources = {layout.process for layout in source}
+    shared = [at for at, layout in enumerate(target) if layout.process in sources]
+    if not shared:
+        return total
+    here: dict[tuple[int, int], list[Box]] = defaultdict(list)
+    givers, takers = sides.places
+    held = sides.held.take(np.isin(givers.process[sides.held.rank], takers.process[shared]))
+    for process, name, box in zip(givers.process[held.rank].tolist(), held.name.tolist(), _boxes(held), strict=True):
+        here[process, name].append(box)
+    mine = wanted.take(np.isin(wanted.rank, shared))
+    for process, name, box in zip(takers.process[mine.rank].tolist(), mine.name.tolist(), _boxes(mine), strict=True):
+        covered = covered_elements(box, here.get((process, int(sides.held_name[name])), ()))
+        total -= covered * int(sides.element_bytes[name])
     return total
 
 
-def _check_all_wanted(held: SourceTensors, target: Sequence[WeightLayout]) -> None:
-    wanted = {held.resolve(name) for name in {meta.name for layout in target for meta in layout.tensors}}
+def _boxes(table: BoxTable) -> list[Box]:
+    return [Box(tuple(o), tuple(s)) for o, s in zip(table.offset.tolist(), table.size.tolist(), strict=True)]
+
+
+def _check_all_wanted(held: SourceTensors, wire: Mapping[str, TensorMeta], target: Sequence[WeightLayout]) -> None:
+    wanted = set(map(held.resolve, wire))
     tied = tied_to(target)
     for name in sorted(held.tensors.keys() - wanted):
         if name in tied:
@@ -244,19 +254,12 @@ def _check_all_wanted(held: SourceTensors, target: Sequence[WeightLayout]) -> No
 def wire_tensors(held: SourceTensors, target: Sequence[WeightLayout]) -> dict[str, TensorMeta]:
     """Every wanted tensor with its dtype on the wire."""
     wire: dict[str, TensorMeta] = {}
-    seen: dict[str, TensorMeta] = {}
-    for layout in target:
-        for meta in layout.tensors:
-            before = seen.get(meta.name)
-            # Spelled out: comparing dataclasses would be a quarter of the time of a large plan.
-            if before is not None and before.shape == meta.shape and before.dtype == meta.dtype:
-                continue
-            seen[meta.name] = meta
-            travels = _travels(held.tensors[held.resolve(meta.name)], meta)
-            if wire.setdefault(meta.name, travels) != travels:
-                raise LayoutError(
-                    f"{meta.name!r}: targets want different dtypes, {wire[meta.name].dtype} and {travels.dtype}"
-                )
+    for meta in distinct_tensors(target):
+        travels = _travels(held.tensors[held.resolve(meta.name)], meta)
+        if wire.setdefault(meta.name, travels) != travels:
+            raise LayoutError(
+                f"{meta.name!r}: targets want different dtypes, {wire[meta.name].dtype} and {travels.dtype}"
+            )
     return wire
 
 
@@ -286,12 +289,21 @@ def choose_transports(
     target: Sequence[WeightLayout],
     transports: Sequence[type[Transport]],
 ) -> tuple[tuple[str, ...], Ints]:
-    """(names, for each piece which of them): for each pair of ranks the first transport that reaches."""
-    pairs, which = np.unique(pieces.boxes.rank * len(source) + pieces.source, return_inverse=True)
+    """(names, for each piece which of them): for each pair of ranks the first transport that reaches. Asked once for
+    all pairs that stand alike to each other (`Transport.reaches`)."""
     names = tuple(transport.name for transport in transports)
+    kinds: dict[str, int] = {}
+    of_kind = [
+        np.array([kinds.setdefault(layout.device.partition(":")[0], len(kinds)) for layout in side], np.int64)
+        for side in (source, target)
+    ]
+    stand = pieces.distance
+    for kind, ranks in zip(of_kind, (pieces.source, pieces.boxes.rank), strict=True):
+        stand = stand * len(kinds) + kind[ranks]
+    _, first, which = np.unique(stand, return_index=True, return_inverse=True)
     chosen = [
-        names.index(choose_transport(source[pair % len(source)], target[pair // len(source)], transports))
-        for pair in pairs.tolist()
+        names.index(choose_transport(source[pieces.source[at]], target[pieces.boxes.rank[at]], transports))
+        for at in first.tolist()
     ]
     return names, np.array(chosen, np.int64)[which.reshape(-1)]
 

@@ -6,7 +6,6 @@ values that say where the bytes come from. The bytes go from the source to the w
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from rlsdk.interfaces import Box, Bucket, Transfer, WeightShard, WeightSyncError
 from rlsdk.sharding.fetching import Feed, OpenTransports
 from rlsdk.sharding.forwarding import teed
 from rlsdk.sharding.gathering import Gathering
+from rlsdk.sharding.signs import counted
 
 RECEIVER = "rlsdk.sharding.receiving:receive"
 """`Delivery.receiver`."""
@@ -28,6 +28,7 @@ def parcel(
     order: Mapping[str, int],
     version: int,
     timeout_s: float,
+    sign: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a worker needs in order to take its buckets, as plain values.
 
@@ -36,7 +37,8 @@ def parcel(
         handles: by source, of each of its buckets.
         order: position of each tensor: the order in which the plan brings them.
         version: for messages.
-        timeout_s: for the whole pull.
+        timeout_s: longest wait without anything that comes.
+        sign: where the worker says that something came (`Signs.of`).
     """
     names = sorted({transfer.name for bucket in buckets for transfer in bucket.transfers}, key=order.__getitem__)
     number = {name: at for at, name in enumerate(names)}
@@ -49,6 +51,7 @@ def parcel(
         "handles": [[source, [dict(handle) for handle in mine]] for source, mine in handles.items()],
         "version": version,
         "timeout_s": timeout_s,
+        "sign": sign,
     }
 
 
@@ -62,14 +65,13 @@ def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
     names: Sequence[str] = parcel["names"]
     handles = {source: deque(mine) for source, mine in parcel["handles"]}
     buckets = [_unpacked(values, names) for values in parcel["buckets"]]
-    deadline = time.monotonic() + parcel["timeout_s"]
 
     def feed(mine: deque[Bucket]) -> Feed:
-        return Feed(mine, None, _open, {}, deadline, handles[mine[0].source])
+        return Feed(mine, None, _open, {}, parcel["timeout_s"], handles[mine[0].source])
 
     gathering = Gathering(buckets, {name: at for at, name in enumerate(names)}, feed, parcel["version"])
     try:
-        yield from teed(gathering.rounds(), ())
+        yield from counted(teed(gathering.rounds(), ()), parcel["sign"])
     except BaseException:
         # Sources still have ready what nobody will take: that they are let go of tells them.
         held, _open = _open, OpenTransports()

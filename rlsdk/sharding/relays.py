@@ -9,13 +9,12 @@ no more time than its longest link, but for one bucket at each stage: buckets ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import Peer, WeightLayout
+from rlsdk.interfaces import WeightLayout
 from rlsdk.sharding.box_table import BoxTable, Ints, mix
 from rlsdk.sharding.holders import ELSEWHERE, SAME_PROCESS
 from rlsdk.sharding.packed_plan import Pieces
@@ -24,26 +23,6 @@ INTER_NODE_BYTES_S = 50e9
 """Of one rank's link between nodes, one way: 400 Gbit/s. For predictions."""
 INTRA_NODE_BYTES_S = 400e9
 """Of one rank's link within a node, one way. For predictions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relay:
-    """A replica's part in passing weights on."""
-
-    parent: Peer | None = None
-    """The replica that it takes all from; None: the sources."""
-    source: int = 0
-    """By what the parent goes among sources: their number and its own index among targets."""
-    target: int = 0
-    """Index of the replica's place among all targets."""
-    transport: str = ""
-    """From the parent to here."""
-    manager: str = ""
-    """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
-    sync: str = ""
-    """Names this sync, and no other."""
-    children: tuple[int, ...] = ()
-    """Indices of the targets that take from this one."""
 
 
 def first_of(relays: Mapping[int, int], target: int) -> int:

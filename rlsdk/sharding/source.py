@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
+from rlsdk.kit.progress import advance
 from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.transports import make_transport
@@ -112,6 +113,7 @@ class WeightSource:
             pieces = self._pieces(transfers)
         totals: dict[str, int] = {}
         for transfer, piece in zip(transfers, pieces, strict=True):
+            advance()
             found = fingerprint(piece.tensor.to(getattr(torch, transfer.dtype)), piece.box)
             totals[transfer.name] = (totals.get(transfer.name, 0) + found) % FINGERPRINT_MODULUS
         return totals

@@ -12,6 +12,7 @@ from typing import Any
 from rlsdk.interfaces import (
     Bucket,
     Peer,
+    Relay,
     RolloutEngine,
     SyncReceipt,
     WeightLayout,
@@ -22,7 +23,6 @@ from rlsdk.sharding.fetching import PASS_ON_METHOD, Feed, OpenTransports
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering
 from rlsdk.sharding.passing import PassingOn, from_parent
-from rlsdk.sharding.relays import Relay
 from rlsdk.sharding.workers import WorkerPull
 
 
@@ -66,7 +66,7 @@ class WeightTarget:
             buckets: all that this replica takes, in the plan's order; or the first replica of its chain.
             peers: the source ranks that the buckets name.
             version: what the engine serves afterwards.
-            timeout_s: for the whole pull.
+            timeout_s: longest wait without progress: for one answer of a source, or one part of what comes.
             relay: this replica's part in passing weights on.
 
         Raises:
@@ -76,7 +76,6 @@ class WeightTarget:
         if buckets == self._last:
             buckets = self._last  # Whose objects are made already, where a plan makes them when they are asked for.
         self._last = buckets
-        deadline = time.monotonic() + timeout_s
         relay = relay or Relay()
         order, givers = self.order(), dict(peers)
         if relay.parent is not None:
@@ -87,7 +86,7 @@ class WeightTarget:
             source = mine[0].source
             if source not in givers:
                 raise WeightSyncError(f"the plan takes weights from source rank {source}, which was not given")
-            made = Feed(mine, givers[source], self._transports, self._instead, deadline)
+            made = Feed(mine, givers[source], self._transports, self._instead, timeout_s)
             if relay.parent is not None:
                 made.method, made.sync = PASS_ON_METHOD, relay.sync
             return made
@@ -95,9 +94,9 @@ class WeightTarget:
         workers = [layout.worker for layout in self.layouts() if layout.worker is not None]
         try:
             if workers:
-                receipt = self._workers.pull(workers, buckets, feed, order, version, deadline)
+                receipt = self._workers.pull(workers, buckets, feed, order, version, timeout_s)
             else:
-                forwarders = self._pass_on(buckets, relay, order, deadline)
+                forwarders = self._pass_on(buckets, relay, order, timeout_s)
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
         except BaseException as error:
             self._passing.fail(relay.sync, f"the replica before it broke off ({error})")
@@ -120,12 +119,12 @@ class WeightTarget:
         self._passing.close()
 
     def _pass_on(
-        self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], deadline: float
+        self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], timeout_s: float
     ) -> Sequence[Forwarder]:
         if not relay.children:
             return ()
         (layout,) = self.layouts()
-        return self._passing.begin(merged_rounds(buckets, order), relay, deadline, layout.device)
+        return self._passing.begin(merged_rounds(buckets, order), relay, timeout_s, layout.device)
 
     def _load(self, gathering: Gathering, forwarders: Sequence[Forwarder], version: int) -> SyncReceipt:
         """Has the engine load what is gathered here."""

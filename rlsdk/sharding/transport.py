@@ -48,12 +48,13 @@ class Transport(ABC):
     """Most bytes that the source hands out in answer to one call, or one bucket if that is more. None: any number of
     buckets, since it sends each while the target takes the one before, through memory of bounded size."""
     timeout_s: float = 600.0
-    """Longest that this end waits for the other; the target sets its own to what is left of the sync's deadline."""
+    """Longest that this end waits for the other to do the next thing; the target sets its own to that of the sync."""
 
     @classmethod
     @abstractmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        """True when it can move bytes between these two places."""
+        """True when it can move bytes between these two places. Of that only this may count: whether process, node and
+        device are the same, and of which kind the devices are."""
 
     @abstractmethod
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:

@@ -21,6 +21,7 @@ from rlsdk.kit.shared_memory import BlockName, SharedBlock, attach, lent
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
+from rlsdk.sharding.remote_memory import RemoteMemoryTransport
 from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import (
@@ -290,6 +291,7 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     InlineTransport,
     CudaIpcTransport,
     ProcessGroupTransport,
+    RemoteMemoryTransport,
 )
 """In order of preference. What stands behind one that reaches anywhere is taken between two accelerators
 (`Transport.stays_on_device`), or by name."""

@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightSyncError
 from rlsdk.kit.shared_memory import AttachError
-from rlsdk.sharding.fetching import Feed
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
-from rlsdk.sharding.gathering import Gathering
+from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
 from rlsdk.sharding.receiving import RECEIVER, parcel
+from rlsdk.sharding.signs import Signs
 from rlsdk.sharding.transports import InProcessTransport, SharedMemoryTransport, named_transports
 
 _log = logging.getLogger(__name__)
 HOST = -1
 """Stands for this process where others stand by their index into the source layouts."""
-MakeFeed = Callable[[deque[Bucket]], Feed]
 
 
 class WorkerPull:
@@ -31,6 +28,7 @@ class WorkerPull:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
         self._ways: dict[int, SharedMemoryTransport] = {}
+        self._signs: Signs | None = None
         self._all_by_host = False
         """Workers could not open the memory of their sources."""
 
@@ -41,7 +39,7 @@ class WorkerPull:
         feed: MakeFeed,
         order: Mapping[str, int],
         version: int,
-        deadline: float,
+        timeout_s: float,
     ) -> SyncReceipt:
         """Has every worker take its buckets.
 
@@ -51,14 +49,14 @@ class WorkerPull:
             feed: makes the feed of one source's buckets for one place.
             order: position of each tensor: the order in which the plan brings them.
             version: what the engine serves afterwards.
-            deadline: of the pull, by `time.monotonic`.
+            timeout_s: longest wait without progress.
 
         Raises:
             WeightSyncError: a bucket did not come, or a worker received other bytes than it holds.
         """
         while True:
             try:
-                return self._pull(workers, buckets, feed, order, version, deadline)
+                return self._pull(workers, buckets, feed, order, version, timeout_s)
             except AttachError as error:
                 if self._all_by_host:
                     raise
@@ -72,7 +70,7 @@ class WorkerPull:
         feed: MakeFeed,
         order: Mapping[str, int],
         version: int,
-        deadline: float,
+        timeout_s: float,
     ) -> SyncReceipt:
         targets = sorted({bucket.target for bucket in buckets})
         if len(targets) != len(workers):
@@ -80,18 +78,20 @@ class WorkerPull:
                 f"the plan brings weights to {len(targets)} places of this replica, whose engine has {len(workers)} "
                 "workers: it was made for other layouts"
             )
-        wanted, deliveries = {}, []
+        signs = self._signs_of(len(workers))
+        wanted: dict[str, int] = {}
+        deliveries: list[Delivery] = []
         with ExitStack() as passing:
             for target, worker in zip(targets, workers, strict=True):
                 mine = [bucket for bucket in buckets if bucket.target == target]
                 wanted[worker] = sum(bucket.num_bytes for bucket in mine)
                 if self._all_by_host or not all(map(_reaches_workers, mine)):
-                    mine, handles = self._pass_on(target, mine, feed, order, version, deadline, passing)
+                    mine, handles = self._pass_on(target, mine, feed, order, version, timeout_s, passing)
                 else:
-                    handles = _asked(mine, feed)
-                left_s = max(0.0, deadline - time.monotonic())
-                content = parcel(mine, handles, order, version, left_s)
+                    handles = {source: asked.ask() for (_, source), asked in feeds_of(mine, feed).items()}
+                content = parcel(mine, handles, order, version, timeout_s, signs.of(len(deliveries)))
                 deliveries.append(Delivery(worker=worker, receiver=RECEIVER, parcel=content))
+            passing.enter_context(signs.watched())
             receipt = self._engine.receive_weights(deliveries, version)
         received = {part.worker: part.num_bytes for part in receipt.workers}
         if received != wanted:
@@ -105,6 +105,14 @@ class WorkerPull:
         ways, self._ways = self._ways, {}
         for way in ways.values():
             way.close()
+        if self._signs is not None:
+            self._signs.close()
+            self._signs = None
+
+    def _signs_of(self, count: int) -> Signs:
+        if self._signs is None or self._signs.count != count:
+            self._signs = Signs(count)
+        return self._signs
 
     def _pass_on(
         self,
@@ -113,15 +121,15 @@ class WorkerPull:
         feed: MakeFeed,
         order: Mapping[str, int],
         version: int,
-        deadline: float,
+        timeout_s: float,
         passing: ExitStack,
     ) -> tuple[list[Bucket], Mapping[int, Sequence[Mapping[str, Any]]]]:
         """Gathers one worker's buckets here, on a thread, and sends them to it through shared memory. Returns the
         buckets as the worker sees them, all from this process, and their handles."""
         rounds = merged_rounds(buckets, order)
-        forwarder = Forwarder(rounds, deadline)
+        forwarder = Forwarder(rounds, timeout_s)
         way = self._ways.setdefault(target, SharedMemoryTransport())
-        way.timeout_s = max(0.0, deadline - time.monotonic())
+        way.timeout_s = timeout_s
         handles = way.export(forwarder.outgoing)
         gathering = Gathering(buckets, order, feed, version)
         thread = threading.Thread(target=_drain, args=(gathering, forwarder), name="rlsdk-pass-on", daemon=True)
@@ -153,11 +161,3 @@ def _reaches_workers(bucket: Bucket) -> bool:
     """Whether a worker, which can call nobody, takes all that one answer of the source describes."""
     (kind,) = named_transports([bucket.transport])
     return kind.call_bytes is None and kind is not InProcessTransport
-
-
-def _asked(buckets: Sequence[Bucket], feed: MakeFeed) -> dict[int, Sequence[Mapping[str, Any]]]:
-    """By source: the handles of its buckets, for which each was called once."""
-    by_source: dict[int, deque[Bucket]] = {}
-    for bucket in buckets:
-        by_source.setdefault(bucket.source, deque()).append(bucket)
-    return {source: feed(mine).ask() for source, mine in by_source.items()}

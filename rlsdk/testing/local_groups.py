@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.interfaces import (
     Bucket,
+    Relay,
     RolloutEngine,
     SyncReceipt,
     TrainEngine,
@@ -17,7 +18,7 @@ from rlsdk.interfaces import (
     WeightSourceHost,
     WeightTargetHost,
 )
-from rlsdk.sharding import Relay, WeightSource, WeightTarget
+from rlsdk.sharding import WeightSource, WeightTarget
 
 
 class TrainHost(WeightSourceHost):

@@ -13,6 +13,7 @@ from rlsdk.interfaces import (
     DTYPE_BYTES,
     Box,
     Bucket,
+    Relay,
     ReshardPlan,
     ShardingManager,
     SyncReceipt,
@@ -22,7 +23,6 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.registry import ComponentKind
-from rlsdk.sharding import Relay
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine

@@ -27,6 +27,7 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
+    Relay,
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
@@ -38,7 +39,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
-from rlsdk.sharding import Relay, WeightSource, WeightTarget
+from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.trainer.average import WeightAverage
 
 if TYPE_CHECKING:

@@ -43,6 +43,11 @@ class MortalHost(TrainHost):
 
         source_module.Outgoing = SimpleNamespace(of=mortal)  # type: ignore[attr-defined,assignment]
 
+    def move_weights(self) -> None:
+        """As an engine that gives its memory back, and takes other memory later."""
+        engine: TensorTrainEngine = self.engine  # type: ignore[assignment]
+        engine.held = [(name, box, tensor.clone()) for name, box, tensor in engine.held]
+
     def _survive(self, bucket: Outgoing) -> Any:
         if self.left is not None:
             self.left -= 1

@@ -1,6 +1,5 @@
 """CUDA IPC as far as it goes without a GPU: who it is chosen for, what its handle holds, when memory is opened."""
 
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -103,11 +102,11 @@ def test_a_handle_that_cannot_be_opened_leaves_the_way_over_the_host(caplog: pyt
     asked = []
 
     class Open(OpenTransports):
-        def fetch(self, bucket: Any, handle: Any, deadline: float) -> Any:
+        def fetch(self, bucket: Any, handle: Any, timeout_s: float) -> Any:
             asked.append(bucket.transport)
             if bucket.transport == "cuda_ipc":
                 raise unopened
-            return super().fetch(bucket, handle, deadline)
+            return super().fetch(bucket, handle, timeout_s)
 
     class Near:
         def local(self) -> Any:
@@ -120,7 +119,7 @@ def test_a_handle_that_cannot_be_opened_leaves_the_way_over_the_host(caplog: pyt
 
     transports, instead = Open(), {}
     for _ in range(2):
-        found = list(Feed(deque([bucket]), Near(), transports, instead, time.monotonic() + 60).next())
+        found = list(Feed(deque([bucket]), Near(), transports, instead, 60.0).next())
         assert all(torch.equal(shard.tensor, tensors[shard.name]) for shard in found)
     assert asked == ["cuda_ipc", "shared_memory", "shared_memory"]
     assert caplog.text.count("cannot come by cuda_ipc") == 1

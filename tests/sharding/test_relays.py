@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_group, whole_target
 
-from rlsdk.interfaces import Bucket, WeightLayout, WeightSyncError
+from rlsdk.interfaces import Bucket, Relay, WeightLayout, WeightSyncError
 from rlsdk.kit.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.sharding.passing import PassingOn
-from rlsdk.sharding.relays import Relay
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}
@@ -185,7 +183,7 @@ def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
     passing = PassingOn()
     relay = Relay(target=0, manager="m", sync="m-0", children=(1,))
     bucket = Bucket(source=2, target=1, transport="inline", transfers=(), num_bytes=0, round=0)
-    passing.begin([[]], relay, time.monotonic() + 60, "cpu")
+    passing.begin([[]], relay, 60.0, "cpu")
     passing.fail("m-0", "its memory is full")
     with pytest.raises(WeightSyncError, match="its memory is full"):
         passing.export([bucket], "m-0", 60.0)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
 from rlsdk.kit.shared_memory import share
-from rlsdk.sharding import GenericShardingManager, WeightTarget
+from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.ring import RingWriter
 from rlsdk.sharding.transports import SharedFileTransport, SharedMemoryTransport
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
@@ -429,12 +429,3 @@ def test_a_source_that_cannot_say_its_fingerprints_fails_the_sync() -> None:
     host.weight_fingerprints = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="its device is gone"):
         sync(manager, 1)
-
-
-def test_a_pull_whose_time_is_over_ends_without_asking() -> None:
-    manager = make(parts=1, num_replicas=1)
-    ends = manager.ends()
-    buckets: Sequence[Bucket] = manager.plan(ends.source, ends.target).buckets
-    target = WeightTarget(TensorRolloutEngine(ends.target))
-    with pytest.raises(WeightSyncError, match="DeadlineError: the time for the sync is over"):
-        target.pull(buckets, {0: manager.train.peers()[0]}, 1, -1.0)

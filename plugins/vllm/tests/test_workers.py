@@ -12,14 +12,16 @@ import torch
 from cases import InProcess, make_engine
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, GenerationRequest, SamplingParams, TensorMeta, WeightSyncError
+from rlsdk.interfaces import Box, Bucket, GenerationRequest, SamplingParams, TensorMeta, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
+from rlsdk.sharding.boxes import covered_elements
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.rollout_lab import collect
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
 from rlsdk_vllm import adapter
+from rlsdk_vllm.forecast import forecast
 
 SOURCES = 3
 BUCKET_BYTES = 100_000
@@ -190,3 +192,18 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next
     manager.sync(8)
     assert log_probs_differ(plain, plain.state, engine) < InProcess.tolerance
     rollout.hosts[0].target.close()
+
+
+def test_the_plan_foresees_what_each_worker_says_it_holds(replica: Any) -> None:
+    _, engine = replica
+    foreseen = forecast([engine.ctx], engine.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)).layouts[0]
+    real = engine.layout()
+    assert len(foreseen) == len(real) == 2
+    assert len({layout.process for layout in foreseen}) == 2
+    for mine, theirs in zip(foreseen, real, strict=True):
+        assert {meta.name: meta for meta in mine.tensors} == {meta.name: meta for meta in theirs.tensors}
+        assert mine.tied == theirs.tied
+        for meta in theirs.tensors:
+            held, wanted = ([box for name, box in layout.boxes if name == meta.name] for layout in (theirs, mine))
+            assert sum(covered_elements(box, held) for box in wanted) == sum(box.numel for box in wanted)
+            assert sum(box.numel for box in wanted) == covered_elements(Box.whole(meta.shape), held), meta.name

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    Forecast,
+    RankContext,
+    RankMemory,
+    RolloutSpec,
+    TrainSpec,
+    WeightLayout,
+    Workload,
+)
 from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.replica_devices import spans_nodes
+from rlsdk.kit.worker_forecast import worker_layouts
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 
@@ -36,5 +48,14 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     apart = options.asynchronous or spec.num_devices > 1
     processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=apart),) for ctx in contexts)
+    layouts = tuple(_layouts(tensors, ctx, spec, apart) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
+
+
+def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:
+    """Of each worker, where workers take their own parts and it is known how they are cut; else of the replica."""
+    if apart and not spans_nodes(ctx):
+        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec)
+        if parts is not None:
+            return parts
+    return (tensors.layout_of_replica(ctx, spec, on_host=apart),)

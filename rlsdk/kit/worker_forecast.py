@@ -1,0 +1,175 @@
+"""What each worker of a rollout engine would hold of a usual decoder, known from its configuration: for forecasts of
+engines whose workers take their own parts.
+
+As vLLM cuts: tensor parallelism cuts heads, inner dimensions and the padded vocabulary, pipeline stages have whole
+layers, and experts are cut, or dealt out, over all ranks of a stage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from rlsdk.interfaces import Box, RankContext, RolloutSpec, WeightLayout
+from rlsdk.kit.forecast import ModelTensors
+
+ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj")
+"""Modules of which every worker has some outputs."""
+COLUMNS = ("o_proj", "down_proj")
+"""Modules of which every worker has some inputs; a bias is whole."""
+VOCABULARY = ("embed_tokens", "lm_head")
+WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "gate", "shared_expert_gate", "sinks")
+"""Modules that every worker has whole, besides norms."""
+VOCABULARY_PAD = 64
+"""Rows of the vocabulary are padded to a multiple of this before they are cut."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def worker_layouts(
+    tensors: ModelTensors, config: Any, ctx: RankContext, spec: RolloutSpec, *, pad: int = VOCABULARY_PAD
+) -> tuple[WeightLayout, ...] | None:
+    """One layout per worker of a replica; None where the model has tensors of which it is not known how they are cut.
+
+    Args:
+        tensors: of the model.
+        config: its transformers configuration.
+        ctx: of the replica.
+        spec: says how it is split.
+        pad: the vocabulary is padded to a multiple of this.
+    """
+    text = config.get_text_config()
+    found = []
+    for worker in range(spec.num_devices):
+        part = _Part(tensors.shapes, text, spec, worker, pad)
+        try:
+            boxes = [(name, box) for name in tensors.shapes for box in part.boxes(name) if box.numel]
+        except _UnknownTensorError:
+            return None
+        if spec.pp_size > 1 and tensors.tied and part.is_last and not part.is_first:
+            boxes += [(name, box) for name in tensors.tied.values() for box in part.cut(name)]
+        device = ctx.device if ctx.device == "cpu" else f"{ctx.device.partition(':')[0]}:{worker}"
+        layout = tensors.layout(replace(ctx, device=device), spec.model.dtype, boxes)
+        name = f"worker {worker}"
+        found.append(replace(layout, rank=worker, process=f"{ctx.node}:{ctx.role} {ctx.rank} {name}", worker=name))
+    return tuple(found)
+
+
+class _UnknownTensorError(Exception):
+    """Nobody knows how it is cut."""
+
+
+class _Part:
+    """Of one worker."""
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], config: Any, spec: RolloutSpec, worker: int, pad: int
+    ) -> None:
+        self._shapes = shapes
+        self._config = config
+        self._tp, self._tp_rank, self._pad = spec.tp_size, worker % spec.tp_size, pad
+        stage = worker // spec.tp_size % spec.pp_size
+        self.is_first, self.is_last = stage == 0, stage == spec.pp_size - 1
+        self._layers = _stages(config.num_hidden_layers, spec.pp_size)[stage]
+        copy = worker // (spec.tp_size * spec.pp_size)
+        self._experts = spec.tp_size * spec.dp_size, copy * spec.tp_size + self._tp_rank
+        """(ranks that share experts, which of them this is)."""
+        self._dealt = spec.ep_size > 1
+
+    def boxes(self, name: str) -> Iterator[Box]:
+        """What it holds of a tensor.
+
+        Raises:
+            _UnknownTensorError: nobody knows.
+        """
+        layer = _LAYER.search(name)
+        if layer is not None:
+            here = int(layer[1]) in self._layers
+        else:
+            here = self.is_first if "embed" in name else self.is_last
+        yield from self.cut(name) if here else self._checked(name)
+
+    def cut(self, name: str) -> Iterator[Box]:
+        """As `boxes`, where the stage has the layer."""
+        if ".experts" in name:
+            yield from self._of_experts(name)
+            return
+        shape, parts = self._shapes[name], name.split(".")
+        module, kind = parts[-2], parts[-1]
+        if len(shape) == 1 and ("norm" in module or kind == "e_score_correction_bias"):
+            yield Box.whole(shape)
+        elif module in VOCABULARY:
+            padded = -(-shape[0] // self._pad) * self._pad
+            yield _share(shape, 0, -(-padded // self._tp), self._tp_rank)
+        elif module in ROWS:
+            heads = self._config.num_key_value_heads if module in ("k_proj", "v_proj") else self._tp
+            yield _share(shape, 0, shape[0] // min(heads, self._tp), self._tp_rank * min(heads, self._tp) // self._tp)
+        elif module in COLUMNS and kind == "weight":
+            yield _share(shape, 1, shape[1] // self._tp, self._tp_rank)
+        elif module in COLUMNS or module in WHOLE or "norm" in module:
+            yield Box.whole(shape)
+        else:
+            raise _UnknownTensorError(name)
+
+    def _checked(self, name: str) -> Iterator[Box]:
+        """Nothing; it is known how it would be cut."""
+        for _ in self.cut(name):
+            break
+        yield from ()
+
+    def _of_experts(self, name: str) -> Iterator[Box]:
+        shape, (ranks, rank) = self._shapes[name], self._experts
+        alone = _EXPERT.search(name)
+        if alone is not None:
+            count = next(int(getattr(self._config, key)) for key in EXPERT_COUNTS if hasattr(self._config, key))
+            if self._dealt:
+                yield from (Box.whole(shape),) if int(alone[1]) in _dealt(count, ranks)[rank] else ()
+            else:
+                dim = 1 if name.split(".")[-2] in COLUMNS else 0
+                yield _share(shape, dim, shape[dim] // ranks, rank)
+            return
+        kind = name.split(".")[-1]
+        if kind not in ("gate_up_proj", "down_proj") or len(shape) != 3:
+            raise _UnknownTensorError(name)
+        if self._dealt:
+            mine = _dealt(shape[0], ranks)[rank]
+            yield Box((mine.start, 0, 0), (len(mine), *shape[1:]))
+        elif kind == "down_proj":
+            yield _share(shape, 2, shape[2] // ranks, rank)
+        else:
+            # Rows of the gate, and behind all of them those of what it gates.
+            inner = shape[1] // 2
+            for first in (0, inner):
+                size = inner // ranks
+                yield Box((0, first + rank * size, 0), (shape[0], size, shape[2]))
+
+
+EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""Names of that number in configurations."""
+
+
+def _share(shape: tuple[int, ...], dim: int, size: int, rank: int) -> Box:
+    """Part `rank` of size `size` along a dimension, as far as there is one."""
+    low, high = min(shape[dim], rank * size), min(shape[dim], (rank + 1) * size)
+    offset, extent = [0] * len(shape), list(shape)
+    offset[dim], extent[dim] = low, high - low
+    return Box(tuple(offset), tuple(extent))
+
+
+def _stages(layers: int, count: int) -> list[range]:
+    """Layers of each stage; what is left over goes to the last ones but the very last, from the back."""
+    sizes = [layers // count] * count
+    for at in range(2, layers % count + 2):
+        sizes[-at] += 1
+    ends = [sum(sizes[:at]) for at in range(count + 1)]
+    return [range(first, last) for first, last in pairwise(ends)]
+
+
+def _dealt(experts: int, ranks: int) -> list[range]:
+    """Experts of each rank; the first have one more where it does not go even."""
+    base, more = divmod(experts, ranks)
+    ends = [at * base + min(at, more) for at in range(ranks + 1)]
+    return [range(first, last) for first, last in pairwise(ends)]
