@@ -64,6 +64,13 @@ def handles() -> dict[str, int]:
     return counts
 
 
+def mapped_files() -> int:
+    """Files that this process has mapped into its memory, shared memory among them, but for libraries."""
+    lines = Path("/proc/self/maps").read_text().splitlines() if Path("/proc/self/maps").exists() else []
+    paths = [fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6]
+    return sum(path.startswith("/") and ".so" not in path for path in paths)
+
+
 def settled_handles(before: dict[str, int]) -> dict[str, int]:
     """`handles`, after all that is on its way out had the time to go: how many more there are than before."""
     deadline = time.monotonic() + GRACE_S

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
 from rlsdk.testing.draws import Noise
+from rlsdk.testing.life_events import events
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import handles, resident_bytes
+from rlsdk.testing.resources import handles, mapped_files, resident_bytes
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
-from rlsdk.testing.rollout_endings import LEAVING
-from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 
 MIB = 2**20
-ROUNDS = 8
+ROUNDS = 4
 """Of all that may happen to an engine, over which threads and files are counted, after half as many that are not."""
-Event = Callable[[RolloutEngine, RolloutLab], None]
 
 
 class LifetimeRequirements:
@@ -86,11 +83,11 @@ class LifetimeRequirements:
     @requirement("noise.lifetime", since=(2, 0))
     def test_noise_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without seeds what is drawn never comes again: not after an update, a sleep, an abort, a pause, a call
-        that was left."""
-        request, samples = lab.ask("r", lab.prompt(6, 115), 4, max_tokens=32, seed=None), []
-        for event in (None, *events(lab)):
-            if event is not None:
-                event(changing, lab)
+        that was left, of whatever kind."""
+        request = lab.ask("r", lab.prompt(6, 115), 2, max_tokens=28, seed=None)
+        samples = in_order(lab, [request])
+        for event in events(lab).values():
+            event(changing, lab)
             samples += in_order(lab, [request])
         distinct = {tuple(sample.tokens.tolist()) for sample in samples}
         measured.equal("distinct samples", len(distinct), len(samples))
@@ -98,16 +95,24 @@ class LifetimeRequirements:
 
     @requirement("handles", since=(2, 0))
     def test_handles(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Threads, open files and processes do not grow with calls, updates, aborts, pauses and sleeps."""
+        """Threads, open and mapped files and processes do not grow with calls, updates, aborts, pauses and sleeps of
+        whatever kind; nor do memory and files in the scratch folder."""
         before: dict[str, int] = {}
+        memory = 0
         for turn in range(ROUNDS + ROUNDS // 2):
             if turn == ROUNDS // 2:
-                before = handles()
+                before, memory = self._resources(lab), resident_bytes()
             lab.run([lab.ask("r", lab.prompt(8, 116 + turn), 2, max_tokens=4)])
-            for event in events(lab):
+            for event in events(lab).values():
                 event(changing, lab)
-        for name, count in handles().items():
-            measured.at_most(f"{name} that {ROUNDS} rounds added", count - before[name], ROUNDS // 2)
+        grown = (resident_bytes() - memory) / MIB
+        measured.at_most(f"MiB that {ROUNDS} rounds added", grown, lab.suite.leak_mib)
+        for name, count in self._resources(lab).items():
+            measured.at_most(f"{name} that {ROUNDS} rounds added", count - before[name], ROUNDS - 1)
+
+    def _resources(self, lab: RolloutLab) -> dict[str, int]:
+        files = sum(path.is_file() for path in lab.scratch.rglob("*"))
+        return {**handles(), "mapped files": mapped_files(), "files in the scratch folder": files}
 
     @requirement("memory.updates", since=(2, 0))
     def test_memory_updates(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -132,48 +137,6 @@ class LifetimeRequirements:
                 engine.update_weights(whole_shards(lab.base), 0)
         grown = (resident_bytes() - before) / MIB
         measured.at_most(f"MiB that {counted} calls added", grown, lab.suite.leak_mib)
-
-
-def events(lab: RolloutLab) -> Iterator[Event]:
-    """What happens to an engine in its life, and should leave no trace."""
-    if lab.spec.takes_weights:
-        yield _updated
-    if Capability.SLEEP in lab.spec.capabilities:
-        yield _slept
-    if Capability.ABORT in lab.spec.capabilities:
-        yield _aborted
-    if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
-        yield _paused
-    yield _left
-
-
-def _updated(engine: RolloutEngine, lab: RolloutLab) -> None:
-    engine.update_weights(whole_shards(lab.base), 0)
-
-
-def _slept(engine: RolloutEngine, lab: RolloutLab) -> None:
-    engine.sleep(1)
-    engine.wake()
-
-
-def _aborted(engine: RolloutEngine, lab: RolloutLab) -> None:
-    async def aborted() -> None:
-        task = asyncio.create_task(collect(engine, [lab.ask("r", lab.prompt(6, 117), 3, max_tokens=60)]))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        engine.abort()
-        await task
-
-    lab.wait(aborted())
-
-
-def _paused(engine: RolloutEngine, lab: RolloutLab) -> None:
-    engine.pause()
-    engine.resume()
-
-
-def _left(engine: RolloutEngine, lab: RolloutLab) -> None:
-    lab.wait(LEAVING["cancelled"](engine, [lab.ask("r", lab.prompt(6, 118), 3, max_tokens=60)]))
 
 
 def refused(lab: RolloutLab, engine: RolloutEngine, by: type[RlsdkError] = RlsdkError) -> list[GenerationOutput]:

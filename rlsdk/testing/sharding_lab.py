@@ -25,9 +25,11 @@ from rlsdk.interfaces import (
 from rlsdk.registry import ComponentKind
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
+from rlsdk.testing.sharding_oracle import Held, held_by_sources, wrong_sync
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 if TYPE_CHECKING:
+    from rlsdk.testing.requirements import Measured
     from rlsdk.testing.sharding_suite import ShardingConformance
 
 
@@ -128,12 +130,20 @@ class Trial:
         self.rollout = WatchedGroup(self.replicas, backend="rollout")
         made: ShardingManager = lab.manager_class(self.train, self.rollout, **{**lab.suite.arguments, **arguments})
         self.manager = made
+        self._lab = lab
+        self._before: Held | None = None
+        """What sources held at the last sync that succeeded."""
 
     def plan(self) -> ReshardPlan:
         return self.manager.plan(tuple(self.pair.source), tuple(self.pair.target))
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        return self.manager.sync(version, expect_change=expect_change)
+        report = self.manager.sync(version, expect_change=expect_change)
+        # Whether a lie is told is what its own requirement asks.
+        if all(host.lie is None for host in self.replicas):
+            self._lab.faults += wrong_sync(self, report, version, self._before)
+        self._before = held_by_sources(self)
+        return report
 
     def step(self, *, without: Sequence[int] = ()) -> None:
         """Every element of every rank grows, but for those ranks that stay as they are."""
@@ -186,6 +196,8 @@ class ShardingLab:
 
     def __init__(self, suite: type[ShardingConformance]) -> None:
         self.suite = suite
+        self.faults: list[str] = []
+        """Of all syncs in the requirement that runs."""
         self.manager_class = suite.registry().component(ComponentKind.SHARDING_MANAGER, suite.backend)
 
     def trial(self, pair: Pair, tensors: Mapping[str, Tensor] | None = None, **arguments: Any) -> Trial:
@@ -196,6 +208,16 @@ class ShardingLab:
         manager = self.trial(pairs()["one rank to one"]).manager
         return manager.plan(tuple(pair.source), tuple(pair.target))
 
+    def verify(self, measured: Measured) -> None:
+        """What holds for every sync held in the requirement that has ended, whatever it looked at."""
+        faults, self.faults = self.faults, []
+        if faults:
+            measured.none("syncs that did otherwise than they say", faults)
+
+    def forget(self) -> None:
+        """Drops what was written down of a requirement that failed by itself."""
+        self.faults = []
+
     def close(self) -> None:
         """Nothing to end: engines live in this process and hold small tensors."""
 
@@ -203,7 +225,7 @@ class ShardingLab:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal to the last bit: zeros of another sign differ, and what is no number may be equal."""
     return a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
     )
 
 

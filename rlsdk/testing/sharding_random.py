@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, ReshardPlan, TensorMeta, WeightLayout
-from rlsdk.testing.layouts import Pair, pairs
+from rlsdk.testing.layouts import Pair, pairs, random_tensors
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_counts import (
     HERE,
@@ -29,6 +30,8 @@ NUM_PAIRS = 12
 NUM_SYNCS = 6
 BUCKETS = (64, 100, 999, 1 << 20)
 """Bytes: of a few elements, of no whole number of them, and of more than there is."""
+BOUNDS = tuple(int(64 * 1.3**power) for power in range(30))
+"""Bytes: whatever a last round has left."""
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -72,6 +75,30 @@ class RandomRequirements:
                 if bound > plan.num_bytes:
                     measured.at_most(f"rounds of a target, {where}", max(r for _, r in rounds) + 1, 1)
 
+    @requirement("plan.rounds", since=(2, 0))
+    def test_plan_rounds(self, lab: ShardingLab, measured: Measured) -> None:
+        """No round is over the bound, the last one neither: at any bound, so that it has anything from a little to all
+        of it."""
+        pair, over = pairs()["sharded to whole, two replicas"], []
+        for bound in BOUNDS:
+            manager = lab.trial(pairs()["one rank to one"], bucket_bytes=bound).manager
+            rounds: Counter[tuple[int, int]] = Counter()
+            for bucket in manager.plan(tuple(pair.source), tuple(pair.target)).buckets:
+                rounds[bucket.target, bucket.round] += sum(map(transfer_bytes, bucket.transfers))
+            over += [f"{size} bytes of {bound}" for size in rounds.values() if size > bound]
+        measured.none("rounds over their bound", over)
+
+    @requirement("sync.managers", since=(2, 0))
+    def test_managers(self, lab: ShardingLab, measured: Measured) -> None:
+        """Two managers of as many ranks and replicas, of other tensors, bring each its own, in turns."""
+        for name, pair in pairs().items():
+            one, other = lab.trial(pair), lab.trial(*renamed(pair))
+            for version in (1, 2):
+                for trial in (one, other):
+                    trial.step()
+                    trial.sync(version, expect_change=True)
+                    measured.none(f"boxes that differ, {name}", trial.differing())
+
     @requirement("plan.preference", since=(2, 0))
     def test_plan_preference(self, lab: ShardingLab, measured: Measured) -> None:
         """Of the transports that may be used, the first that reaches is taken, in the order in which they are named;
@@ -99,6 +126,22 @@ class RandomRequirements:
             report = trial.sync(2, expect_change=True)
             measured.none(f"boxes that differ after a step, {seed}", trial.differing())
             measured.equal(f"tensors that changed, {seed}", report.changed_tensors, len(tensors))
+
+
+def renamed(pair: Pair) -> tuple[Pair, dict[str, Tensor]]:
+    """The same ranks with tensors of other names, and their values."""
+
+    def other(layout: WeightLayout) -> WeightLayout:
+        return replace(
+            layout,
+            tensors=tuple(replace(meta, name=f"other.{meta.name}") for meta in layout.tensors),
+            boxes=tuple((f"other.{name}", box) for name, box in layout.boxes),
+            tied={f"other.{name}": f"other.{held}" for name, held in layout.tied.items()},
+        )
+
+    tensors = {f"other.{name}": tensor + 1 for name, tensor in random_tensors().items()}
+    replicas = [[other(layout) for layout in layouts] for layouts in pair.replicas]
+    return Pair(source=[other(layout) for layout in pair.source], replicas=replicas), tensors
 
 
 def wrong_bytes(plan: ReshardPlan, pair: Pair) -> list[str]:

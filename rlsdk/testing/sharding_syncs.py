@@ -88,7 +88,7 @@ class SyncRequirements:
             trial.load()
             start = time.perf_counter()
             report = trial.sync(7)
-            elapsed = time.perf_counter() - start
+            elapsed, timed = time.perf_counter() - start, report
             measured.equal(f"version: {name}", report.version, 7)
             measured.equal(f"tensors: {name}", report.num_tensors, len(SHAPES))
             num_bytes = sum(box.numel * DTYPE_BYTES[wire[tensor]] for _, tensor, box in wanted_boxes(pair))
@@ -96,14 +96,21 @@ class SyncRequirements:
             measured.equal(f"bytes that crossed: {name}", report.moved_bytes, plan.moved_bytes)
             measured.equal(f"lower bound: {name}", report.lower_bound_bytes, plan.lower_bound_bytes)
             measured.equal(f"changed tensors: {name}", report.changed_tensors, 2)
+            measured.equal(
+                f"changed tensors of none since: {name}", trial.sync(8, expect_change=False).changed_tensors, 0
+            )
+            trial.truth["scale"] -= 1
+            trial.load()
+            measured.equal(f"changed tensors of one since: {name}", trial.sync(9).changed_tensors, 1)
+            report = trial.sync(9)
             wrong = [at for at, host in enumerate(trial.replicas) if report.receipts[at] != host.receipt]
             measured.none(f"receipts that are another replica's: {name}", wrong)
             used = {bucket.transport for bucket in plan.buckets}
             measured.none(f"transports: {name}", sorted(used ^ set(report.transports)))
-            assert report.seconds > 0, f"seconds: {report.seconds}"
-            measured.at_most(f"seconds, of those that passed: {name}", report.seconds / elapsed, 1.05)
-            stages = sum(report.stages_s.values())
-            measured.at_most(f"seconds of the stages, of all: {name}", stages / report.seconds, 1.05)
+            assert timed.seconds > 0, f"seconds: {timed.seconds}"
+            measured.at_most(f"seconds, of those that passed: {name}", timed.seconds / elapsed, 1.05)
+            stages = sum(timed.stages_s.values())
+            measured.at_most(f"seconds of the stages, of all: {name}", stages / timed.seconds, 1.05)
 
     @requirement("sync.given_plan", since=(2, 0))
     def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:

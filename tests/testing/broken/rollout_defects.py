@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.fourth_defects import ROLLOUT_FOURTH
 from broken.life_defects import ROLLOUT_LIVES
 from broken.promise_defects import ROLLOUT_PROMISES
 from broken.trial_defects import ROLLOUT_TRIAL
@@ -257,4 +258,5 @@ ROLLOUT = {
     **ROLLOUT_PROMISES,
     **ROLLOUT_UNSEEN,
     **ROLLOUT_LIVES,
+    **ROLLOUT_FOURTH,
 }

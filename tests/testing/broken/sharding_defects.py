@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.fourth_defects import SHARDING_FOURTH
 from broken.trial_defects import SHARDING_TRIAL
 from broken.unseen_defects import SHARDING_UNSEEN
 
@@ -225,4 +226,5 @@ SHARDING = {
     ),
     **SHARDING_TRIAL,
     **SHARDING_UNSEEN,
+    **SHARDING_FOURTH,
 }

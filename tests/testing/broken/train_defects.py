@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.fourth_defects import RANKS_FOURTH, TRAIN_FOURTH
 from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
 from broken.trial_defects import TRAIN_TRIAL
@@ -210,5 +211,15 @@ TRIAL = {
     "moments-swapped": Defect("train_trial:MomentsSwapped", {"steady.offload": "largest difference"}),
 }
 """Written after the requirements, and run on them once: they caught 12 of these and of the last two of `RANKS`."""
-RANKS |= RANKS_PROMISES | RANKS_UNSEEN | RANKS_LIVES
-TRAIN = {**FIRST, **SECOND, **TRIAL, **TRAIN_TRIAL, **TRAIN_PROMISES, **TRAIN_UNSEEN, **TRAIN_LIVES, **RANKS}
+RANKS |= RANKS_PROMISES | RANKS_UNSEEN | RANKS_LIVES | RANKS_FOURTH
+TRAIN = {
+    **FIRST,
+    **SECOND,
+    **TRIAL,
+    **TRAIN_TRIAL,
+    **TRAIN_PROMISES,
+    **TRAIN_UNSEEN,
+    **TRAIN_LIVES,
+    **TRAIN_FOURTH,
+    **RANKS,
+}

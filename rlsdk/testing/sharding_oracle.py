@@ -1,0 +1,77 @@
+"""What holds for every sync that succeeds, and for every plan that is carried out, whatever a requirement asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rlsdk.interfaces import Box, SyncReport
+
+if TYPE_CHECKING:
+    from rlsdk.testing.sharding_lab import Trial
+
+Held = Mapping[str, tuple[Tensor, ...]]
+
+
+def held_by_sources(trial: Trial) -> Held:
+    """Name, as the sources hold it -> copies of all that they hold of it, rank by rank."""
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for host in trial.sources:
+        engine: Any = host.engine
+        for name, _, tensor in engine.held:
+            found[name] = (*found.get(name, ()), tensor.detach().clone())
+    return found
+
+
+def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | None) -> list[str]:
+    """What a report says that is not so, and boxes that did not arrive.
+
+    Args:
+        trial: behind its sync.
+        report: of it.
+        version: that was asked for.
+        before: what sources held at the last sync that succeeded; None: there was none.
+    """
+    held, plan = held_by_sources(trial), trial.plan()
+    changed = sum(_has_changed(trial, name, meta.dtype, held, before) for name, meta in plan.tensors.items())
+    expected = {
+        "version": (report.version, version),
+        "num_tensors": (report.num_tensors, len(plan.tensors)),
+        "num_bytes": (report.num_bytes, plan.num_bytes),
+        "moved_bytes": (report.moved_bytes, plan.moved_bytes),
+        "lower_bound_bytes": (report.lower_bound_bytes, plan.lower_bound_bytes),
+        "changed_tensors": (report.changed_tensors, changed),
+        "receipts": (len(report.receipts), len(trial.replicas)),
+    }
+    faults = [f"{name} {said}, expected {right}" for name, (said, right) in expected.items() if said != right]
+    versions = [receipt.version for receipt in report.receipts]
+    faults += [f"receipts of versions {versions}"] if set(versions) - {version} else []
+    return faults + (trial.differing() if _hold_truth(trial) else [])
+
+
+def _has_changed(trial: Trial, name: str, dtype: str, held: Held, before: Held | None) -> bool:
+    """In the dtype in which it travels."""
+    import torch
+
+    from rlsdk.testing.sharding_lab import same_bits
+
+    if before is None:
+        return True
+    own, kind = trial.tied.get(name, name) if name not in held else name, getattr(torch, dtype)
+    pairs = zip(held[own], before[own], strict=True)
+    return not all(same_bits(now.to(kind), then.to(kind)) for now, then in pairs)
+
+
+def _hold_truth(trial: Trial) -> bool:
+    """True where every source holds what it should: none is stale on purpose."""
+    from rlsdk.testing.sharding_lab import same_bits
+
+    for host in trial.sources:
+        engine: Any = host.engine
+        for name, box, tensor in engine.held:
+            whole = trial.truth[name]
+            if not same_bits(tensor, whole[box.slices(Box.whole(tuple(whole.shape)))]):
+                return False
+    return True
