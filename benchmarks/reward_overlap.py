@@ -1,4 +1,4 @@
-"""Do rewards hide behind generation? `python -m benchmarks.reward_overlap [--delay-ms 50] [--json PATH]`.
+"""Do rewards hide behind generation? `python -m benchmarks.reward_overlap [--delay-ms 50] [--staleness 1]`.
 
 The same run of `rlsdk train`, in turn with a reward that answers at once and with one that waits: actor and rollout
 on a pool of one core each, an untrained model whose responses end anywhere, a few samples decoded at a time. The
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--running", type=int, default=8, help="samples that are decoded at once")
     parser.add_argument("--graders", type=int, default=4)
+    parser.add_argument("--staleness", type=int, default=0, help="steps that weights may be behind")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -57,6 +58,7 @@ def main() -> None:
             "--sft.steps", "0", "--eval.every_steps", "null", "--rollout.max_response_tokens", "50",
             "--rollout.max_running_samples", str(args.running), "--trainer.steps", str(args.steps),
             "--trainer.prompts_per_step", str(args.prompts), "--reward_limits.num_workers", str(args.graders),
+            "--schedule.max_staleness", str(args.staleness),
         ]  # fmt: skip
         for number in range(args.rounds):
             for delay, runs in found.items():
