@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from rlsdk.interfaces import Box, Delivery, WeightShard, WeightSyncError, WorkerReceipt
 from rlsdk.kit.intake import write_shard
 from rlsdk.kit.shared_memory import AttachError
@@ -50,9 +52,11 @@ def taken(worker: str, deliveries: Sequence[Sequence[Any]], pieces: Pieces) -> d
         module, _, function = receiver.partition(":")
         shards: Iterator[WeightShard] = getattr(importlib.import_module(module), function)(parcel)
         num_bytes = 0
-        for shard in whole(shards, pieces):
-            write_shard(pieces[shard.name], shard)
-            num_bytes += shard.tensor.nbytes
+        # Engines call from inference mode, whose tensors could not be used again outside of it.
+        with torch.inference_mode(False):
+            for shard in whole(shards, pieces):
+                write_shard(pieces[shard.name], shard)
+                num_bytes += shard.tensor.nbytes
     except Exception as error:
         return {"worker": worker, "error": f"{type(error).__name__}: {error}", "closed": _is_closed_way(error)}
     return {"worker": worker, "num_tensors": sum(map(bool, pieces.values())), "num_bytes": num_bytes}

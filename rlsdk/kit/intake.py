@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightShard, WeightSyncError, nearest
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    FINGERPRINT_MODULUS,
+    Box,
+    SyncReceipt,
+    WeightShard,
+    WeightSyncError,
+    WorkerReceipt,
+    fingerprint,
+    nearest,
+)
 from rlsdk.kit.tracing import Piece
 
 Boxes = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]]
@@ -67,6 +78,48 @@ def write_shard(pieces: Sequence[Piece], shard: WeightShard) -> None:
         common = piece.box.intersect(shard.box)
         if common is not None:
             piece.memory[common.slices(piece.box)].copy_(shard.tensor[common.slices(shard.box)])
+
+
+def boxes(pieces: Mapping[str, Sequence[Piece]]) -> Boxes:
+    """All that a worker serves."""
+    return {name: [(piece.box.offset, piece.box.size) for piece in parts] for name, parts in pieces.items()}
+
+
+def fingerprints(pieces: Mapping[str, Sequence[Piece]]) -> Fingerprints:
+    """Of each box that a worker serves, over the memory that serves it."""
+    return {
+        name: [(piece.box.offset, piece.box.size, fingerprint(piece.memory, piece.box)) for piece in parts]
+        for name, parts in pieces.items()
+    }
+
+
+def receipt(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    served: Sequence[Fingerprints],
+    version: int,
+    workers: tuple[WorkerReceipt, ...] = (),
+) -> SyncReceipt:
+    """Of an update that is in its place.
+
+    Args:
+        shapes: of the canonical tensors.
+        dtype: that they are served in.
+        served: by worker.
+        version: what the engine serves now.
+        workers: what each received, where they took their own parts.
+
+    Raises:
+        WeightSyncError: two workers serve different values of one box.
+    """
+    found = joined(served, version)
+    return SyncReceipt(
+        version=version,
+        num_tensors=len(found),
+        num_bytes=sum(map(math.prod, shapes.values())) * DTYPE_BYTES[dtype],
+        fingerprints=found,
+        workers=workers,
+    )
 
 
 def checked(

@@ -7,8 +7,7 @@ they try to make says which box of which canonical tensor goes where.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlsdk.interfaces import Box
+from rlsdk.kit.origins import Part, Source, place_of, seen
 
 Loader = Callable[[Iterable[tuple[str, Tensor]]], object]
 
@@ -30,82 +30,108 @@ class Piece:
     """A view of shape `box.size`."""
 
 
-def trace_loaders(load: Loader, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[Piece]]:
+def trace_loaders(
+    load: Loader, shapes: Mapping[str, Sequence[int]], sources: Sequence[Source] | None = None
+) -> dict[str, list[Piece]]:
     """Runs `load` over all tensors without moving a value.
 
     Args:
-        load: what takes (canonical name, tensor) pairs into a model.
+        load: what takes (name, tensor) pairs into a model.
         shapes: canonical name -> full shape.
+        sources: what it is given; None: the canonical tensors.
 
     Returns:
-        The pieces of each tensor that this process holds; a tensor of which it holds none, or whose path could not be
-        followed, has an empty list.
+        The pieces of each canonical tensor that this process holds; a tensor of which it holds none, or whose path
+        could not be followed, has an empty list.
     """
-    recorder = _Recorder()
-
-    def stand_ins() -> Iterator[tuple[str, Tensor]]:
-        for name, shape in shapes.items():
-            yield name, recorder.stand_in(name, tuple(shape))
-
+    recorder = Recorder()
+    given = sources if sources is not None else [Source.whole(name, shape) for name, shape in shapes.items()]
     with torch.no_grad(), recorder:
-        load(stand_ins())
+        load((source.name, recorder.stand_in(source)) for source in given)
     return {name: recorder.pieces.get(name, []) for name in shapes}
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes copies out of stand-ins in place of making them."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes copies out of stand-ins in place of making them, and follows what is cut, copied and joined of them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: dict[str, list[Piece]] = {}
-        self._owners: dict[int, tuple[str, Tensor]] = {}
+        self._held: dict[int, tuple[Tensor, tuple[Part, ...]]] = {}
+        """By storage. Kept alive: storages are told apart by their address."""
 
-    def stand_in(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = torch.empty(shape, device="meta")
-        # Kept alive: storages are told apart by their address.
-        self._owners[tensor.untyped_storage()._cdata] = (name, tensor)
-        return tensor
+    def stand_in(self, source: Source) -> Tensor:
+        """A tensor without values."""
+        return self._hold(torch.empty(source.shape, device="meta"), source.parts)
+
+    def parts(self, tensor: Tensor) -> tuple[Part, ...]:
+        """What of a tensor is known to come from stand-ins; nothing where it is no box of one."""
+        held = self._held.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
+        place = None if held is None else place_of(tensor, held[0])
+        if held is None or place is None:
+            return ()
+        return tuple(part for whole in held[1] if (part := seen(whole, *place)) is not None)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not torch.ops.aten.copy_.default:
-            return func(*args, **(kwargs or {}))
-        target, source = args[0], args[1]
-        owner = self._owners.get(source.untyped_storage()._cdata) if source.is_meta else None
-        if owner is None:
-            return func(*args, **(kwargs or {}))
-        name, whole = owner
-        place = place_of(source, whole)
-        if place is not None and target.shape == source.shape:
-            box, dims = place
+        if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            if args[0].shape == args[1].shape:
+                self._note(args[0], self.parts(args[1]))
+            return args[0]
+        result = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0].is_meta:
+            # Written over: the values are no longer those of a canonical tensor.
+            self._hold(args[0], ())
+        follow = FOLLOWED.get(func)
+        if follow is not None and result.is_meta and (found := follow(self, args, kwargs or {})):
+            self._hold(result, found)
+        return result
+
+    def _hold(self, tensor: Tensor, parts: tuple[Part, ...]) -> Tensor:
+        self._held[tensor.untyped_storage()._cdata] = (tensor, parts)
+        return tensor
+
+    def _note(self, target: Tensor, parts: tuple[Part, ...]) -> None:
+        for part in parts:
+            memory = target.detach()[part.box.slices(Box.whole(tuple(target.shape)))]
+            origin = part.origin()
             # Dimensions that a loader took one index of are back, with a size of one.
-            strides = [1] * len(box.size)
-            for dim, stride in zip(dims, target.stride(), strict=True):
+            strides = [1] * len(origin.size)
+            for dim, stride in zip(part.dims, memory.stride(), strict=True):
                 if dim is not None:
                     strides[dim] = stride
-            memory = target.detach().as_strided(box.size, strides, target.storage_offset())
-            self.pieces.setdefault(name, []).append(Piece(box=box, memory=memory))
-        return target
+            memory = memory.as_strided(origin.size, strides, memory.storage_offset())
+            self.pieces.setdefault(part.name, []).append(Piece(box=origin, memory=memory))
 
 
-def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None:
-    """Which box of a contiguous tensor a view shows, and which of the tensor's dimensions each of the view's is (None:
-    one of size 1). None when it is no box in the tensor's own order of dimensions; it may have fewer of them."""
-    size, dims, following = [1] * whole.dim(), [], 0
-    for length, stride in zip(view.shape, view.stride(), strict=True):
-        dim = None
-        if length != 1:
-            candidates = (d for d in range(following, whole.dim()) if whole.stride(d) == stride and whole.shape[d] > 1)
-            dim = next(candidates, None)
-            if dim is None:
-                return None
-            size[dim], following = length, dim + 1
-        dims.append(dim)
-    left, offset = view.storage_offset(), []
-    for stride in whole.stride():
-        offset.append(left // stride)
-        left %= stride
-    box = Box(tuple(offset), tuple(size))
-    inside = box.intersect(Box.whole(tuple(whole.shape))) == box or math.prod(box.size) == 0
-    return (box, dims) if inside else None
+def _copied(recorder: Recorder, args: Sequence[Any], _: Mapping[str, Any]) -> tuple[Part, ...]:
+    return recorder.parts(args[0])
+
+
+def _joined(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Of `cat`."""
+    dim, found, at = (args[1] if len(args) > 1 else kwargs.get("dim", 0)), [], 0
+    for tensor in args[0]:
+        found += [part.moved(dim % tensor.dim(), at) for part in recorder.parts(tensor)]
+        at += tensor.shape[dim]
+    return tuple(found)
+
+
+def _stacked(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Of `stack`."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return tuple(
+        part.stacked(dim % (tensor.dim() + 1), at)
+        for at, tensor in enumerate(args[0])
+        for part in recorder.parts(tensor)
+    )
+
+
+FOLLOWED: dict[Any, Callable[[Recorder, Sequence[Any], Mapping[str, Any]], tuple[Part, ...]]] = {
+    torch.ops.aten.clone.default: _copied,
+    torch.ops.aten._to_copy.default: _copied,
+    torch.ops.aten.cat.default: _joined,
+    torch.ops.aten.stack.default: _stacked,
+}
+"""What makes new tensors out of the values of others, each value as it was."""

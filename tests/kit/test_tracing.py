@@ -97,3 +97,43 @@ def test_what_cannot_be_followed_has_no_pieces() -> None:
 
     pieces = trace_loaders(load, dict.fromkeys(place, (4, 4)))
     assert {name: len(parts) for name, parts in pieces.items()} == {"turned": 0, "computed": 0, "spread": 0, "fine": 1}
+
+
+def test_what_a_loader_joins_before_it_copies_is_followed() -> None:
+    """As latent attention is loaded: two projections become one, a rank takes some rows of it; biases are stacked."""
+    first, second = torch.randn(3, 4), torch.randn(5, 4)
+    low, high = torch.randn(6), torch.randn(6)
+    values = {"first": first, "second": second, "low": low, "high": high}
+    rows, biases = torch.zeros(5, 4), torch.zeros(2, 3)
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
+        given = dict(weights)
+        rows.copy_(torch.cat([given["first"], given["second"]], dim=0).contiguous()[1:6])
+        biases.copy_(torch.stack([given["low"], given["high"]])[:, 2:5].double().clone())
+
+    pieces = trace_loaders(load, {name: tuple(tensor.shape) for name, tensor in values.items()})
+    found = {name: [piece.box for piece in parts] for name, parts in pieces.items()}
+    assert found == {
+        "first": [Box((1, 0), (2, 4))],
+        "second": [Box((0, 0), (3, 4))],
+        "low": [Box((2,), (3,))],
+        "high": [Box((2,), (3,))],
+    }
+    for name, parts in pieces.items():
+        for piece in parts:
+            piece.memory.copy_(values[name][piece.box.slices(Box.whole(tuple(values[name].shape)))])
+    assert torch.equal(rows, torch.cat([first, second])[1:6])
+    assert torch.equal(biases, torch.stack([low, high])[:, 2:5])
+
+
+def test_what_a_loader_changes_before_it_copies_is_not_followed() -> None:
+    place = {name: torch.zeros(4, 4) for name in ("raised", "product", "fine")}
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights:
+            if name == "raised":
+                tensor.add_(1)
+            place[name].copy_(tensor * 2 if name == "product" else tensor.clone())
+
+    pieces = trace_loaders(load, dict.fromkeys(place, (4, 4)))
+    assert {name: len(parts) for name, parts in pieces.items()} == {"raised": 0, "product": 0, "fine": 1}

@@ -14,7 +14,7 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RankContext, RolloutSpec
 from rlsdk.kit.replica_devices import visible_devices
-from rlsdk_vllm import adapter
+from rlsdk_vllm import arguments, environment
 from rlsdk_vllm.config import VllmOptions
 
 
@@ -69,7 +69,7 @@ def given(ctx: RankContext, spec: RolloutSpec, options: VllmOptions | None = Non
         def __init__(self, **arguments: Any) -> None:
             made.update(arguments)
 
-    adapter.engine_args(Arguments, ctx, spec, options or VllmOptions(), {})
+    arguments.engine_args(Arguments, ctx, spec, options or VllmOptions(), {})
     names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
     return {name: made[name] for name in (*names, "distributed_executor_backend")}
 
@@ -106,7 +106,7 @@ def test_across_nodes_workers_are_rays_in_the_bundles_of_the_replica(monkeypatch
     ctx = on_gpus("0", "1", "0", "1", nodes=("a", "a", "b", "b"), first_bundle=4)
     made = parallel_config(monkeypatch, **given(ctx, spec))
     assert (made.distributed_executor_backend, made.world_size) == ("ray", 4)
-    with adapter.replica_environment(ctx, spec):
+    with environment.replica_environment(ctx, spec):
         # As vLLM's executor reads it (`RayExecutorV2._init_executor`): as many bundles as workers, none twice.
         import vllm.envs as envs
 
@@ -121,10 +121,10 @@ def test_across_nodes_workers_are_rays_in_the_bundles_of_the_replica(monkeypatch
 def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     show = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
-    with adapter.replica_environment(on_gpus("5", "6"), spec_of(tp_size=2)):
+    with environment.replica_environment(on_gpus("5", "6"), spec_of(tp_size=2)):
         assert subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip() == "5,6"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
-    assert adapter.spread_environment(on_gpus("5"), spec_of()) == {}
+    assert environment.spread_environment(on_gpus("5"), spec_of()) == {}
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch
 )
 def test_what_vllm_cannot_split_is_refused(ctx: RankContext, sizes: dict[str, int], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        adapter.check_split(ctx, spec_of(**sizes), VllmOptions())
+        arguments.check_split(ctx, spec_of(**sizes), VllmOptions())
 
 
 def test_a_cpu_serves_one_stage() -> None:
     with pytest.raises(ConfigError, match=r"rollout.pp_size 2: vLLM on a CPU serves one stage"):
-        adapter.check_split(RankContext(role="rollout"), spec_of(pp_size=2), VllmOptions())
+        arguments.check_split(RankContext(role="rollout"), spec_of(pp_size=2), VllmOptions())
 
 
 def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -> None:
@@ -156,7 +156,7 @@ def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -
             def __init__(self, **arguments: Any) -> None:
                 made.update(arguments)
 
-        adapter.engine_args(Arguments, ctx, spec_of(), VllmOptions(**options), {})
+        arguments.engine_args(Arguments, ctx, spec_of(), VllmOptions(**options), {})
         found: bool | None = made["async_scheduling"]
         return found
 
@@ -167,4 +167,4 @@ def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -
 def test_copies_of_attention_on_several_nodes_are_refused() -> None:
     ctx = on_gpus("0", "0", nodes=("a", "b"))
     with pytest.raises(ConfigError, match=r"rollout.dp_size 2 on 2 nodes: .* give rollout.tp_size"):
-        adapter.check_split(ctx, spec_of(dp_size=2), VllmOptions(asynchronous=True))
+        arguments.check_split(ctx, spec_of(dp_size=2), VllmOptions(asynchronous=True))

@@ -66,8 +66,12 @@ def test_what_attention_derives_from_weights_follows_an_update_where_it_is() -> 
     place = model[0].W_UK_T.data_ptr()
     loader.served_pieces(model)["kv_b_proj.weight"][0].memory.copy_(torch.arange(12.0).view(4, 3))
     assert not torch.equal(model[0].W_UK_T, model[0].kv_b_proj.weight.t())
+    with pytest.raises(WeightSyncError, match="layer '0': what vLLM derives from weights is of others than are served"):
+        loader.check(model, torch.float32)
+    loader.served_pieces(model)["kv_b_proj.weight"][0].memory.copy_(torch.arange(12.0).view(4, 3) + 1)
     loader.rebuild(model, torch.float32)
-    assert torch.equal(model[0].W_UK_T, torch.arange(12.0).view(4, 3).t())
+    loader.check(model, torch.float32)
+    assert torch.equal(model[0].W_UK_T, torch.arange(12.0).view(4, 3).t() + 1)
     assert model[0].W_UK_T.data_ptr() == place
 
 

@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cases import InProcess, make_engine
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, GenerationRequest, SamplingParams, TensorMeta, WeightSyncError, Workload
+from rlsdk.interfaces import Box, Bucket, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.boxes import covered_elements
-from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
+from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import collect
 from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
-from rlsdk_vllm import adapter
+from rlsdk.testing.worker_updates import (
+    BUCKET_BYTES,
+    CountedHost,
+    bytes_held,
+    check_workers_take_their_own,
+    largest_difference,
+    row_ranks,
+)
+from rlsdk_vllm import in_process
 from rlsdk_vllm.forecast import forecast
-
-SOURCES = 3
-BUCKET_BYTES = 100_000
-
-
-class CountedHost(TrainHost):
-    """Counts its calls."""
-
-    calls = 0
-    buckets = 0
-
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        self.calls += 1
-        self.buckets += len(buckets)
-        return super().export_weights(buckets)
-
-
-def sources(state: Mapping[str, Tensor]) -> LocalGroup:
-    """As FSDP has the weights: each of three ranks a part of the rows; not in the replica's own process."""
-    metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
-    hosts = []
-    for rank in range(SOURCES):
-        boxes = []
-        for meta in metas:
-            rows = meta.shape[0]
-            low, high = rows * rank // SOURCES, rows * (rank + 1) // SOURCES
-            boxes.append((meta.name, Box((low, *(0,) * (len(meta.shape) - 1)), (high - low, *meta.shape[1:]))))
-        layout = tensor_layout(metas, boxes, rank=rank, process=f"train:{rank}")
-        hosts.append(CountedHost(TensorTrainEngine(state, layout)))
-    group = LocalGroup(hosts)
-    group.peers = lambda: [LocalPeer(host, is_local=False) for host in hosts]  # type: ignore[method-assign]
-    return group
-
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
@@ -69,37 +40,29 @@ def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     dealt = request.param == "experts dealt out"
     with pytest.MonkeyPatch.context() as patch:
         # It is refused on a CPU, where vLLM ends in a segmentation fault when it samples. Weights come all the same.
-        patch.setattr(adapter, "check_split", lambda *_: None)
+        patch.setattr(in_process, "check_split", lambda *_: None)
         engine = make_engine(folder, tp_size=2, ep_size=2 if dealt else 1, load_weights=False)
     yield PlainModel.load(folder), engine
     engine.close()
 
 
+def can_sample(engine: Any) -> bool:
+    """Not where experts are dealt out: see `replica`."""
+    return bool(engine.engine.spec.ep_size == 1)
+
+
 def log_probs_differ(plain: PlainModel, state: Mapping[str, Tensor], engine: Any) -> float:
-    """Largest difference of the log-probs of some samples from those of the weights given; 0 where experts are dealt
-    out: see `replica`."""
-    if engine.engine.spec.ep_size > 1 and not engine.lacking:
-        return 0.0
-    prompt = (5, 6, 9, 30, 7)
-    request = GenerationRequest(request_id="x", prompt_ids=prompt, n=3, sampling=SamplingParams(max_tokens=12))
-    right, worst = plain.with_state(state), 0.0
-    for output in asyncio.run(collect(engine, [request])):
-        ids = torch.tensor([[*prompt, *output.token_ids.tolist()]])
-        with torch.no_grad():
-            found = right.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        wanted = found.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        worst = max(worst, float((wanted - torch.from_numpy(output.log_probs)).abs().max()))
-    return worst
+    """Largest difference; 0 where the engine cannot sample, but for a reason of the update's."""
+    return largest_difference(plain, state, engine) if can_sample(engine) or engine.lacking else 0.0
 
 
 def test_every_worker_receives_what_it_holds_and_no_more(replica: Any) -> None:
     plain, engine = replica
     layouts = engine.layout()
-    assert len({layout.worker for layout in layouts}) == len({layout.process for layout in layouts}) == 2
-    held = [sum(4 * box.numel for _, box in layout.boxes) for layout in layouts]
+    assert len(layouts) == 2
     total = sum(4 * tensor.numel() for tensor in plain.state.values())
     # All but norms and the like is cut in two.
-    assert total <= sum(held) < 1.1 * total
+    assert total <= sum(map(bytes_held, layouts)) < 1.1 * total
     by_name = [dict(layout.boxes) for layout in layouts]
     query = "model.layers.0.self_attn.q_proj.weight"
     assert {boxes[query].size[0] for boxes in by_name} == {plain.state[query].shape[0] // 2}
@@ -112,30 +75,12 @@ def test_every_worker_receives_what_it_holds_and_no_more(replica: Any) -> None:
         # Whole experts: two of four, each with all of its rows.
         assert [{box.offset[0] for _, box in held} for held in (mine, theirs)] == [{0, 1}, {2, 3}]
         assert sum(box.size[1] for _, box in mine) == 2 * 2 * plain.state[next(iter(mine))[0]].shape[1]
-
-    train = sources(plain.state)
-    rollout = LocalGroup([RolloutHost(engine)])
-    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES)
-    state = {name: tensor.clone() for name, tensor in plain.state.items()}
-    for version in (1, 2):
-        report = manager.sync(version)
-        (receipt,) = report.receipts
-        assert [part.num_bytes for part in receipt.workers] == held
-        assert [part.worker for part in receipt.workers] == [layout.worker for layout in layouts]
-        assert report.moved_bytes == report.lower_bound_bytes == sum(held)
-        assert report.transports == ("shared_memory",)
-        # One call for each pair of source and worker, whatever the number of buckets.
-        assert [host.calls for host in train.hosts] == [2 * version] * SOURCES
-        assert all(host.buckets > 5 * host.calls for host in train.hosts)
-        assert log_probs_differ(plain, state, engine) < InProcess.tolerance
-        train.run("optim_step")
-        state = {name: tensor + 0.125 for name, tensor in state.items()}
-    rollout.hosts[0].target.close()
+    check_workers_take_their_own(plain, engine, InProcess.tolerance, samples=can_sample(engine))
 
 
 def test_what_cannot_reach_a_worker_passes_through_its_host(replica: Any) -> None:
     plain, engine = replica
-    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
+    train, rollout = row_ranks(plain.state), LocalGroup([RolloutHost(engine)])
     manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=["inline"])
     for version in (3, 4):
         report = manager.sync(version, expect_change=False)
@@ -149,7 +94,6 @@ def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
     replica: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, engine = replica
-    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
 
     class Hidden(CountedHost):
         def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
@@ -157,8 +101,7 @@ def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
             hides = {"path": "/proc/0/fd/0"} if buckets[0].transport == "shared_memory" else {}
             return [{**handle, **hides} for handle in handles]
 
-    train.hosts = [Hidden(host.engine) for host in train.hosts]
-    train.peers = lambda: [LocalPeer(host, is_local=False) for host in train.hosts]  # type: ignore[method-assign]
+    train, rollout = row_ranks(plain.state, Hidden), LocalGroup([RolloutHost(engine)])
     manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES)
     for version in (5, 6):
         report = manager.sync(version, expect_change=False)
@@ -170,7 +113,6 @@ def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
 
 def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next_sync_is_whole(replica: Any) -> None:
     plain, engine = replica
-    train, rollout = sources(plain.state), LocalGroup([RolloutHost(engine)])
 
     class Breaks(CountedHost):
         broken = True
@@ -179,8 +121,7 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next
             handles = super().export_weights(buckets)
             return [*handles[:-1], {}] if self.broken else handles
 
-    train.hosts = [Breaks(host.engine) for host in train.hosts]
-    train.peers = lambda: [LocalPeer(host, is_local=False) for host in train.hosts]  # type: ignore[method-assign]
+    train, rollout = row_ranks(plain.state, Breaks), LocalGroup([RolloutHost(engine)])
     manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
     why = r"version 7: worker '.*' did not take its weights: .*speaks version None"
     with pytest.raises(WeightSyncError, match=why):

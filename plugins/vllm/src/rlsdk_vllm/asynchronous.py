@@ -10,23 +10,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
-from rlsdk_vllm.adapter import (
-    Progress,
-    VllmEngine,
-    check_split,
-    eager_processes,
-    engine_args,
-    explained_refusal,
-    explained_start,
-    prepare_environment,
-    progress_of,
-    prompt_of,
-    replica_environment,
-    sampling_params,
-    undisturbed_process,
-)
+from rlsdk.kit.origins import Source
+from rlsdk_vllm.adapter import VllmEngine
+from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment, undisturbed_process
 from rlsdk_vllm.orphans import cores_end_with_this_thread, started_within
+from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
 
 Result = TypeVar("Result")
@@ -47,7 +37,12 @@ class AsyncEngine(VllmEngine):
     is_spread = True
 
     def __init__(
-        self, ctx: RankContext, spec: RolloutSpec, options: VllmOptions, shapes: Mapping[str, tuple[int, ...]]
+        self,
+        ctx: RankContext,
+        spec: RolloutSpec,
+        options: VllmOptions,
+        shapes: Mapping[str, tuple[int, ...]],
+        sources: Sequence[Source] | None = None,
     ) -> None:
         super().__init__(ctx)
         check_split(ctx, spec, options)
@@ -65,7 +60,7 @@ class AsyncEngine(VllmEngine):
             ):
                 return AsyncLLM.from_engine_args(arguments)
 
-        arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes)
+        arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes, sources)
         self._timeout_s = ctx.timeout_s
         self._num_cores = spec.dp_size
         self._heard = time.monotonic()

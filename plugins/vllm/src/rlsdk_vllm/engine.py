@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from rlsdk.interfaces import (
-    DTYPE_BYTES,
     ConfigError,
     Delivery,
     FinishReason,
@@ -26,14 +25,17 @@ from rlsdk.interfaces import (
     WorkerReceipt,
 )
 from rlsdk.kit import intake
+from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout, worker_layouts
 from rlsdk.kit.stop_text import StopText
-from rlsdk_vllm.adapter import InProcessEngine, Progress, VllmEngine
+from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.in_process import InProcessEngine
+from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Abort, Call, Sample
 
 PAUSED_S = 0.005
@@ -60,7 +62,7 @@ class VllmRolloutEngine(RolloutEngine):
         parameters, self.tied = canonical_parameters(skeleton)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         kind = AsyncEngine if options.asynchronous else InProcessEngine
-        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes)
+        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, file_tensors(skeleton, self.shapes))
         if found := self.engine.prepare(self.shapes):
             self.engine.close()
             raise ConfigError(
@@ -121,16 +123,10 @@ class VllmRolloutEngine(RolloutEngine):
         # Keys and values of the old weights, and the version: neither is ever seen with the other's.
         if "kv_cache" not in self.asleep:
             self._drop_caches()
-        fingerprints = intake.joined(self.engine.fingerprints(), version)
+        receipt = intake.receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
         self.engine.serve(version)
         self.version = version
-        return SyncReceipt(
-            version=version,
-            num_tensors=len(fingerprints),
-            num_bytes=sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype],
-            fingerprints=fingerprints,
-            workers=workers,
-        )
+        return receipt
 
     def num_decoded(self) -> int:
         return self.num_tokens

@@ -17,7 +17,8 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
-from rlsdk.interfaces import WeightSyncError
+from rlsdk.interfaces import Box, WeightSyncError, fingerprint
+from rlsdk.kit.origins import Source
 from rlsdk.kit.tracing import Piece, trace_loaders
 from rlsdk_vllm.replacing import replaced
 
@@ -36,7 +37,8 @@ PACKED = "rlsdk_packed"
 class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
     """Learns where each canonical tensor lies, then loads the checkpoint, or nothing when an update is to bring it.
 
-    `model_loader_extra_config` holds `shapes` (canonical name -> shape) and `load` (whether to read the checkpoint).
+    `model_loader_extra_config` holds `shapes` (canonical name -> shape), `sources` (what files have in their place;
+    None: the same) and `load` (whether to read the checkpoint).
     """
 
     def download_model(self, model_config: Any) -> None:
@@ -51,7 +53,8 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
     def load_weights(self, model: Any, model_config: Any) -> None:
         plan = self.load_config.model_loader_extra_config
-        setattr(model, PIECES, trace_loaders(model.load_weights, plan["shapes"]))
+        files = None if plan["sources"] is None else [Source.unpacked(values) for values in plan["sources"]]
+        setattr(model, PIECES, trace_loaders(model.load_weights, plan["shapes"], files))
         if plan["load"]:
             self._from_files().load_weights(model, model_config)
         else:
@@ -149,6 +152,19 @@ def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
             )
 
 
+@torch.no_grad()
+def check(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raises: WeightSyncError: a derived tensor was not made of the weights that are served; it is now."""
+    for packed in packed_experts(model):
+        if _fingerprint(packed.served) != _fingerprint(packed.pack(packed.weights)):
+            raise WeightSyncError("experts that vLLM computes from are of other weights than are served")
+    for name, module in derived(model).items():
+        before = list(map(_fingerprint, _own(module)))
+        module.process_weights_after_loading(dtype)
+        if list(map(_fingerprint, _own(module))) != before:
+            raise WeightSyncError(f"layer {name!r}: what vLLM derives from weights is of others than are served")
+
+
 def faults(model: nn.Module) -> list[str]:
     """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
     reaches, less those that `rebuild` makes. A tensor of which this worker holds nothing may be another's: who asks all
@@ -170,6 +186,10 @@ def faults(model: nn.Module) -> list[str]:
         if getattr(module, "cpu_linear", torch.nn.functional.linear) is not torch.nn.functional.linear:
             found.append(f"layer {name!r} computes from a packed copy of its weights")
     return found
+
+
+def _fingerprint(tensor: torch.Tensor) -> int:
+    return fingerprint(tensor, Box.whole(tuple(tensor.shape)))
 
 
 def _storages(pieces: dict[str, list[Piece]]) -> set[int]:

@@ -7,11 +7,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rlsdk.interfaces import WeightShard, fingerprint
-from rlsdk.kit import delivery
+from rlsdk.interfaces import WeightShard
+from rlsdk.kit import delivery, intake
 from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.parked import Parked
 from rlsdk.kit.staging import BlockName, attached, copied
@@ -58,8 +57,7 @@ class WorkerExtension:
 
     def rlsdk_receive(self, deliveries: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Takes what this worker holds of an update, from where it is."""
-        with torch.inference_mode(False):
-            return delivery.taken(self._rlsdk_name, deliveries, self._rlsdk_pieces)
+        return delivery.taken(self._rlsdk_name, deliveries, self._rlsdk_pieces)
 
     def rlsdk_rebuild(self) -> None:
         """Makes what attention derives from weights, once all of them have come."""
@@ -67,14 +65,13 @@ class WorkerExtension:
 
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""
-        return {name: [(p.box.offset, p.box.size) for p in parts] for name, parts in self._rlsdk_pieces.items()}
+        return intake.boxes(self._rlsdk_pieces)
 
     def rlsdk_fingerprints(self) -> Fingerprints:
-        """Of each box that this worker serves, over the memory that serves it."""
-        return {
-            name: [(p.box.offset, p.box.size, fingerprint(p.memory, p.box)) for p in parts]
-            for name, parts in self._rlsdk_pieces.items()
-        }
+        """Of each box that this worker serves, over the memory that serves it; what is derived from weights is of
+        these."""
+        loader.check(self.model_runner.get_model(), self.model_runner.model_config.dtype)
+        return intake.fingerprints(self._rlsdk_pieces)
 
     def rlsdk_serve(self, version: int) -> None:
         """Tokens that are sampled from now on are of this version."""

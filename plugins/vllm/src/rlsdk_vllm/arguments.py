@@ -1,0 +1,160 @@
+"""How vLLM is configured, and what it cannot be asked for.
+
+Tested window: 0.31 and 0.32 (their CPU builds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.kv_cache import head_size
+from rlsdk.kit.origins import Source
+from rlsdk.kit.replica_devices import check_devices, spans_nodes
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.memory import kv_cache_bytes
+
+OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
+"""Arguments without which nothing here works."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens whose keys and values are kept and shared together, on a CPU."""
+
+
+def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
+    """Raises: ConfigError: vLLM cannot split a replica like that."""
+    check_devices(ctx, spec)
+    if ctx.device == "cpu" and spec.pp_size > 1:
+        raise ConfigError(
+            f"rollout.pp_size {spec.pp_size}: vLLM on a CPU serves one stage (0.32 with two loses requests); give "
+            "rollout.tp_size, or --rollout-backend sglang"
+        )
+    if ctx.device == "cpu" and spec.ep_size > 1:
+        raise ConfigError(
+            f"rollout.ep_size {spec.ep_size}: vLLM on a CPU (0.32) ends in a segmentation fault when experts are dealt "
+            "out; give 1, which cuts every expert"
+        )
+    stage = spec.tp_size * spec.dp_size
+    if spec.ep_size not in (1, stage):
+        raise ConfigError(
+            f"rollout.ep_size {spec.ep_size}: vLLM deals experts out to all devices of a stage or to none; give "
+            f"{stage} (rollout.tp_size {spec.tp_size} x rollout.dp_size {spec.dp_size}), or 1"
+        )
+    if spec.dp_size > 1 and not options.asynchronous:
+        raise ConfigError(
+            f"rollout.dp_size {spec.dp_size}: copies of attention are processes of their own in vLLM; give "
+            "--rollout.vllm.asynchronous true"
+        )
+    if spec.dp_size > 1 and spans_nodes(ctx):
+        raise ConfigError(
+            f"rollout.dp_size {spec.dp_size} on {len(set(ctx.device_nodes))} nodes: vLLM would take devices that this "
+            "run did not reserve. Across nodes give rollout.tp_size and rollout.pp_size, with rollout.ep_size "
+            "for experts"
+        )
+
+
+def check_cpu_attention(spec: RolloutSpec) -> None:
+    """Raises: ConfigError: vLLM's attention on CPUs takes no heads of this size. It would say so in the first pass."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, sizes = head_size(load_model_config(spec.model)), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ConfigError(
+            f"model.path {spec.model.path!r}: its attention heads have {size} dimensions; vLLM on a CPU takes {sizes}. "
+            "Use another model, a GPU, or --rollout-backend transformers"
+        )
+
+
+def engine_args(
+    kind: Any,
+    ctx: RankContext,
+    spec: RolloutSpec,
+    options: VllmOptions,
+    shapes: Mapping[str, tuple[int, ...]],
+    sources: Sequence[Source] | None = None,
+) -> Any:
+    """Arguments of a run, of vLLM's class `kind`; `spec.engine_kwargs` has the last word.
+
+    Args:
+        kind: `EngineArgs` or `AsyncEngineArgs`.
+        ctx: of the engine.
+        spec: of the engine.
+        options: of the engine.
+        shapes: of the canonical tensors.
+        sources: what files have in their place (`rlsdk.kit.file_tensors`).
+
+    Raises:
+        ConfigError: vLLM knows no such argument, or could not serve the model.
+    """
+    from rlsdk_vllm.loader import LOAD_FORMAT
+
+    on_cpu = ctx.device == "cpu"
+    if on_cpu:
+        check_cpu_attention(spec)
+    files = None if sources is None else [source.packed() for source in sources]
+    arguments: dict[str, Any] = {
+        "model": spec.model.path,
+        "revision": spec.model.revision,
+        "trust_remote_code": spec.model.trust_remote_code,
+        "dtype": spec.model.dtype,
+        "skip_tokenizer_init": True,
+        # Nothing but the request says how a sample is drawn and where it ends.
+        "generation_config": "vllm",
+        "load_format": LOAD_FORMAT,
+        "model_loader_extra_config": {"shapes": dict(shapes), "sources": files, "load": spec.load_weights},
+        "logprobs_mode": "raw_logprobs",
+        "max_model_len": spec.max_model_tokens,
+        "max_num_seqs": spec.max_running,
+        "tensor_parallel_size": spec.tp_size,
+        "pipeline_parallel_size": spec.pp_size,
+        "data_parallel_size": spec.dp_size,
+        "enable_expert_parallel": spec.ep_size > 1,
+        "distributed_executor_backend": executor(ctx, spec),
+        "worker_extension_cls": "rlsdk_vllm.worker.WorkerExtension",
+        "seed": ctx.seed + ctx.rank,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
+        "enable_sleep_mode": not on_cpu,
+        # Its own choice where the engine has a process of its own; in this one every step is waited for.
+        "async_scheduling": None if options.asynchronous and not on_cpu else False,
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
+        arguments["block_size"] = CPU_BLOCK_TOKENS
+    if options.max_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = options.max_batched_tokens
+    owned = sorted(OWNED & set(spec.engine_kwargs))
+    if owned:
+        raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
+    known = kind.__dataclass_fields__
+    for name in spec.engine_kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"rollout.engine_kwargs.{name}: vLLM's EngineArgs has no such field{nearest(name, known)}"
+            )
+    return kind(**{**arguments, **spec.engine_kwargs})
+
+
+def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
+    """Who starts vLLM's workers. Left to itself vLLM counts the devices that this process sees, one, and refuses; or
+    takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
+    if spec.num_devices == 1:
+        return None
+    return "ray" if ctx.device != "cpu" and spans_nodes(ctx) else "mp"
+
+
+@contextmanager
+def explained_start(spec: RolloutSpec) -> Iterator[None]:
+    """Raises: ConfigError: vLLM refused the model or its arguments."""
+    try:
+        yield
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(
+            f"model.path {spec.model.path!r}: vLLM could not start: {error}. Give a model and rollout.engine_kwargs "
+            "that it takes, or another rollout backend"
+        ) from error

@@ -1,0 +1,125 @@
+"""vLLM's synchronous engine, stepped by whoever waits for samples.
+
+Tested window: 0.31 and 0.32 (their CPU builds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
+from rlsdk.kit.origins import Source
+from rlsdk_vllm.adapter import VllmEngine
+from rlsdk_vllm.arguments import check_split, engine_args, explained_start
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment, undisturbed_process
+from rlsdk_vllm.orphans import started_within
+from rlsdk_vllm.process_groups import WORLD
+from rlsdk_vllm.replacing import replaced
+from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
+from rlsdk_vllm.samples import Sample
+
+
+class InProcessEngine(VllmEngine):
+    """vLLM's synchronous engine in this process; the model as well, unless it is split over several workers."""
+
+    turn_s = 0.0
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        spec: RolloutSpec,
+        options: VllmOptions,
+        shapes: Mapping[str, tuple[int, ...]],
+        sources: Sequence[Source] | None = None,
+    ) -> None:
+        super().__init__(ctx)
+        check_split(ctx, spec, options)
+        prepare_environment(ctx, spec, options)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from rlsdk_vllm import nameless
+
+        nameless.install()
+        arguments = engine_args(EngineArgs, ctx, spec, options, shapes, sources)
+        self._timeout_s = ctx.timeout_s
+        with (
+            WORLD.entered(),
+            undisturbed_process(),
+            explained_start(spec),
+            started_within(ctx.timeout_s),
+            eager_processes(arguments, ctx),
+            replica_environment(ctx, spec),
+        ):
+            self._engine = LLMEngine.from_engine_args(arguments)
+        WORLD.users += 1
+        self.is_spread = spec.num_devices > 1
+        self.vocabulary = self._engine.model_config.get_vocab_size()
+
+    def add(self, sample: Sample) -> None:
+        with explained_refusal(sample):
+            self._engine.add_request(sample.key, prompt_of(sample), sampling_params(sample))
+
+    def step(self) -> list[Progress]:
+        """One pass of the model."""
+        if self.paused:
+            return []
+        with self._answered("a pass of the model"):
+            return [progress_of(output.request_id, output) for output in self._engine.step()]
+
+    def kv_used(self) -> float:
+        return float(self._engine.engine_core.engine_core.scheduler.kv_cache_manager.usage)
+
+    def abort(self, keys: Sequence[str]) -> None:
+        self._engine.abort_request(list(keys))
+
+    def drop_caches(self) -> None:
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not give its prefix cache up")
+
+    def call_workers(self, method: str, *args: Any) -> list[Any]:
+        with self._answered(method):
+            return list(self._engine.collective_rpc(method, timeout=self._timeout_s, args=args))
+
+    @contextmanager
+    def _answered(self, doing: str) -> Iterator[None]:
+        """Raises: DeadlineError: workers in other processes did not answer in time."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"vLLM's workers gave no answer ({doing}) within {self._timeout_s:g} s: one hangs, or the machine is "
+                "too slow for trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
+            ) from error
+
+    def sleep(self, level: int) -> None:
+        self._engine.sleep(level)
+
+    def wake(self, parts: Sequence[str]) -> None:
+        self._engine.wake_up(list(parts))
+
+    def close(self) -> None:
+        """Ends the engine and its process groups, and no others."""
+        from vllm.v1.engine import core
+
+        # vLLM would end every process group of the process, a train engine's among them.
+        with WORLD.entered(), replaced("cleanup_dist_env_and_memory", lambda: None, core):
+            self._engine.engine_core.shutdown()
+        WORLD.users -= 1
+        if not WORLD.users:
+            self._end_process_groups()
+        del self._engine
+
+    def _end_process_groups(self) -> None:
+        """Those that vLLM made, unless a train engine has ended all of the process by now."""
+        from vllm.distributed import parallel_state
+
+        for name, group in list(vars(parallel_state).items()):
+            if isinstance(group, parallel_state.GroupCoordinator):
+                if WORLD.alive:
+                    group.destroy()
+                setattr(parallel_state, name, None)
+        WORLD.destroy()

@@ -1,0 +1,130 @@
+"""Which values of a tensor are those of which canonical tensor: through cuts, copies and joins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rlsdk.interfaces import Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A box of some tensor whose values are those of a box of a canonical tensor."""
+
+    box: Box
+    """In that tensor."""
+    name: str
+    """The canonical tensor."""
+    start: tuple[int, ...]
+    """Where it begins there, one number for each of its dimensions."""
+    dims: tuple[int | None, ...]
+    """Which of the canonical tensor's dimensions each of that tensor's is; None: one of size 1."""
+
+    def origin(self) -> Box:
+        """The box of the canonical tensor."""
+        size = [1] * len(self.start)
+        for dim, length in zip(self.dims, self.box.size, strict=True):
+            if dim is not None:
+                size[dim] = length
+        return Box(self.start, tuple(size))
+
+    def moved(self, dim: int, by: int) -> Part:
+        """The same values, so much later in one of the tensor's dimensions."""
+        offset = list(self.box.offset)
+        offset[dim] += by
+        return Part(box=Box(tuple(offset), self.box.size), name=self.name, start=self.start, dims=self.dims)
+
+    def stacked(self, dim: int, at: int) -> Part:
+        """The same values in a tensor with one dimension more."""
+        offset, size, dims = list(self.box.offset), list(self.box.size), list(self.dims)
+        offset.insert(dim, at)
+        size.insert(dim, 1)
+        dims.insert(dim, None)
+        return Part(box=Box(tuple(offset), tuple(size)), name=self.name, start=self.start, dims=tuple(dims))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A tensor that a loader is given: of another name or shape than the canonical tensors that it is made of."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def whole(cls, name: str, shape: Sequence[int]) -> Source:
+        """A canonical tensor itself."""
+        box = Box.whole(tuple(shape))
+        part = Part(box=box, name=name, start=box.offset, dims=tuple(range(len(shape))))
+        return cls(name=name, shape=tuple(shape), parts=(part,))
+
+    def packed(self) -> list[Any]:
+        """As plain values."""
+        return [self.name, self.shape, [[p.box.offset, p.box.size, p.name, p.start, p.dims] for p in self.parts]]
+
+    @classmethod
+    def unpacked(cls, values: Sequence[Any]) -> Source:
+        name, shape, parts = values
+        return cls(
+            name=name,
+            shape=tuple(shape),
+            parts=tuple(
+                Part(box=Box(tuple(offset), tuple(size)), name=of, start=tuple(start), dims=tuple(dims))
+                for offset, size, of, start, dims in parts
+            ),
+        )
+
+
+def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None:
+    """Which box of a contiguous tensor a view shows, and which of the tensor's dimensions each of the view's is (None:
+    one of size 1). None when it is no box in the tensor's own order of dimensions; it may have fewer of them."""
+    size, dims, following = [1] * whole.dim(), [], 0
+    for length, stride in zip(view.shape, view.stride(), strict=True):
+        dim = None
+        if length != 1:
+            candidates = (d for d in range(following, whole.dim()) if whole.stride(d) == stride and whole.shape[d] > 1)
+            dim = next(candidates, None)
+            if dim is None:
+                return None
+            size[dim], following = length, dim + 1
+        dims.append(dim)
+    left, offset = view.storage_offset(), []
+    for length, stride in zip(whole.shape, whole.stride(), strict=True):
+        # The stride of a dimension of size 1 says nothing.
+        at = 0 if length == 1 else left // stride
+        left -= at * stride
+        offset.append(at)
+    box = Box(tuple(offset), tuple(size))
+    inside = box.intersect(Box.whole(tuple(whole.shape))) == box or math.prod(box.size) == 0
+    return (box, dims) if inside else None
+
+
+def seen(part: Part, box: Box, dims: Sequence[int | None]) -> Part | None:
+    """What a view shows of a part of the whole tensor.
+
+    Args:
+        part: in the whole tensor.
+        box: of the whole tensor, that the view shows.
+        dims: which of the whole tensor's dimensions each of the view's is.
+    """
+    common = part.box.intersect(box)
+    if common is None:
+        return None
+    start = list(part.start)
+    for dim, origin in enumerate(part.dims):
+        if origin is not None:
+            start[origin] += common.offset[dim] - part.box.offset[dim]
+    return Part(
+        box=Box(
+            tuple(0 if dim is None else common.offset[dim] - box.offset[dim] for dim in dims),
+            tuple(1 if dim is None else common.size[dim] for dim in dims),
+        ),
+        name=part.name,
+        start=tuple(start),
+        dims=tuple(None if dim is None else part.dims[dim] for dim in dims),
+    )

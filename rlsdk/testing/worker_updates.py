@@ -1,0 +1,111 @@
+"""Updates that the workers of one engine take themselves: three ranks with a part of each tensor's rows, as FSDP has
+them, and what each worker then received."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Box, Bucket, GenerationRequest, RolloutEngine, SamplingParams, TensorMeta, WeightLayout
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
+from rlsdk.testing.rollout_lab import collect
+from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
+
+SOURCES = 3
+BUCKET_BYTES = 100_000
+"""Small, so that an update of a small model has several rounds."""
+
+
+class CountedHost(TrainHost):
+    """Counts its calls."""
+
+    calls = 0
+    buckets = 0
+
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        self.calls += 1
+        self.buckets += len(buckets)
+        return super().export_weights(buckets)
+
+
+class FarGroup(LocalGroup):
+    """Ranks as if in processes of their own."""
+
+    def peers(self) -> Sequence[LocalPeer]:
+        return [LocalPeer(host, is_local=False) for host in self.hosts]
+
+
+def row_ranks(state: Mapping[str, Tensor], host: type[CountedHost] = CountedHost) -> FarGroup:
+    """Ranks that hold a third of each tensor's rows."""
+    metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
+    hosts = []
+    for rank in range(SOURCES):
+        boxes = []
+        for meta in metas:
+            rows = meta.shape[0]
+            low, high = rows * rank // SOURCES, rows * (rank + 1) // SOURCES
+            boxes.append((meta.name, Box((low, *(0,) * (len(meta.shape) - 1)), (high - low, *meta.shape[1:]))))
+        layout = tensor_layout(metas, boxes, rank=rank, process=f"train:{rank}")
+        hosts.append(host(TensorTrainEngine(state, layout)))
+    return FarGroup(hosts)
+
+
+def bytes_held(layout: WeightLayout) -> int:
+    """Of the boxes of a layout in float32."""
+    return sum(4 * box.numel for _, box in layout.boxes)
+
+
+def largest_difference(plain: PlainModel, state: Mapping[str, Tensor], engine: RolloutEngine) -> float:
+    """Of the log-probs of some samples from those of the weights given."""
+    prompt = (5, 6, 9, 30, 7)
+    request = GenerationRequest(request_id="x", prompt_ids=prompt, n=3, sampling=SamplingParams(max_tokens=12))
+    right, worst = plain.with_state(state), 0.0
+    for output in asyncio.run(collect(engine, [request])):
+        ids = torch.tensor([[*prompt, *output.token_ids.tolist()]])
+        with torch.no_grad():
+            found = right.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        wanted = found.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        worst = max(worst, float((wanted - torch.from_numpy(output.log_probs)).abs().max()))
+    return worst
+
+
+def check_workers_take_their_own(
+    plain: PlainModel, engine: RolloutEngine, tolerance: float, *, samples: bool = True
+) -> None:
+    """Two updates, each of which brings every worker the bytes that it holds, in one call for each pair of source and
+    worker; what is served then are the weights that were sent.
+
+    Args:
+        plain: the model.
+        engine: with workers that take their own parts.
+        tolerance: of log-probs.
+        samples: whether the engine can sample; its receipt is checked all the same.
+    """
+    layouts = engine.layout()
+    assert len({layout.worker for layout in layouts}) == len({layout.process for layout in layouts}) == len(layouts)
+    held = list(map(bytes_held, layouts))
+    train, rollout = row_ranks(plain.state), LocalGroup([RolloutHost(engine)])
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES)
+    state = {name: tensor.clone() for name, tensor in plain.state.items()}
+    try:
+        for version in (1, 2):
+            report = manager.sync(version)
+            (receipt,) = report.receipts
+            assert [part.num_bytes for part in receipt.workers] == held
+            assert [part.worker for part in receipt.workers] == [layout.worker for layout in layouts]
+            assert report.moved_bytes == report.lower_bound_bytes == sum(held)
+            assert report.transports == ("shared_memory",)
+            # One call for each pair of source and worker, whatever the number of buckets.
+            assert [host.calls for host in train.hosts] == [len(layouts) * version] * SOURCES
+            assert all(host.buckets > 5 * host.calls for host in train.hosts)
+            assert not samples or largest_difference(plain, state, engine) < tolerance
+            train.run("optim_step")
+            state = {name: tensor + 0.125 for name, tensor in state.items()}
+    finally:
+        rollout.hosts[0].target.close()
