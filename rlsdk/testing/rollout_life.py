@@ -11,8 +11,8 @@ from typing import Any
 
 from rlsdk.interfaces import Capability, ConfigError, GenerationRequest, RolloutEngine, WeightShard
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_company import at_random
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_requests import at_random
 
 LIVES = 3
 EVENTS = 14

@@ -18,6 +18,7 @@ from rlsdk.testing.rollout_distribution import DistributionRequirements
 from rlsdk.testing.rollout_endings import EndingRequirements
 from rlsdk.testing.rollout_events import EventRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
+from rlsdk.testing.rollout_interruptions import InterruptionRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
 from rlsdk.testing.rollout_life import LifeRequirements
@@ -51,6 +52,7 @@ class RolloutConformance(
     CapacityRequirements,
     EventRequirements,
     MannerRequirements,
+    InterruptionRequirements,
     ModelRequirements,
     LifeRequirements,
     LifetimeRequirements,

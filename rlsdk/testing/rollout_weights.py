@@ -6,9 +6,8 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.weight_damage import DAMAGES, MORE_DAMAGES, Damage
 
 
 class WeightRequirements:
@@ -252,71 +252,6 @@ class WeightRequirements:
                 measured.none("seeded samples that the seed of the run changed", changed)
         finally:
             fresh.close()
-
-
-Damage = Callable[[list[WeightShard]], Iterator[WeightShard]]
-
-
-def _missing(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    yield from shards[:-1]
-
-
-def _unknown(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    yield from shards
-    yield replace(shards[0], name=f"{shards[0].name}.unknown")
-
-
-def _misshapen(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    yield from shards[:-1]
-    yield replace(shards[-1], tensor=shards[-1].tensor[:1])
-
-
-def _nothing(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    yield from ()
-
-
-def _without_first(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    yield from shards[1:]
-
-
-def _without_a_name(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    gone = shards[len(shards) // 2].name
-    yield from (shard for shard in shards if shard.name != gone)
-
-
-def _twice(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """As many elements as there should be: a piece comes again in the place of the other one of its name."""
-    at = next(at for at, shard in enumerate(shards) if at and shards[at - 1].box.numel >= shard.box.numel)
-    yield from (*shards[:at], shards[at - 1], *shards[at + 1 :])
-
-
-def _beyond(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """A piece that begins one row further on than there is room for."""
-    last = shards[-1]
-    box = Box((last.box.offset[0] + 1, *last.box.offset[1:]), last.box.size)
-    yield from (*shards[:-1], replace(last, box=box))
-
-
-def _flat(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """A piece of as many elements, in one dimension."""
-    at = next(at for at, shard in enumerate(shards) if len(shard.box.size) == 2)
-    flat = shards[at].tensor.reshape(-1)
-    yield from (*shards[:at], replace(shards[at], box=Box((0,), (flat.numel(),)), tensor=flat), *shards[at + 1 :])
-
-
-DAMAGES: dict[str, Damage] = {
-    "a piece is missing": _missing,
-    "a name is unknown": _unknown,
-    "a piece has another shape than its box": _misshapen,
-}
-MORE_DAMAGES: dict[str, Damage] = {
-    "nothing came": _nothing,
-    "the first piece is missing": _without_first,
-    "a tensor is missing": _without_a_name,
-    "a piece came twice": _twice,
-    "a piece lies beyond its tensor": _beyond,
-    "a piece has another number of dimensions": _flat,
-}
 
 
 def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[WeightShard]:

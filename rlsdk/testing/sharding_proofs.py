@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from rlsdk.interfaces import Box, RlsdkError, SyncReceipt, WeightSyncError
+from rlsdk.interfaces import RlsdkError, SyncReceipt, WeightSyncError
 from rlsdk.testing.layouts import copies, in_one_process, pairs
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
+from rlsdk.testing.sharding_lies import lies
 
-Lie = Callable[[WatchedRolloutHost, SyncReceipt, Callable[[], SyncReceipt]], SyncReceipt]
-"""(the host, its receipt of the sync before, what pulls) -> the receipt."""
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
 """Where nothing is about buckets: few of them cost less."""
 REFUSED = (RlsdkError, OSError)
@@ -238,87 +235,6 @@ CHANGED = {
     },
 }
 """What must not be."""
-
-
-def lies() -> Mapping[str, Lie]:
-    """What a replica can do in place of serving what it was sent, by name."""
-    return {
-        "keeps all as it was": _keeps_all,
-        "keeps one tensor": lambda host, old, pull: _keeps(host, pull, "norm.weight", slice(None)),
-        "keeps one number": lambda host, old, pull: _keeps(host, pull, "scale", ()),
-        "keeps one element of its experts": lambda host, old, pull: _keeps(
-            host, pull, "layers.0.experts.up", (-1, -1, -1)
-        ),
-        "keeps the end of a long row": lambda host, old, pull: _keeps(
-            host, pull, "layers.1.wide.weight", (slice(None), slice(-20, None))
-        ),
-        "serves two tensors in each other's place": _exchanged,
-        "serves zeros": _zeros,
-        "names another version": lambda host, old, pull: replace(pull(), version=0),
-        "does not account for one tensor": lambda host, old, pull: _accounts(pull(), without="layers.1.wide.weight"),
-        "accounts for nothing": lambda host, old, pull: replace(pull(), fingerprints={}),
-        "says that of one tensor which is of another": _mislabelled,
-        "has a fingerprint of the bytes that came before": lambda host, old, pull: _of_before(pull(), old),
-    }
-
-
-def _served(host: WatchedRolloutHost) -> list[tuple[str, Box, torch.Tensor]]:
-    return host.serving.served
-
-
-def _told(host: WatchedRolloutHost, receipt: SyncReceipt) -> SyncReceipt:
-    """The receipt of an honest engine that serves the wrong thing."""
-    return replace(receipt, fingerprints=host.serving.fingerprints())
-
-
-def _keeps_all(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
-    before = [tensor.clone() for _, _, tensor in _served(host)]
-    receipt = pull()
-    for (_, _, tensor), kept in zip(_served(host), before, strict=True):
-        tensor.copy_(kept)
-    return _told(host, receipt)
-
-
-def _keeps(host: WatchedRolloutHost, pull: Callable[[], SyncReceipt], name: str, part: Any) -> SyncReceipt:
-    before = {(n, box): tensor.clone() for n, box, tensor in _served(host) if n == name}
-    receipt = pull()
-    for n, box, tensor in _served(host):
-        if n == name:
-            tensor[part] = before[n, box][part]
-    return _told(host, receipt)
-
-
-def _exchanged(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
-    receipt = pull()
-    a, b = (t for n, _, t in _served(host) if n in ("layers.0.qkv.bias", "layers.1.qkv.bias"))
-    kept = a.clone()
-    a.copy_(b)
-    b.copy_(kept)
-    return _told(host, receipt)
-
-
-def _zeros(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
-    receipt = pull()
-    for _, _, tensor in _served(host):
-        tensor.zero_()
-    return _told(host, receipt)
-
-
-def _accounts(receipt: SyncReceipt, without: str) -> SyncReceipt:
-    return replace(receipt, fingerprints={n: v for n, v in receipt.fingerprints.items() if n != without})
-
-
-def _mislabelled(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
-    receipt = pull()
-    found = dict(receipt.fingerprints)
-    found["norm.weight"], found["scale"] = found["scale"], found["norm.weight"]
-    return replace(receipt, fingerprints=found)
-
-
-def _of_before(receipt: SyncReceipt, old: SyncReceipt | None) -> SyncReceipt:
-    last = "scale"
-    before = old.fingerprints[last] if old is not None else receipt.fingerprints[last] ^ 1
-    return replace(receipt, fingerprints={**receipt.fingerprints, last: before})
 
 
 def _replica_fails(trial: Trial, on: bool) -> None:

@@ -19,6 +19,7 @@ from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_lengths import LengthRequirements
 from rlsdk.testing.train_life import LifeRequirements
 from rlsdk.testing.train_lifetime import LifetimeRequirements
+from rlsdk.testing.train_manners import MannerRequirements
 from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
 from rlsdk.testing.train_outputs import OutputRequirements
@@ -44,6 +45,7 @@ class TrainConformance(
     SplitRequirements,
     RankRequirements,
     PlaceRequirements,
+    MannerRequirements,
     RankPlaceRequirements,
     CompanyRequirements,
     LifeRequirements,

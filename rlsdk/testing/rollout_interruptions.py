@@ -1,0 +1,212 @@
+"""Requirements: pauses, aborts and calls that are left, at moments that are easily forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+from rlsdk.interfaces import (
+    Capability,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    RolloutEngine,
+    VersionRun,
+)
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_audit import audit
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+
+AT_ONCE_S = 1.0
+"""For a method that returns at once, on a machine that does other things as well."""
+STEPS_AHEAD = 4
+"""Decoding steps that may end behind an abort: those that were under way."""
+
+
+class InterruptionRequirements:
+    """Mixed into `RolloutConformance`."""
+
+    @requirement("pause.idle", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_pause_idle(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An engine that is paused while nothing runs holds what begins then, takes an update, and serves all of it
+        under that after `resume`."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 236), 2, max_tokens=12, seed=at) for at in range(2)]
+        state = lab.changed(95)
+
+        async def begun_in_a_pause() -> tuple[list[GenerationOutput], int]:
+            changing.pause()
+            before = changing.num_decoded() or 0
+            task = asyncio.create_task(collect(changing, requests))
+            await asyncio.sleep(0.15)
+            early = (changing.num_decoded() or 0) - before + 10**6 * task.done()
+            if not early:
+                changing.update_weights(whole_shards(state), 8)
+                await asyncio.sleep(0.05)
+            changing.resume()
+            return await task, early
+
+        outputs, early = lab.wait(begun_in_a_pause())
+        measured.equal("tokens that came in the pause", early, 0)
+        faults, _ = audit(lab, requests, outputs, lab.plain.with_state(state), version=8)
+        measured.none("wrong samples", faults)
+
+    @requirement("pause.same_weights", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_pause_same_weights(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An update in a pause that brings the same weights changes versions and nothing else: log-probs are those of
+        the weights, and seeded samples have the tokens that they would have had."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 237), 3, max_tokens=100, seed=at) for at in range(2)]
+        requests.append(lab.ask("filtered", lab.prompt(9, 238), 2, max_tokens=90, top_k=9, temperature=1.4, seed=3))
+        whole = tokens_of(lab.run(requests))
+
+        async def updated() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(lab.base), 6)
+            changing.resume()
+            return await task
+
+        outputs = lab.wait(updated())
+        last = [output.last_policy_version for output in outputs]
+        measured.at_least("samples that ended under the new version", last.count(6), 1)
+        strange = [o.versions for o in outputs if [run.version for run in o.versions] not in ([0], [6], [0, 6])]
+        measured.none("samples of other versions", strange)
+        as_before = [
+            replace(output, versions=(VersionRun(version=0, num_tokens=len(output.token_ids)),)) for output in outputs
+        ]
+        measured.none("wrong samples", audit(lab, requests, as_before)[0])
+        if Capability.SEED in lab.spec.capabilities:
+            measured.none("samples that it changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
+
+    @requirement("abandoned.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abandoned_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A call that is left while the engine is paused is dropped then: nothing of it is decoded after `resume`, it
+        is in the way of no update, and other calls have all slots."""
+        requests = [lab.ask("left", lab.prompt(8, 246), lab.suite.max_running, max_tokens=200)]
+        fine = [lab.ask("fine", lab.prompt(7, 247), lab.suite.max_running, max_tokens=20, seed=3)]
+        for name, leave in {"cancelled": _cancelled_in_a_pause, "closed": _closed_in_a_pause}.items():
+            grown = lab.wait(leave(changing, lab, requests))
+            measured.equal(f"tokens decoded for nobody, {name}", grown, 0)
+            changing.update_weights(whole_shards(lab.base), 0)
+            before = changing.num_decoded() or 0
+            outputs = lab.run(fine)
+            measured.none(f"wrong samples afterwards, {name}", audit(lab, fine, outputs)[0])
+            more = (changing.num_decoded() or 0) - before - sum(len(output.token_ids) for output in outputs)
+            measured.at_most(f"tokens of others beside them, {name}", more, 2 * lab.suite.max_running)
+
+    @requirement("abort.versions", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abort_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A sample that is aborted before its first token, behind an update, has the version that would have sampled
+        it; one that has tokens has those of its tokens."""
+        if Capability.ABORT not in lab.spec.capabilities:
+            return measured.told("claims abort", 0)
+        requests = [lab.ask("r", lab.prompt(8, 248), 2 * lab.suite.max_running + 3, max_tokens=100)]
+
+        async def aborted() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(lab.changed(98)), 9)
+            changing.abort()
+            await asyncio.sleep(0.05)
+            changing.resume()
+            return await task
+
+        outputs = lab.wait(aborted())
+        measured.none("wrong samples", wrong_identities(requests, outputs))
+        said = [(len(o.token_ids), tuple((run.version, run.num_tokens) for run in o.versions)) for o in outputs]
+        ended = [o.finish_reason is FinishReason.ABORT for o in outputs]
+        empty = [versions for (length, versions), cut in zip(said, ended, strict=True) if cut and not length]
+        measured.none("samples without a token of another version", [v for v in empty if v != ((9, 0),)])
+        begun = [(n, versions) for (n, versions), cut in zip(said, ended, strict=True) if cut and n]
+        measured.none("samples whose tokens are of another version", [v for n, v in begun if v != ((0, n),)])
+        measured.at_least("samples without a token", len(empty), 1)
+        return None
+
+    @requirement("abort.at_once", needs=Capability.ABORT, since=(2, 0))
+    def test_abort_at_once(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """`abort` returns at once and takes effect before the next decoding step; ids may be any sequence, and come
+        twice. In a pause what waits for a slot ends, too."""
+        room = lab.suite.max_model_tokens
+        long = [lab.ask("r", lab.prompt(6, 239), lab.suite.max_running, max_tokens=room - 16)]
+        for name, ids in {"all": None, "a tuple": ("r", "r"), "a list": ["nobody", "r"]}.items():
+            seconds, behind, outputs = lab.wait(_aborted(engine, long, ids))
+            measured.at_most(f"seconds of abort, {name}", seconds, AT_ONCE_S)
+            measured.at_most(f"tokens decoded behind it, {name}", behind, STEPS_AHEAD * lab.suite.max_running)
+            measured.none(f"wrong samples, {name}", audit(lab, long, outputs, may_abort=["r"])[0])
+        if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+            many = [replace(long[0], n=2 * lab.suite.max_running + 3)]
+            early, outputs = lab.wait(_aborted_while_paused(engine, many))
+            measured.equal("samples that came in the pause", early, many[0].n)
+            measured.none("wrong samples, paused", audit(lab, many, outputs, may_abort=["r"])[0])
+
+
+async def _aborted(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest], ids: Sequence[str] | None
+) -> tuple[float, int, list[GenerationOutput]]:
+    """Seconds that abort took, tokens decoded behind it, samples."""
+    task = asyncio.create_task(collect(engine, requests))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    before, start = engine.num_decoded() or 0, time.perf_counter()
+    engine.abort(ids)
+    seconds = time.perf_counter() - start
+    outputs = await task
+    return seconds, (engine.num_decoded() or 0) - before, outputs
+
+
+async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
+    """Tokens that are decoded for a call that was cancelled in a pause."""
+    task = await lab.paused_midway(requests, engine)
+    before = engine.num_decoded() or 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    engine.resume()
+    await asyncio.sleep(0.1)
+    return (engine.num_decoded() or 0) - before
+
+
+async def _closed_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
+    """The same, of one whose caller closes it behind its first sample."""
+    first = replace(requests[0], request_id="first", n=1, sampling=replace(requests[0].sampling, max_tokens=1))
+    stream = cast("AsyncGenerator[GenerationOutput, None]", engine.generate([first, *requests]))
+    await anext(stream)
+    engine.pause()
+    await asyncio.sleep(0.05)
+    before = engine.num_decoded() or 0
+    await stream.aclose()
+    engine.resume()
+    await asyncio.sleep(0.1)
+    return (engine.num_decoded() or 0) - before
+
+
+async def _aborted_while_paused(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest]
+) -> tuple[int, list[GenerationOutput]]:
+    """How many samples came before the engine went on, and all of them."""
+    outputs: list[GenerationOutput] = []
+
+    async def take() -> None:
+        async for output in engine.generate(requests):
+            outputs.append(output)
+
+    task = asyncio.create_task(take())
+    for _ in range(6):
+        await asyncio.sleep(0)
+    engine.pause()
+    await asyncio.sleep(0.05)
+    engine.abort()
+    for _ in _until(5.0):
+        if len(outputs) == requests[0].n:
+            break
+        await asyncio.sleep(0.02)
+    early = len(outputs)
+    engine.resume()
+    await task
+    return early, outputs
+
+
+def _until(seconds: float) -> Iterator[None]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield

@@ -1,0 +1,174 @@
+"""Requirements: what an engine is built from, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import (
+    Batch,
+    ConfigError,
+    TrainEngine,
+    TrainSpec,
+)
+from rlsdk.testing.cases import OPTIM, Case, Driven, rows_of
+from rlsdk.testing.driving import drive
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import Act, learn, load, look, save, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_ranks import claimed_heads
+from rlsdk.testing.train_settings import script_of, three_batches
+from rlsdk.testing.worlds import Seat
+
+LATER_S = 0.3
+"""For a thread that writes behind the caller's back to get on with it."""
+
+
+class MannerRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("model.seeds", since=(2, 0))
+    def test_model_seeds(self, lab: TrainLab, measured: Measured) -> None:
+        """Random weights, and a new head's, follow `RankContext.seed`: another seed gives others, the same one the
+        same; weights that were read do not depend on it."""
+        fields: dict[str, dict[str, Any]] = {"random": {"random": True}, "read": {}}
+        for head, name in claimed_heads(lab)[:1]:
+            fields[f"a new head of {name}"] = {"head": head, "model": lab.model}
+        for name, given in fields.items():
+            one, same, other = (lab.run(started_with, lab.case(**given), seed) for seed in (3, 3, 4))
+            measured.equal(
+                f"largest difference of one seed, {name}", furthest_weight(whole_of(one), whole_of(same)), 0.0
+            )
+            worst = furthest_weight(whole_of(one), whole_of(other))
+            if name == "read":
+                measured.equal(f"largest difference of two seeds, {name}", worst, 0.0)
+            else:
+                measured.at_least(f"largest difference of two seeds, {name}", worst, 1e-4)
+
+    @requirement("model.recomputes", since=(2, 0))
+    def test_model_recomputes(self, lab: TrainLab, measured: Measured) -> None:
+        """With `activation_checkpointing` layers run again in the backward pass, and not without. (Of layers that are
+        modules of torch.)"""
+        batch = three_batches()[0]
+        plain, again = (lab.run(module_calls, lab.case(checkpointing=asked), batch) for asked in (False, True))
+        measured.told("calls of modules without it", plain)
+        if plain:
+            measured.at_least("calls of modules with it, over those without", again / plain, 1.2)
+
+    @requirement("outputs.all_masked", since=(2, 0))
+    def test_all_masked(self, lab: TrainLab, measured: Measured) -> None:
+        """A batch, a row and a pass without any token of the policy's have outputs of 0 and no gradient; other passes
+        of the step count as ever."""
+        batch = rows_of((8, 3, 13), seed=15)
+        nothing = batch.with_tokens(response_mask=torch.zeros(batch.num_tokens, dtype=torch.bool))
+        found = lab.play([look(nothing, "log_probs")]).seen[0]["log_probs"]
+        measured.equal("largest log-prob", float(found.abs().max()), 0.0)
+        partly = batch.with_tokens(response_mask=batch.row_of_token == 1)
+        case = lab.case(steps=[[nothing, batch], [partly], [batch, nothing]], rows=1)
+        lab.holds_to_plain(measured, [lab.run(drive, case)], case)
+
+    @requirement("refusals.settings", since=(2, 0))
+    def test_refusals_settings(self, lab: TrainLab, measured: Measured) -> None:
+        """A specification that contradicts itself is a ConfigError: no limit of a micro-batch, a limit of 0, a schedule
+        that does not exist, one that decays without a number of steps. An engine that was refused, and one that was
+        never initialized, can be closed, twice."""
+        measured.none("accepted", lab.run(contradictions, lab.case()))
+
+    @requirement("checkpoint.only_reads", since=(2, 0))
+    def test_checkpoint_only_reads(self, lab: TrainLab, measured: Measured) -> None:
+        """To load a checkpoint leaves its folder as it is: no file more, none less."""
+        folder, batches = lab.new_folder("read"), three_batches()
+        lab.play([*script_of(batches[:1]), save(folder)])
+        before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+        lab.play([load(folder), *script_of(batches[1:])])
+        measured.equal("files", sorted(path.relative_to(folder) for path in folder.rglob("*")) != before, 0)
+        around = [path.name for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")]
+        measured.none("files beside it", around)
+
+    @requirement("checkpoint.on_disk", since=(2, 0))
+    def test_checkpoint_on_disk(self, lab: TrainLab, measured: Measured) -> None:
+        """When `save_checkpoint` returns all of it is on disk: nothing is written any more, of the weights of that
+        moment, while the engine trains on."""
+        batches = three_batches()
+        folders = [lab.new_folder(f"disk-{at}") for at in range(2)]
+        script: list[Act] = []
+        for batch, folder in zip(batches, folders, strict=False):
+            script += [learn(batch), step, functools.partial(_saved_at_once, folder)]
+        measured.none("faults", lab.play([*script, learn(batches[2]), step]).faults)
+
+
+def started_with(seat: Seat, case: Case, seed: int) -> Driven:
+    """What an engine holds that was started with another seed of the run."""
+    engine = seat.start(case.spec, seed=seed)
+    try:
+        found = Driven(layout=engine.layout())
+        found.shards = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
+        return found
+    finally:
+        engine.close()
+
+
+def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
+    """Calls of modules of torch in one `forward_backward`."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    engine = seat.start(case.spec)
+    calls = 0
+
+    def count(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal calls
+        calls += 1
+
+    hook = register_module_forward_pre_hook(count)
+    try:
+        engine.forward_backward(batch, case.objective)
+        return calls
+    finally:
+        hook.remove()
+        engine.close()
+
+
+def contradictions(seat: Seat, case: Case) -> list[str]:
+    """What was built that should not have been."""
+    spec, optim = case.spec, OPTIM
+    wrong: dict[str, TrainSpec] = {
+        "no limit of a micro-batch": replace(spec, micro_batch_rows=None, micro_batch_tokens=None),
+        "micro_batch_rows 0": replace(spec, micro_batch_rows=0, micro_batch_tokens=None),
+        "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),
+        "linear without total_steps": replace(spec, optim=replace(optim, schedule="linear")),
+        "cosine without total_steps": replace(spec, optim=replace(optim, schedule="cosine")),
+    }
+    accepted = []
+    for name, given in wrong.items():
+        try:
+            seat.start(given).close()
+            accepted.append(name)
+        except ConfigError:
+            continue
+        except Exception as error:
+            accepted.append(f"{name}: {type(error).__name__}: {error}")
+    engine = seat.engine()
+    engine.close()
+    engine.close()
+    return accepted
+
+
+def _saved_at_once(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    """Saves, and looks at the folder at once and a little later."""
+    engine.save_checkpoint(folder)
+    first = _contents(folder)
+    time.sleep(LATER_S)
+    later = _contents(folder)
+    found.faults += [] if first else ["save_checkpoint returned before anything was written"]
+    found.faults += [
+        f"{name} was written after save_checkpoint returned" for name in later if later[name] != first.get(name)
+    ]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
