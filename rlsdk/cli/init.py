@@ -91,7 +91,7 @@ def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
 def asked(
     given: Mapping[str, Any], ask: Callable[[str], str] | None, *, rewards: Collection[str] = tuple(TEMPLATES)
 ) -> Wishes:
-    """The wishes, with what is missing asked for. An answer that cannot be right is asked for again.
+    """The wishes, with what is missing asked for. An answer that cannot be valid is asked for again.
 
     Args:
         given: by flags; None where nothing was.

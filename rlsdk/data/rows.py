@@ -55,7 +55,7 @@ def missing_field(path: str, row: DataRow, asked_by: str) -> DataError:
     have = sorted(row.row)
     return DataError(
         f"{row.source}: row has no field {path!r}{nearest(path, have)} ({asked_by}); it has {have}. "
-        f"Name the right field, or mend the row"
+        f"Name another field, or fix the row"
     )
 
 

@@ -29,7 +29,7 @@ def cluster(address: str, answer: Answer | None = None) -> Finding:
             check="cluster",
             state=Health.FAULT,
             found=f"no Ray cluster that this process can join answers at {address!r}: {answer.error}",
-            mend=f"{ray} start --head",
+            fix=f"{ray} start --head",
         )
     facts = answer.facts
     said = (

@@ -110,7 +110,7 @@ class CollectedGroup:
             self._deliver(Group(task=self._task, samples=samples, baseline=self._baseline))
 
     def fail(self, error: BaseException) -> None:
-        """Of all that goes wrong with a group, the first is told."""
+        """Only the first error of a group is reported."""
         if self._left > 0:
             self._left = -1
             self._done(error)
