@@ -102,6 +102,8 @@ def asked(
         ConfigError: something without a default is missing and nobody can be asked.
     """
     known = {name: value for name, value in given.items() if value is not None}
+    if problem := _fault("reward", rewards, known["reward"]) if "reward" in known else "":
+        raise ConfigError(f"--reward: {problem}")
     missing = _missing(given)
     if missing and ask is None:
         raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")
