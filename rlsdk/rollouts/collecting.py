@@ -36,7 +36,7 @@ class Recording:
     """Has what comes in one turn of the event loop put down together, and delivers a group when all of it is."""
 
     def __init__(self, record: Record, into: Inbox) -> None:
-        """`into` is told when it cannot be put down (a full disk)."""
+        """`into` receives the error where it cannot be written (a full disk)."""
         self._record = record
         self._into = into
         self._is_due = False

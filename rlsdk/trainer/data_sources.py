@@ -49,7 +49,9 @@ def check_rows(config: RunConfig, registry: Registry, *, holds_out: bool) -> Non
     form = PromptFormat(
         prompt_field=data.prompt_field, answer_field=data.answer_field, prompt_template=data.prompt_template
     )
-    parts = [("data.train", data.train, data.options, data.num_train_rows, {})] if data.train else []
+    parts: list[tuple[str, str, Mapping[str, Any], int | None, Mapping[str, Any]]] = []
+    if data.train is not None:
+        parts = [("data.train", data.train, data.options, data.num_train_rows, {})]
     if data.mixture:
         parts = [(f"data.mixture.{i}", p.source, p.options, p.num_rows, p.fields) for i, p in enumerate(data.mixture)]
     rows: list[DataRow] = []

@@ -303,3 +303,22 @@ def test_a_setting_reads_as_in_a_file() -> None:
 )
 def test_a_title_says_which_model(path: str, title: str) -> None:
     assert title_of({"model": {"path": path}}, "run") == title
+
+
+def test_prompts_whose_samples_scored_differently_come_first_and_the_rest_is_folded() -> None:
+    def sample(step: int, scores: list[float]) -> dict[str, object]:
+        return {"step": step, "prompt": f"p{step}", "response": "r", "score": scores[0], "reward/x": scores[0],
+                "advantage": 0.0, "group_scores": scores, "sample": 0}  # fmt: skip
+
+    page = sample_section([sample(step, [1.0, 0.0] if step == 3 else [1.0, 1.0]) for step in range(1, 31)])
+    prompts = re.findall(r'ask">(p\d+)<', page)
+    assert prompts[:3] == ["p3", "p30", "p29"]
+    assert page.index("10 more prompts") > page.index(">p12<")
+    assert ">+0<" not in page
+    assert "<span>x</span>" not in page  # equal to the score: it is the only term
+
+
+def test_a_model_that_the_run_made_for_itself_has_no_name() -> None:
+    settings = {"model": {"path": "/home/me/runs/a/model"}, "data": {"train": "reasoning_gym:x"}}
+    assert title_of({**settings, "trainer": {"run_name": "a"}}, "copy") == "reasoning_gym:x"
+    assert title_of(settings, "b") == "a/model \N{MIDDLE DOT} reasoning_gym:x"

@@ -106,7 +106,8 @@
     if (chart.unit === "%" && low >= 0 && high <= 100 && (high === 0 || high - low > 20)) return [0, 100];
     const size = Math.max(Math.abs(low), Math.abs(high));
     const flat = high - low <= size * 1e-6; // smoothing leaves a constant with differences of rounding
-    const pad = flat ? size * 0.1 || 1e-9 : (high - low) * 0.06;
+    if (flat && size === 0) return [0, 1]; // an axis of rounding errors says nothing
+    const pad = flat ? size * 0.1 : (high - low) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
   }
 
@@ -164,6 +165,8 @@
         box.hidden = !any;
         count += any;
       });
+      const more = document.querySelector("details.more"); // what is found there is shown
+      if (more && (text !== "" || kind !== "all" || from !== -Infinity || to !== Infinity)) more.open = true;
       document.getElementById("found").textContent = count + (count === 1 ? " prompt" : " prompts");
     };
     form.addEventListener("input", apply);
