@@ -50,7 +50,7 @@ RUNS = (
         title="The quickstart: GRPO, synchronous",
         flags=SMALL,
         about="A Llama of 1.1 million random parameters learns to spell words backward: 50 supervised steps for the "
-        "form of an answer, 60 steps of GRPO to be right. Both engines take turns on the same device.",
+        "form of an answer, 60 steps of GRPO for its content. Both engines take turns on the same device.",
         look="*Time by phase*: generation and update alternate. *Samples*: the first and the last answer to the same "
         "prompt stand beside each other.",
     ),

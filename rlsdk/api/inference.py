@@ -41,7 +41,7 @@ def evaluate(
         reward: as for `rlsdk.train`.
         sets: names of the evaluation sets (`eval.sets`, `sampled`, `greedy`); none: all.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
-        view: is told how it goes; None: as for `rlsdk.train`.
+        view: shows progress; None: as for `rlsdk.train`.
         trust_run: also run the code that the run's own `config.yaml` names: see SECURITY.md.
         fields: of the configuration, as for `rlsdk.train`.
 

@@ -45,7 +45,7 @@ def launch(
 
     Args:
         resolved: as checked.
-        view: is told how it goes.
+        view: shows progress.
         stop: ends it early, after the step.
         bring: puts further files into the folder; returns the configuration that names them.
 

@@ -19,10 +19,8 @@ def check_limits() -> None:
     if soft == resource.RLIM_INFINITY or soft >= LEAST_ADDRESS_SPACE:
         return
     can_raise = hard == resource.RLIM_INFINITY
-    mend = (
-        "Run: ulimit -v unlimited" if can_raise else "The hard limit is as low: ask who runs this machine to raise it"
-    )
+    fix = "Run: ulimit -v unlimited" if can_raise else "The hard limit is as low: ask who runs this machine to raise it"
     raise ConfigError(
         f"ulimit -v is {soft / 2**30:.1f} GiB of addresses in this shell: Ray and torch reserve at least "
-        f"{LEAST_ADDRESS_SPACE >> 30} GiB, and die where they cannot. {mend}"
+        f"{LEAST_ADDRESS_SPACE >> 30} GiB, and die where they cannot. {fix}"
     )

@@ -87,8 +87,8 @@ def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None 
         ray_address: also look at this running Ray cluster.
 
     Returns:
-        A row for each thing that was looked at: `check`, `state` (`ok`, `warning`, `fault`), `found`, and `mend`, the
-        command that puts it right.
+        A row for each thing that was looked at: `check`, `state` (`ok`, `warning`, `fault`), `found`, and `fix`, the
+        command that repairs it.
     """
     return Table(asdict(finding) for finding in findings(Path(run_dir), ray_address))
 
@@ -112,7 +112,7 @@ def graders() -> Finding:
         return Finding(check="graders", state=Health.OK, found=f"confined: {held}")
     open_doors = [text for text in seen.missing if text.startswith(("no network", "no file writes"))]
     state = Health.WARNING if open_doors else Health.OK
-    mend = "rewards that run what a model writes belong in a container here" if open_doors else ""
+    fix = "rewards that run what a model writes belong in a container here" if open_doors else ""
     return Finding(
-        check="graders", state=state, found=f"confined: {held}; not here: {'; '.join(seen.missing)}", mend=mend
+        check="graders", state=state, found=f"confined: {held}; not here: {'; '.join(seen.missing)}", fix=fix
     )

@@ -84,7 +84,7 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
         return _resolve_rl(settings, registry, device)
     config = with_absolute_paths(settings.load(registry))
 
-    from rlsdk.trainer.data_sources import check_sources
+    from rlsdk.trainer.data_sources import check_rows, check_sources
     from rlsdk.trainer.roles import resolve_device, role_devices
 
     device = resolve_device(config.placement)
@@ -104,6 +104,7 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     if problems:
         raise config_error(problems)
     check_sources(config, registry)
+    check_rows(config, registry, holds_out=kind is None)
     return Resolved(training=training, config=config, registry=registry, device=device)
 
 
@@ -112,7 +113,7 @@ def _resolve_rl(settings: Settings, registry: Registry, device: str | None) -> R
     base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config = with_absolute_paths(with_declared_roles(settings.load(registry, base), registry))
 
-    from rlsdk.trainer.data_sources import check_sources
+    from rlsdk.trainer.data_sources import check_rows, check_sources
     from rlsdk.trainer.reward_check import inspect_rewards
     from rlsdk.trainer.roles import resolve_device, role_devices
 
@@ -128,6 +129,7 @@ def _resolve_rl(settings: Settings, registry: Registry, device: str | None) -> R
     if problems := [*problems, *found]:
         raise config_error(problems)
     check_sources(config, registry)
+    check_rows(config, registry, holds_out=True)
     return Resolved(
         training=Training.RL,
         config=config,

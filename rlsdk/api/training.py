@@ -52,7 +52,7 @@ def train(
         run_name: of the run's folder under `trainer.run_dir`; a run of that name goes on where it was. None: a new one.
         seed: of data order, sampling and random weights.
         config: a YAML file that lies under all other settings.
-        view: is told how it goes; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` says nothing.
+        view: shows progress; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` says nothing.
         trust_run: also run code that a `config` from a run's folder names.
         fields: any other field of the configuration, by section (`rollout={"max_response_tokens": 256}`) or dotted.
 
@@ -219,7 +219,7 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """A run leaves this process one thread of torch; whoever called it has their own back afterwards."""
+    """A run leaves this process one thread of torch; the caller's number is restored afterwards."""
     import torch
 
     before = torch.get_num_threads()

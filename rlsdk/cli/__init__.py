@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments or ["--help"], prog_name="rlsdk")
     except KeyboardInterrupt:  # while this program is still being read
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if wants_traceback or error.filename is None:
+            raise
+        print(f"error: {printable(_file_error(error))}", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
     except RlsdkError as error:
         if wants_traceback:
             print(printable(traceback.format_exc()), file=sys.stderr)
@@ -40,3 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.__cause__ is not None and not wants_traceback and not isinstance(error, ConfigError | DataError):
             print(f"({TRACEBACK_VARIABLE}=1 shows where it came from)", file=sys.stderr)
         sys.exit(EXIT_REFUSED if refused else EXIT_FAILURE)
+
+
+def _file_error(error: OSError) -> str:
+    """A file that cannot be read or written, and what to do about it."""
+    path = str(error.filename)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = f"this user may not use it: choose another folder, or see `ls -ld {shlex.quote(path)}`"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"make room: `df -h {shlex.quote(os.path.dirname(path) or '.')}`"
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+        hint = "a file stands where a folder is needed: choose another path"
+    else:
+        hint = f"({TRACEBACK_VARIABLE}=1 shows where it came from)"
+    return f"{path!r}: {error.strerror}; {hint}"

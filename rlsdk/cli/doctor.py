@@ -40,21 +40,21 @@ def show(finding: Finding) -> None:
 
 
 def conclude(findings: list[Finding]) -> None:
-    """The verdict, and what mends each thing, worst first."""
+    """The verdict, and how to fix each fault, worst first."""
     from rich.markup import escape
 
     bad = sorted((f for f in findings if f.state is not Health.OK), key=lambda f: f.state is not Health.FAULT)
     faults = sum(finding.state is Health.FAULT for finding in bad)
     said = {
-        Health.OK: "[green]well[/]: nothing to mend",
+        Health.OK: "[green]well[/]: nothing to fix",
         Health.WARNING: f"[yellow]usable[/]: {_counted(len(bad), 'warning')}",
         Health.FAULT: f"[bold red]{_counted(faults, 'fault')}[/] and {_counted(len(bad) - faults, 'warning')}",
     }
     _print(f"\nverdict: {said[verdict(findings)]}")
     for finding in bad:
-        if finding.mend:
+        if finding.fix:
             _print(f"\n{MARKS[finding.state].replace(' ', '')} {escape(finding.check)}")
-            _print(escape(textwrap.indent(finding.mend, "  ")))
+            _print(escape(textwrap.indent(finding.fix, "  ")))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -91,7 +91,7 @@ def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
 def asked(
     given: Mapping[str, Any], ask: Callable[[str], str] | None, *, rewards: Collection[str] = tuple(TEMPLATES)
 ) -> Wishes:
-    """The wishes, with what is missing asked for. An answer that cannot be right is asked for again.
+    """The wishes, with what is missing asked for. An answer that cannot be valid is asked for again.
 
     Args:
         given: by flags; None where nothing was.
@@ -102,6 +102,8 @@ def asked(
         ConfigError: something without a default is missing and nobody can be asked.
     """
     known = {name: value for name, value in given.items() if value is not None}
+    if problem := _fault("reward", rewards, known["reward"]) if "reward" in known else "":
+        raise ConfigError(f"--reward: {problem}")
     missing = _missing(given)
     if missing and ask is None:
         raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")

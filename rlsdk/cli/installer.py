@@ -32,7 +32,7 @@ _TORCH_INDEX = "https://download.pytorch.org/whl"
 _TIMEOUT_S = 3600.0
 _LAST_LINES = 15
 _UV_NAMES = {"UV_FIND_LINKS": "PIP_FIND_LINKS", "UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL"}
-"""uv does not read pip's environment; whoever set these for pip means them for any installer."""
+"""uv does not read pip's environment; what is set for pip is meant for any installer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,10 @@ def _unknown(name: str, rows: list[Row]) -> PluginNotFoundError:
             hint = f"run `pip install {installable[name]}`"
             return PluginNotFoundError(f"{kind} backend {name!r} is not installed; {hint}")
     names = sorted({row.name for row in rows})
+    absent = {other: package for kind in FIRST_PARTY.values() for other, package in kind.items() if other not in names}
+    if (near := nearest(name, [*names, *absent])) and not nearest(name, names):
+        meant = next(other for other in absent if near.endswith(f"{other!r}?"))
+        return PluginNotFoundError(f"nothing named {name!r} is installed{near} Then run `pip install {absent[meant]}`")
     return PluginNotFoundError(
         f"nothing named {name!r} is installed (installed: {', '.join(names)}){nearest(name, names)}"
     )

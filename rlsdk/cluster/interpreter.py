@@ -36,7 +36,7 @@ def check_interpreter(path: str, node_ids: set[str]) -> None:
     the same major version: Ray speaks to its own version only, and what crosses is pickled.
 
     Raises:
-        ConfigError: it does not; says what it has, what is needed and the command that mends it.
+        ConfigError: it does not; says what it has, what is needed and the command that fixes it.
     """
     here: dict[str, str | None] = {
         "python": ".".join(platform.python_version_tuple()[:2]),

@@ -29,7 +29,7 @@ _LOOK_S = 0.2
 def connect(address: str | None, placement: PlacementSpec, *, environments_first: bool) -> LocalRay | None:
     """Connects this process to Ray; returns the cluster that it started for that, if any.
 
-    Warns when it joins a cluster that asks for no token: whoever reaches its ports runs code as its user.
+    Warns when it joins a cluster that asks for no token: anyone who reaches its ports runs code as its user.
 
     Args:
         address: of a running cluster (`auto` finds it); None starts one here. A process that is connected already
@@ -62,7 +62,7 @@ def connect(address: str | None, placement: PlacementSpec, *, environments_first
         ) from error
     if not is_authenticated():
         _log.warning(
-            "the Ray cluster at %s asks for no token: whoever reaches its ports can run code as its user. Start it, "
+            "the Ray cluster at %s asks for no token: anyone who reaches its ports can run code as its user. Start it, "
             "and this program, with RAY_AUTH_MODE=token; see 'Several nodes' in docs/running.md",
             address,
         )

@@ -66,12 +66,12 @@ def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -
     rollout, prompt = config.rollout, config.data.max_prompt_tokens
     if rollout.max_model_tokens is not None:
         field, what = "rollout.max_model_tokens", f"{rollout.max_model_tokens}"
-        mend = f"`--rollout.max_model_tokens {context}`"
+        fix = f"`--rollout.max_model_tokens {context}`"
     else:
         field = "rollout.max_response_tokens"
         what = f"{rollout.max_response_tokens}: with data.max_prompt_tokens {prompt} that is {config.max_model_tokens}"
         room = context - prompt
-        mend = (
+        fix = (
             f"`--rollout.max_response_tokens {room}`"
             if room >= 1
             else f"`--data.max_prompt_tokens {context // 2} --rollout.max_response_tokens {context - context // 2}`"
@@ -79,5 +79,5 @@ def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -
     yield Problem(
         field,
         f"{what} tokens, more than the {context} that the model of role {role.name!r} ({role.fields['path']} "
-        f"{role.model.path!r}) has positions for; at most {mend}",
+        f"{role.model.path!r}) has positions for; at most {fix}",
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlsdk.config.explain import explain
+from rlsdk.config.explain import dotted, explain
 from rlsdk.config.fields import annotation_at, keys_at, members
 from rlsdk.config.options import build_options
 from rlsdk.config.overrides import RECIPE, Override, split_arguments
@@ -199,6 +199,8 @@ def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Pro
             place = (place[0], "options", *place[2:]) if place[1] == backend.name else place
         if place[1] == "options" and backend.options is not None:
             annotation = annotation_at(backend.options, place[2:])
+    if flag.text is None and not {bool, Any, object} & set(members(annotation)):
+        return [Problem(dotted(place), f"no value was given: expected {flag.flag} VALUE", origin=flag.flag)]
     problem = tree.put(place, _typed(flag.text, annotation), flag.flag)
     return [problem] if problem else []
 
@@ -242,4 +244,13 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     }
     for prefix, written in names.items():
         path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
-    return replace(problem, path=path, origin=origin)
+    message = problem.message
+    if message.startswith("unknown key; expected") and (elsewhere := _sections_with(path.rpartition(".")[2])):
+        message += f"; there is {elsewhere}"
+    return replace(problem, path=path, message=message, origin=origin)
+
+
+def _sections_with(key: str) -> str:
+    """Fields of this name in the sections of the configuration; empty where there is none, or too many to help."""
+    found = [f"{section}.{key}" for section in keys_at(RunConfig, ()) if key in keys_at(RunConfig, (section,))]
+    return " and ".join(found) if len(found) <= 2 else ""

@@ -55,7 +55,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
         argument = rest.pop(0)
         name, assigned, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not name:
-            problems.append(Problem("", f"argument {argument!r}: expected a flag such as --trainer.steps 100"))
+            problems.append(Problem("", f"argument {argument!r}: {_expected(argument)}"))
+            if argument.startswith("-") and rest and not rest[0].startswith("-"):
+                rest.pop(0)  # its value
             continue
         value = text if assigned else (rest.pop(0) if rest and not rest[0].startswith("--") else None)
         if name != FILE_FLAG:
@@ -67,3 +69,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
     if problems:
         raise config_error(problems)
     return files, overrides
+
+
+def _expected(argument: str) -> str:
+    """In place of an argument that belongs to no flag."""
+    meant = f"-{argument}"
+    is_flag = meant.partition("=")[0].removeprefix("--") in ALIASES or "." in meant
+    if argument.startswith("-") and is_flag:
+        return f"flags begin with two dashes: {meant}"
+    if argument.endswith((".yaml", ".yml")):
+        return f"expected a flag; a file is given as --config {argument}"
+    return "expected a flag such as --trainer.steps 100"

@@ -24,8 +24,8 @@ class ScheduleConfig(Section):
     """Trainer steps by which the weights that begin a group may be older than those of a synchronous run. 0: each step
     makes its groups, then trains; 1: the next step's groups are made while this one trains; more: asynchronous."""
     order: Literal["prompt", "finish"] = "prompt"
-    """Which groups a step trains. prompt: its own, whoever finishes first; finish: whoever finished first, as far as no
-    other comes past the bound by it."""
+    """Which groups a step trains. prompt: its own, in order of prompts; finish: those that finished first, unless a
+    group left behind would exceed the bound."""
     on_new_weights: Literal["drain", "recompute", "keep"] = "drain"
     """What running samples do when new weights come. drain: they finish first; recompute: they pause, and go on under
     the new weights with keys and values made anew; keep: the same with the old keys and values."""

@@ -10,7 +10,7 @@ from typing import Any
 from rlsdk.config.explain import dotted, shown
 from rlsdk.config.problem import Problem
 from rlsdk.config.yaml_text import read_yaml
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, nearest
 
 Place = tuple[str | int, ...]
 
@@ -30,8 +30,12 @@ class Tree:
         """
         try:
             text = file.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            beside = (path.name for pattern in ("*.yaml", "*.yml") for path in file.absolute().parent.glob(pattern))
+            raise ConfigError(f"--config {str(file)[:200]!r}: no such file{nearest(file.name, beside)}") from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {why}") from error
         data, lines = read_yaml(text, str(file))
         if not isinstance(data, dict | None):
             raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")

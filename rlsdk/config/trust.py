@@ -89,7 +89,7 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             or (isinstance(value, str) and _IN_FILE.search(value))
             or (name in FUNCTION_FIELDS and ":" in str(value))
             or (_is_set_reward(place) and ":" in str(value))
-            # An engine takes class names, hooks and files there; a Ray cluster sends code to whoever joins it.
+            # An engine takes class names, hooks and files there; a Ray cluster sends code to all that join it.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
             # They send samples, and what the environment holds, to a server.

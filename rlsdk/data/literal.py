@@ -74,7 +74,7 @@ class LiteralEncoder:
         """Joins texts, with a placeholder for every special token that does not lie within one trusted text.
 
         Args:
-            parts: text, and whether it is trusted: written by whoever configured the run, not by the data.
+            parts: text, and whether it is trusted: from the run's configuration, not from the data.
         """
         joined = "".join(text for text, _ in parts)
         if self._pattern is None:

@@ -66,7 +66,9 @@ class Template:
         try:
             return as_text(lookup(row.row, name))
         except KeyError:
-            raise missing_field(name, row, f"asked for by the template {self.text[:60]!r}") from None
+            raise missing_field(
+                name, row, f"asked for by the template {self.text[:60]!r}", others=list(extra)
+            ) from None
 
 
 def as_text(value: JsonValue) -> str:
@@ -106,7 +108,7 @@ class PromptFormat:
         """
         selected = [replace(row, prompt=self._prompt(row), answer=self._answer(row)) for row in rows]
         if selected and self.answer_field != "answer" and all(row.answer is None for row in selected):
-            raise missing_field(self.answer_field, selected[0], "answer_field; no row has it")
+            raise missing_field(self.answer_field, selected[0], "answer_field; no row has it", flag="data.answer_field")
         return selected
 
     def uses_chat_template(self, tokenizer: Tokenizer) -> bool:
@@ -157,7 +159,7 @@ class PromptFormat:
         try:
             value = lookup(row.row, self.prompt_field) if needed else ""
         except KeyError:
-            raise missing_field(self.prompt_field, row, "prompt_field") from None
+            raise missing_field(self.prompt_field, row, "prompt_field", flag="data.prompt_field") from None
         if isinstance(value, list):
             return self._checked_messages(value, row)
         if not isinstance(value, str):

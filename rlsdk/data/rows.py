@@ -50,12 +50,23 @@ def lookup(row: Mapping[str, JsonValue], path: str) -> JsonValue:
     return value
 
 
-def missing_field(path: str, row: DataRow, asked_by: str) -> DataError:
-    """The error for a field that a row lacks: names the row, the fields that it has, and the nearest one."""
+def missing_field(
+    path: str, row: DataRow, asked_by: str, *, flag: str | None = None, others: Sequence[str] = ()
+) -> DataError:
+    """The error for a field that a row lacks: names the row, the fields that it has, and the nearest one.
+
+    Args:
+        path: of the field.
+        row: that lacks it.
+        asked_by: what asks for it.
+        flag: of the configuration, that names another field.
+        others: names that are no fields and would do, too.
+    """
+    name = f"Name the field that holds it (`--{flag} FIELD`)" if flag else "Name another field"
     have = sorted(row.row)
     return DataError(
-        f"{row.source}: row has no field {path!r}{nearest(path, have)} ({asked_by}); it has {have}. "
-        f"Name the right field, or mend the row"
+        f"{row.source}: row has no field {path!r}{nearest(path, [*others, *have])} ({asked_by}); it has {have}. "
+        f"{name}, or fix the row"
     )
 
 

@@ -52,14 +52,23 @@ def split_by_content(
     else:
         held = set(sorted(places, key=lambda key: (places[key], key))[: num_eval or 0])
     if len(held) == len(places) or (num_eval is not None and len(held) < num_eval):
-        raise DataError(
-            f"{rows[0].source if rows else 'data'}: cannot hold out {num_eval or eval_fraction} for evaluation: there "
-            f"are {len(rows)} rows with {len(places)} distinct questions, and one must be left to train on"
-        )
+        raise _too_few(rows, len(places), num_eval or eval_fraction or 0)
     train = [row for row, key in zip(rows, keys, strict=True) if key not in held]
     seen: set[str] = set()
     evaluation = [row for row, key in zip(rows, keys, strict=True) if key in held and _first(key, seen)]
     return train, evaluation
+
+
+def _too_few(rows: Sequence[DataRow], num_questions: int, asked: float) -> DataError:
+    where = rows[0].source.rpartition(":")[0] or rows[0].source if rows else "data"
+    have = f"{len(rows)} row{'' if len(rows) == 1 else 's'} with {num_questions} distinct question"
+    have += "" if num_questions == 1 else "s"
+    if num_questions < 2:
+        return DataError(f"{where}: has {have}; expected at least one to train on and another for evaluation")
+    return DataError(
+        f"{where}: cannot hold out {asked:g} for evaluation: it has {have}, and one must be left to train on. Hold out "
+        f"fewer (`--data.num_eval_rows {max(num_questions // 8, 1)}`), or name other rows (`--data.eval FILE`)"
+    )
 
 
 def drop_seen(

@@ -1,4 +1,4 @@
-"""What is wrong with this machine, its environment and its plugins, and the command that mends each fault.
+"""What is wrong with this machine, its environment and its plugins, and the command that fixes each.
 
 Imports neither torch nor Ray, nor any engine: those are asked in processes of their own, so that one which crashes on
 import costs its finding and nothing else.

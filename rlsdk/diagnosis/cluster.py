@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 
 from rlsdk.diagnosis.finding import Finding, Health
 from rlsdk.diagnosis.probe import Answer, ask
 
 TIMEOUT_S = 60.0
+CONNECT_S = 5.0
 NODES = """
 import logging, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
@@ -22,14 +24,16 @@ answer(nodes=len(nodes), gpus=total.get("GPU", 0), free_gpus=free.get("GPU", 0),
 
 def cluster(address: str, answer: Answer | None = None) -> Finding:
     """One finding on the cluster at `address`."""
-    answer = ask(NODES, address, timeout_s=TIMEOUT_S) if answer is None else answer
+    if answer is None:
+        refused = _refused(address)
+        answer = Answer(facts=None, error=refused) if refused else ask(NODES, address, timeout_s=TIMEOUT_S)
     if answer.facts is None:
         ray = shlex.quote(f"{sys.prefix}/bin/ray")
         return Finding(
             check="cluster",
             state=Health.FAULT,
             found=f"no Ray cluster that this process can join answers at {address!r}: {answer.error}",
-            mend=f"{ray} start --head",
+            fix=f"{ray} start --head",
         )
     facts = answer.facts
     said = (
@@ -37,3 +41,16 @@ def cluster(address: str, answer: Answer | None = None) -> Finding:
         f"{facts['free_gpus']:g} of {facts['gpus']:g} GPUs, {facts['free_cpus']:g} of {facts['cpus']:g} processors"
     )
     return Finding(check="cluster", state=Health.OK, found=said)
+
+
+def _refused(address: str) -> str:
+    """Why nothing listens at `HOST:PORT`; empty where something does, or the address is of another form. Ray itself
+    would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return ""
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return ""
+    except (OSError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error)

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would mend things."""
+"""All checks, in the order in which a person would fix things."""
 
 from __future__ import annotations
 

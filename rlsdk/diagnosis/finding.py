@@ -25,8 +25,8 @@ class Finding:
     state: Health
     found: str
     """What is the case, in one line."""
-    mend: str = ""
-    """The command that mends it; empty where nothing is to be done."""
+    fix: str = ""
+    """The command that fixes it; empty where nothing has to be done."""
 
 
 def verdict(findings: Sequence[Finding]) -> Health:

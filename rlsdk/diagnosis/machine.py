@@ -64,28 +64,28 @@ def shared_memory(
     space = disk_space(folder) if space is None else space
     contained = Path("/.dockerenv").exists() if contained is None else contained
     remount = f"mount -o remount,size=8G {folder}"
-    mend = f"docker run --shm-size=8g ...  # when starting the container; from inside, as root: {remount}"
-    mend = mend if contained else f"sudo {remount}"
+    fix = f"docker run --shm-size=8g ...  # when starting the container; from inside, as root: {remount}"
+    fix = fix if contained else f"sudo {remount}"
     if space is None or not os.access(folder, os.W_OK):
         said = f"{folder} is not there" if space is None else f"{folder} cannot be written"
         mount = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {folder}"
-        return Finding(check="shared memory", state=Health.FAULT, found=said, mend=mount)
+        return Finding(check="shared memory", state=Health.FAULT, found=said, fix=mount)
     if space.free_bytes >= LEAST_SHARED_BYTES:
         return Finding(check="shared memory", state=Health.OK, found=f"{space} in {folder}")
     said = f"{space} in {folder}: Ray keeps its objects in files, which is slower (below {size(LEAST_SHARED_BYTES)})"
-    return Finding(check="shared memory", state=Health.WARNING, found=said, mend=mend)
+    return Finding(check="shared memory", state=Health.WARNING, found=said, fix=fix)
 
 
 def memory(space: Space | None = None) -> Finding:
     """Main memory, of the machine or of the control group that this process is in."""
     space = memory_space() if space is None else space
-    mend = "ps -eo rss,pid,user,args --sort=-rss | head  # who takes it"
+    fix = "ps -eo rss,pid,user,args --sort=-rss | head  # who takes it"
     if space.free_bytes >= LITTLE_MEMORY_BYTES:
         return Finding(check="memory", state=Health.OK, found=str(space))
     state = Health.WARNING if space.free_bytes >= LEAST_MEMORY_BYTES else Health.FAULT
     least = LITTLE_MEMORY_BYTES if state is Health.WARNING else LEAST_MEMORY_BYTES
     why = "small models only" if state is Health.WARNING else "too little for the controller and a worker"
-    return Finding(check="memory", state=state, found=f"{space}, below {size(least)}: {why}", mend=mend)
+    return Finding(check="memory", state=state, found=f"{space}, below {size(least)}: {why}", fix=fix)
 
 
 def memory_space() -> Space:
@@ -117,15 +117,15 @@ def run_folder(folder: Path, space: Space | None = None) -> Finding:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or space is None:
         said = f"{there} is not a folder that can be written"
         elsewhere = shlex.quote(str(Path.home() / "runs"))
-        mend = f"mkdir -p {elsewhere} && rlsdk train --trainer.run_dir {elsewhere} ..."
-        return Finding(check=name, state=Health.FAULT, found=said, mend=mend)
+        fix = f"mkdir -p {elsewhere} && rlsdk train --trainer.run_dir {elsewhere} ..."
+        return Finding(check=name, state=Health.FAULT, found=said, fix=fix)
     if space.free_bytes >= LITTLE_DISK_BYTES:
         return Finding(check=name, state=Health.OK, found=f"{space} at {there}")
     state = Health.WARNING if space.free_bytes >= LEAST_DISK_BYTES else Health.FAULT
     least = size(LEAST_DISK_BYTES if state is Health.FAULT else LITTLE_DISK_BYTES)
     said = f"{space} at {there}, below {least}: a checkpoint takes 12 bytes or more for each parameter"
-    mend = f"{_what_is_there(there)}  # what takes it; or elsewhere: rlsdk train --trainer.run_dir DIR ..."
-    return Finding(check=name, state=state, found=said, mend=mend)
+    fix = f"{_what_is_there(there)}  # what takes it; or elsewhere: rlsdk train --trainer.run_dir DIR ..."
+    return Finding(check=name, state=state, found=said, fix=fix)
 
 
 def temporary_folder(folder: Path | None = None, space: Space | None = None) -> Finding:
@@ -137,17 +137,17 @@ def temporary_folder(folder: Path | None = None, space: Space | None = None) -> 
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Finding(check=name, state=Health.FAULT, found=str(error), mend="export TMPDIR=$(mktemp -d -p /var/tmp)")
+        return Finding(check=name, state=Health.FAULT, found=str(error), fix="export TMPDIR=$(mktemp -d -p /var/tmp)")
     space = (space or disk_space(folder)) or Space(total_bytes=0, free_bytes=0)
     if space.free_bytes < LEAST_DISK_BYTES:
         said = f"{space} at {folder}, below {size(LEAST_DISK_BYTES)}"
-        return Finding(check=name, state=Health.WARNING, found=said, mend=_what_is_there(folder))
+        return Finding(check=name, state=Health.WARNING, found=said, fix=_what_is_there(folder))
     if asked and Path(asked).resolve() != folder.resolve():
         said = f"TMPDIR {asked} cannot be written, or is full: {folder} is taken in its place"
-        return Finding(check=name, state=Health.WARNING, found=said, mend=f"df -h {shlex.quote(asked)}; unset TMPDIR")
+        return Finding(check=name, state=Health.WARNING, found=said, fix=f"df -h {shlex.quote(asked)}; unset TMPDIR")
     if len(str(folder)) > LONGEST_SOCKET_FOLDER and not os.access("/tmp", os.W_OK):
         said = f"{folder} has {len(str(folder))} characters: Ray's sockets below it would be over the system's limit"
-        return Finding(check=name, state=Health.FAULT, found=said, mend="export TMPDIR=/var/tmp")
+        return Finding(check=name, state=Health.FAULT, found=said, fix="export TMPDIR=/var/tmp")
     return Finding(check=name, state=Health.OK, found=f"{space} at {folder}")
 
 
@@ -159,11 +159,11 @@ def open_files(limit: tuple[int, int] | None = None) -> Finding:
         many = "no limit" if soft == resource.RLIM_INFINITY else f"{soft}"
         return Finding(check=name, state=Health.OK, found=f"{many} a process")
     more = hard == resource.RLIM_INFINITY or hard >= LITTLE_FILES
-    mend = "ulimit -n 65536" if hard == resource.RLIM_INFINITY or hard >= 65536 else f"ulimit -n {hard}"
-    mend = mend if more else "sudo prlimit --pid $$ --nofile=65536:65536"
+    fix = "ulimit -n 65536" if hard == resource.RLIM_INFINITY or hard >= 65536 else f"ulimit -n {hard}"
+    fix = fix if more else "sudo prlimit --pid $$ --nofile=65536:65536"
     state = Health.WARNING if soft >= LEAST_FILES else Health.FAULT
     said = f"{soft} a process: Ray wants {LITTLE_FILES} or more where many workers run"
-    return Finding(check=name, state=state, found=said, mend=mend)
+    return Finding(check=name, state=state, found=said, fix=fix)
 
 
 def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
@@ -176,12 +176,12 @@ def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
     num_free = _num_ports() if num_free is None else num_free
     fault = connection_fault() if fault is None else fault
     if fault and num_free:
-        return Finding(check="ports", state=Health.FAULT, found=fault, mend="sudo ip link set lo up")
+        return Finding(check="ports", state=Health.FAULT, found=fault, fix="sudo ip link set lo up")
     if num_free < LITTLE_PORTS:
         said = f"{num_free} ports are free of those that the system deals out; a worker of Ray takes some twenty"
         more = "sudo sysctl -w net.ipv4.ip_local_port_range='16384 60999'"
-        mend = f"ss -tanp  # who holds the others; to deal out more: {more}"
-        return Finding(check="ports", state=Health.FAULT if fault else Health.WARNING, found=said, mend=mend)
+        fix = f"ss -tanp  # who holds the others; to deal out more: {more}"
+        return Finding(check="ports", state=Health.FAULT if fault else Health.WARNING, found=said, fix=fix)
     return Finding(
         check="ports", state=Health.OK, found=f"processes reach each other here; {num_free} ports to deal out"
     )

@@ -66,7 +66,7 @@ def interpreter(version: str | None = None, supported: str | None = None) -> Fin
         check="interpreter",
         state=Health.FAULT,
         found=f"{found}; rlsdk supports {supported}",
-        mend=f"uv venv --python 3.12 .venv && uv pip install --python .venv/bin/python {CORE}",
+        fix=f"uv venv --python 3.12 .venv && uv pip install --python .venv/bin/python {CORE}",
     )
 
 
@@ -84,7 +84,7 @@ def requirements(declared: Iterable[str] | None = None) -> Iterator[Finding]:
                 check="packages",
                 state=Health.WARNING,
                 found="rlsdk runs from a folder and is not installed: its requirements and plugins are not known",
-                mend=install("-e", "."),
+                fix=install("-e", "."),
             )
             return
     right = 0
@@ -96,19 +96,19 @@ def requirements(declared: Iterable[str] | None = None) -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(check=requirement.name, state=Health.FAULT, found="not installed", mend=install(bare))
+            yield Finding(check=requirement.name, state=Health.FAULT, found="not installed", fix=install(bare))
             continue
         if requirement.specifier.contains(version, prereleases=True):
             right += 1
         else:
             said = f"version {version}, but rlsdk needs {requirement.specifier}"
-            yield Finding(check=requirement.name, state=Health.FAULT, found=said, mend=install(bare))
+            yield Finding(check=requirement.name, state=Health.FAULT, found=said, fix=install(bare))
     if right:
         yield Finding(check="packages", state=Health.OK, found=f"{right} of rlsdk's requirements as they should be")
 
 
 def ray(answer: Answer | None = None) -> Finding:
-    """Whether Ray can be imported. Not starting it: that would take devices from whoever uses them."""
+    """Whether Ray can be imported. Not starting it: that would take devices from their users."""
     answer = ask(RAY, timeout_s=IMPORT_TIMEOUT_S) if answer is None else answer
     if answer.facts is None:
         return _cannot_import("ray", answer.error)
@@ -130,7 +130,7 @@ def torch(num_gpus: int, answer: Answer | None = None) -> Iterator[Finding]:
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA"
     if not facts["right"]:
         again = install("--force-reinstall", "torch")
-        yield Finding(check="torch", state=Health.FAULT, found="a product of matrices came out wrong", mend=again)
+        yield Finding(check="torch", state=Health.FAULT, found="a product of matrices came out wrong", fix=again)
         return
     yield Finding(check="torch", state=Health.OK, found=f"imports and computes, version {facts['version']}, {build}")
     yield _devices(num_gpus, facts["gpus"], facts["cuda"], facts["why"])
@@ -142,11 +142,11 @@ def _devices(num_gpus: int, seen: list[tuple[str, int]], cuda: str | None, why: 
     if why or len(seen) < num_gpus:
         if cuda is None:
             said = f"{num_gpus} GPUs, but torch is built without CUDA"
-            mend = install("--force-reinstall", "torch", "--index-url", "https://download.pytorch.org/whl/cu128")
+            fix = install("--force-reinstall", "torch", "--index-url", "https://download.pytorch.org/whl/cu128")
         else:
             said = f"{num_gpus} GPUs, of which torch can use {0 if why else len(seen)}" + (f": {why}" if why else "")
-            mend = "nvidia-smi  # does not list them either: install the driver; else install a torch for its version"
-        return Finding(check="devices", state=Health.FAULT, found=said, mend=mend)
+            fix = "nvidia-smi  # does not list them either: install the driver; else install a torch for its version"
+        return Finding(check="devices", state=Health.FAULT, found=said, fix=fix)
     names = sorted({f"{name} of {size / 2**30:.0f} GiB" for name, size in seen})
     return Finding(check="devices", state=Health.OK, found=f"{len(seen)} GPUs: {', '.join(names)}")
 
@@ -157,8 +157,8 @@ def _cannot_import(name: str, error: str) -> Finding:
     except importlib.metadata.PackageNotFoundError:
         installed = "cannot be imported"
     wanted = next((f"{r.name}{r.specifier}" for r in _declared() if r.name == name), name)
-    mend = install("--force-reinstall", wanted)
-    return Finding(check=name, state=Health.FAULT, found=f"{installed}: {error}", mend=mend)
+    fix = install("--force-reinstall", wanted)
+    return Finding(check=name, state=Health.FAULT, found=f"{installed}: {error}", fix=fix)
 
 
 def _declared() -> list[Requirement]:

@@ -89,12 +89,12 @@ def _engine(row: Row, answer: Answer) -> Finding:
     check = f"{row.kind} {row.name}"
     if answer.facts is None:
         said = f"{row.source}: its engine cannot be imported: {answer.error}"
-        return Finding(check=check, state=Health.FAULT, found=said, mend=_reinstall(row))
+        return Finding(check=check, state=Health.FAULT, found=said, fix=_reinstall(row))
     if row.state is State.UNTESTED:
         within = [f"{_installed(names)}{specifier}" for names, specifier in spec.engine_requires.items()]
         said = f"{row.source}: {row.reason}"
-        mend = install(*within) if row.isolation is None else _reinstall(row)
-        return Finding(check=check, state=Health.WARNING, found=said, mend=mend)
+        fix = install(*within) if row.isolation is None else _reinstall(row)
+        return Finding(check=check, state=Health.WARNING, found=said, fix=fix)
     if row.isolation is not None:
         has = ", ".join(f"{name} {version}" for name, version in row.isolation.versions.items())
         return Finding(check=check, state=Health.OK, found=f"{row.source}, {row.reason}: {has}")
@@ -110,15 +110,15 @@ def _unusable(row: Row) -> Finding:
     if row.state is State.DISABLED:
         return Finding(check=check, state=Health.OK, found=f"{row.source}: {row.reason}")
     if row.state is State.ENGINE_MISSING and isinstance(row.spec, BackendSpec):
-        mend = row.spec.install_hint or install(*(n.split("|")[0] + s for n, s in row.spec.engine_requires.items()))
-        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
+        fix = row.spec.install_hint or install(*(n.split("|")[0] + s for n, s in row.spec.engine_requires.items()))
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", fix=fix)
     if row.state is State.CLASH:
-        mend = install(row.source.distribution).replace(" install ", " uninstall ")
-        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
+        fix = install(row.source.distribution).replace(" install ", " uninstall ")
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", fix=fix)
     if row.state is State.WRONG_INTERFACE:
-        mend = install("--upgrade", row.source.distribution, "rlsdk")
-        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=mend)
-    return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", mend=_reinstall(row))
+        fix = install("--upgrade", row.source.distribution, "rlsdk")
+        return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", fix=fix)
+    return Finding(check=check, state=Health.FAULT, found=f"{row.source}: {row.reason}", fix=_reinstall(row))
 
 
 def _only_lacks_an_extra(row: Row) -> bool:

@@ -80,5 +80,7 @@ class ParityError(RlsdkError, RuntimeError):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the closest of `valid`, or an empty string when none is close."""
-    match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    matches = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.6)
+    # Of names that are equally close, one of the same letters: two of them were swapped.
+    matches.sort(key=lambda other: sorted(other) != sorted(name))
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -74,8 +74,8 @@ class WeightLayout:
     node: str
     """Equal on two ranks that can share memory."""
     device: str
-    """`cpu` or `cuda:N`, as in `RankContext.device`. Whoever compares ranks first puts the physical device's name in
-    place of N (`RankContext.accelerators`): then ranks of equal `node` and `device` are on one device."""
+    """`cpu` or `cuda:N`, as in `RankContext.device`. Before ranks are compared, the physical device's name takes
+    the place of N (`RankContext.accelerators`): then ranks of equal `node` and `device` are on one device."""
     process: str
     """Equal on two ranks that live in one process (`node:pid`)."""
     tensors: tuple[TensorMeta, ...]

@@ -47,7 +47,7 @@ def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, A
     except (ConnectionError, hub_errors.LocalEntryNotFoundError) as error:
         raise ConfigError(
             f"model.path {name!r}{at}: no such folder here, not in the local cache, and the hub cannot be reached; "
-            "give a folder, or mend the network (HF_ENDPOINT names a mirror, HF_HOME the cache)"
+            "give a folder, or fix the network (HF_ENDPOINT names a mirror, HF_HOME the cache)"
         ) from error
     except hub_errors.EntryNotFoundError as error:
         raise ConfigError(f"model.path {name!r}{at}: the hub has it, without a config.json") from error

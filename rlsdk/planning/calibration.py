@@ -15,7 +15,7 @@ from rlsdk.trainer.step_times import phase_names
 from rlsdk.trainer.trackers import read_metrics
 
 FAR = 4.0
-"""A work or a model that is so many times that of the calibrating run is told to be far from it."""
+"""A batch or a model of more than so many times that of the calibrating run is called far from it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ class TransformersRolloutEngine(RolloutEngine):
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
-        """Held by whoever reads or writes the weights."""
+        """Held while weights are read or written."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()

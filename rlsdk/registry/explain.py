@@ -52,7 +52,9 @@ def not_found(kind: Kind, name: str, rows: Sequence[Row]) -> PluginError:
     if name in installable:
         hint = f"run `pip install {installable[name]}`"
         return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed; {installed}; {hint}")
-    near = nearest(name, [*usable, *installable])
+    if name.endswith(".py"):
+        return PluginNotFoundError(f"{spoken(kind)} {name!r}: expected FILE.py:FUNCTION, such as {name}:my_function")
+    near = nearest(name, [*usable, *installable, *(row.name for row in rows if row.kind == kind)])
     for absent in installable.keys() - usable:
         if near.endswith(f"{absent!r}?"):
             near += f" Then run `pip install {installable[absent]}`"

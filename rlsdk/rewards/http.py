@@ -109,7 +109,9 @@ class HttpClient:
         status = response.status_code
         if response.is_redirect:
             target = response.headers.get("Location", "nowhere")
-            raise RemoteError(f"{url} redirects to {target!r}, which is not followed; name the right URL")
+            raise RemoteError(
+                f"{url} redirects to {target!r}, which is not followed; name the URL that it redirects to"
+            )
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise RemoteError(f"{url} answered compressed, although that was not asked for")
         data = bytearray()

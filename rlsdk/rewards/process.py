@@ -57,7 +57,7 @@ class GradingProcess:
             "log_path": None if log_path is None else str(log_path),
             "scratch": self._scratch,
         }
-        with contextlib.suppress(OSError):  # it died at once: whoever reads from it will see
+        with contextlib.suppress(OSError):  # it died at once: the reader will see
             self._write(encode_message(setup))
 
     @property

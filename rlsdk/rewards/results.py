@@ -52,7 +52,7 @@ class RewardResult:
     examples: tuple[FailureExample, ...] = ()
     """The first few of each kind and reward."""
     notices: tuple[str, ...] = ()
-    """What went wrong and was put right, for the run's log: samples that were graded again."""
+    """Errors that were recovered from, for the run's log: samples that were graded again."""
 
     @classmethod
     def concat(cls, results: Sequence[RewardResult]) -> RewardResult:

@@ -64,7 +64,10 @@ class RewardServer:
         try:
             self._http = _Server(self)
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ConfigError(
+                f"--port {options.port}: cannot listen on {options.host}: {why}; give another one, or 0 for any"
+            ) from error
 
     @property
     def url(self) -> str:

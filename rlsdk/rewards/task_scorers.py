@@ -40,17 +40,17 @@ def puzzle24(given: str, row: Row) -> float:
 
 
 def string_insertion(given: str, row: Row) -> float:
-    """0.1 where the letters are right but given as a list."""
+    """0.1 where the letters are correct but given as a list."""
     return _as_list(given, row["answer"], 0.1, lambda value: "".join(map(_text, _items(value))))
 
 
 def spiral_matrix(given: str, row: Row) -> float:
-    """0.1 where the numbers are right but given as a list."""
+    """0.1 where the numbers are correct but given as a list."""
     return _as_list(given.strip(), row["answer"].strip(), 0.1, lambda value: " ".join(map(str, _items(value))))
 
 
 def binary_matrix(given: str, row: Row) -> float:
-    """0.1 where the matrix is right but given as lists."""
+    """0.1 where the matrix is correct but given as lists."""
     return _as_list(given, row["answer"], 0.1, _matrix)
 
 
@@ -111,14 +111,14 @@ SAFE_ROWS: Mapping[str, Callable[[Row], dict[str, Any]]] = {"number_sorting": pl
 
 
 def _equation(given: str, row: Row, target: int, *, otherwise: tuple[float, float]) -> float:
-    """1 when right; else the first where nothing can be read, the second where the expression is wrong."""
+    """1 when correct; else the first where nothing can be read, the second where the expression is wrong."""
     try:
         tree = parse_arithmetic(given)
         used, value = whole_numbers(tree), value_of(tree)
     except (GrammarError, ZeroDivisionError):
         return otherwise[0]
-    right = sorted(used) == sorted(row["metadata"]["numbers"]) and value == Fraction(target)
-    return 1.0 if right else otherwise[1]
+    correct = sorted(used) == sorted(row["metadata"]["numbers"]) and value == Fraction(target)
+    return 1.0 if correct else otherwise[1]
 
 
 def _as_list(given: str, wanted: str, credit: float, join: Callable[[Literal], str]) -> float:

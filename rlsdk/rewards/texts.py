@@ -130,7 +130,7 @@ def answer_text(response: str) -> str:
 
 
 def references(sample: RewardSample, field: str | None) -> list[str]:
-    """The texts that are right.
+    """The accepted texts.
 
     Raises:
         ValueError: there is none.

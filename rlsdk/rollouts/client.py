@@ -37,7 +37,7 @@ Kept = tuple[GenerationRequest, GenerationOutput]
 
 
 class GenerationClient:
-    """Sends requests, gives each sample to whoever waits for it. Lives on one event loop; `run` must be running."""
+    """Sends requests, hands each sample to its awaiting coroutine. Lives on one event loop; `run` must be running."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Recording:
     """Has what comes in one turn of the event loop put down together, and delivers a group when all of it is."""
 
     def __init__(self, record: Record, into: Inbox) -> None:
-        """`into` is told when it cannot be put down (a full disk)."""
+        """`into` receives the error where it cannot be written (a full disk)."""
         self._record = record
         self._into = into
         self._is_due = False
@@ -110,7 +110,7 @@ class CollectedGroup:
             self._deliver(Group(task=self._task, samples=samples, baseline=self._baseline))
 
     def fail(self, error: BaseException) -> None:
-        """Of all that goes wrong with a group, the first is told."""
+        """Only the first error of a group is reported."""
         if self._left > 0:
             self._left = -1
             self._done(error)

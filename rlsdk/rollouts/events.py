@@ -1,5 +1,7 @@
-"""What a schedule is told, and what it asks for. Steps are counted from 1; the weights of step 0 are those that the run
-starts from."""
+"""Events into a schedule, and commands out of it.
+
+Steps are counted from 1; the weights of step 0 are those that the run starts from.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Schedule:
             done: steps that lie behind (a resumed run).
             next_group: ordinal of the first new group to start.
             max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
-            order: `prompt`: a step trains the groups that were started for it; `finish`: whoever finished first.
+            order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
             drains: weights are published only when no group is under way.
             max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
                 that all are trained.

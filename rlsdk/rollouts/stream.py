@@ -100,7 +100,7 @@ class RolloutStream:
         Args:
             tasks: the groups.
             into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
-            record: is told of each sample.
+            record: called with each sample.
             made: by ordinal of the group, samples that are not made again.
         """
         inbox = self._done if into is None else into

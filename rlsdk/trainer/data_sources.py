@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from rlsdk.config import RunConfig
-from rlsdk.data import check_source
+from rlsdk.data import DataRow, PromptFormat, check_source, load_rows, parse_source, split_by_content
+from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.registry import ComponentKind, Registry
+
+SMALL_BYTES = 4 << 20
+"""Of a file that is read whole before a run starts: a tenth of a second."""
+TEXT_FILES = ("jsonl", "json", "csv")
+"""Kinds of sources."""
 
 
 def source_names(config: RunConfig) -> dict[str, str]:
@@ -19,6 +29,63 @@ def source_names(config: RunConfig) -> dict[str, str]:
     return found | {
         f"eval.sets.{name}.data": part.data for name, part in config.eval.sets.items() if part.data is not None
     }
+
+
+def check_rows(config: RunConfig, registry: Registry, *, holds_out: bool) -> None:
+    """Refuses rows that cannot be used before the run has a process: all of a small file's, the first one of others.
+
+    Files of text only; what a library or the network reads is read when the run starts.
+
+    Args:
+        config: of the run.
+        registry: of what is installed.
+        holds_out: evaluations take their rows from those that are trained on, unless the configuration names others.
+
+    Raises:
+        ConfigError, DataError: a file cannot be read, a row has no prompt, or too few questions to hold some out; the
+            message begins with the field of the configuration.
+    """
+    data = config.data
+    form = PromptFormat(
+        prompt_field=data.prompt_field, answer_field=data.answer_field, prompt_template=data.prompt_template
+    )
+    parts: list[tuple[str, str, Mapping[str, Any], int | None, Mapping[str, Any]]] = []
+    if data.train is not None:
+        parts = [("data.train", data.train, data.options, data.num_train_rows, {})]
+    if data.mixture:
+        parts = [(f"data.mixture.{i}", p.source, p.options, p.num_rows, p.fields) for i, p in enumerate(data.mixture)]
+    rows: list[DataRow] = []
+    is_whole = True
+    for field, name, options, limit, fields in parts:
+        try:
+            found, all_of_it = _text_rows(name, registry, options, limit)
+            found = [replace(row, row={**row.row, **fields}) for row in found]
+            form.select(found)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"{field}: {error}") from error
+        rows, is_whole = [*rows, *found], is_whole and all_of_it
+    if rows and is_whole and holds_out and _holds_out(config):
+        split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+
+
+def _text_rows(
+    name: str, registry: Registry, options: Mapping[str, Any], limit: int | None
+) -> tuple[list[DataRow], bool]:
+    """Rows of a file of text, and whether these are all that the run will read."""
+    kinds = registry.usable(ComponentKind.DATASET)
+    source = parse_source(name, kinds)
+    if source.kind not in TEXT_FILES:
+        return [], False
+    is_small = existing_file(source.rest).stat().st_size <= SMALL_BYTES
+    if not is_small and source.kind == "json":  # one array, which is read as a whole
+        return [], False
+    resolve = lambda kind: registry.component(ComponentKind.DATASET, kind)  # noqa: E731
+    return load_rows(name, kinds=kinds, resolve=resolve, options=options, limit=limit if is_small else 1), is_small
+
+
+def _holds_out(config: RunConfig) -> bool:
+    measures = config.eval.measures() if config.eval.every_steps is not None else []
+    return config.data.eval is None and any(measure.config.data is None for measure in measures)
 
 
 def check_sources(config: RunConfig, registry: Registry) -> None:

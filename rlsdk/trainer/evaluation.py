@@ -114,9 +114,9 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     which nothing is left is NaN, never 0.
     """
     summary = GradeSummary.of_groups(groups, part.reward_names)
-    graded = [[(sample, right) for sample in group.samples if (right := part.verdict(sample)) is not None]
+    graded = [[(sample, correct) for sample in group.samples if (correct := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
-    verdicts = [[float(right) for _, right in members] for members in graded]
+    verdicts = [[float(correct) for _, correct in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
     # Where reward models alone score a run, nothing is graded here.
     judged = {**_mean_and_error("accuracy", verdicts), **_mean_and_error("reward", scores)} if part.reward_names else {}
@@ -227,7 +227,7 @@ def _total_log_prob(sample: Sample) -> float:
 
 def _at_k(graded: Sequence[Sequence[tuple[Sample, bool]]], num_samples: int) -> dict[str, float]:
     """pass@k and, where answers are marked, maj@k: means over the prompts with at least k graded samples."""
-    votes = [[Vote(correct=right, answer=answer_key(sample.text)) for sample, right in members] for members in graded]
+    votes = [[Vote(correct=known, answer=answer_key(sample.text)) for sample, known in members] for members in graded]
     cast = [vote.answer is not None for group in votes for vote in group]
     figures = {"answered_share": sum(cast) / len(cast)} if any(cast) else {}
     for k in powers_of_two(num_samples):

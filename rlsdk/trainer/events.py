@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it. The trainer knows no terminal; a view implements these methods."""
+"""Events of a run. The trainer knows no terminal; a view implements these methods."""
 
 from __future__ import annotations
 

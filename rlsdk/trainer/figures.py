@@ -59,9 +59,9 @@ def majority_at_k(votes: Sequence[Vote], k: int) -> float:
         k: at least 1; n, or any where n is at most `MAX_VOTES`.
     """
     counts = Counter(vote.answer for vote in votes if vote.answer is not None)
-    right = Counter(vote.answer for vote in votes if vote.answer is not None and vote.correct)
+    correct = Counter(vote.answer for vote in votes if vote.answer is not None and vote.correct)
     found = 0.0
-    for answer, num_correct in right.items():
+    for answer, num_correct in correct.items():
         others = counts.copy()
         own = others.pop(answer)
         found += _wins(own, tuple(sorted(others.values())), len(votes), k) * num_correct / own

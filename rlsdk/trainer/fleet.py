@@ -64,7 +64,7 @@ class Fleet(ServedWeights):
             keeps_copy: the actor trains while replicas serve: a copy of what they serve is kept.
             drains: weights are published only when all samples are made.
             timeout_s: of each call of the actor, and of a sync's waits for ranks.
-            notice: told what happened.
+            notice: called with what happened.
         """
         super().__init__(session, timeout_s=timeout_s)
         self._group = group
@@ -282,8 +282,8 @@ class Fleet(ServedWeights):
             return None
 
     def _manager_of(self, ranks: Sequence[int]) -> tuple[ShardingManager, SomeRanks]:
-        """What brings weights to these ranks. Whoever was brought some before by another is asked anew: what the two
-        ends keep from sync to sync is of one set of ranks."""
+        """The manager that syncs weights to these ranks. A rank that was synced by another manager is described anew:
+        what the two ends keep between syncs belongs to one set of ranks."""
         key = tuple((rank, self.health[rank].life) for rank in ranks)
         if self._manager is None or self._manager[0] != key:
             if self._has_synced:

@@ -27,7 +27,7 @@ class RewardGrader:
     """Satisfies `rlsdk.rollouts.Grader`."""
 
     def __init__(self, scorer: Scorer, notice: Callable[[str], None], *, failed_score: float | None = None) -> None:
-        """`notice` receives what went wrong and was put right: samples that were graded again. `failed_score`: see
+        """`notice` receives errors that were recovered from: samples that were graded again. `failed_score`: see
         `grades_of`."""
         self._scorer = scorer
         self._notice = notice
@@ -102,7 +102,7 @@ class GradeSummary:
     """Of the scores, dropped samples left out; 0 where all were dropped."""
     std: float
     accuracy: float
-    """Share of all samples to which the first reward that is for them gave 1 or more; a failed sample is not right."""
+    """Share of all samples to which the first reward that is for them gave 1 or more; a failed one is not correct."""
     terms: Mapping[str, float]
     """Mean of each reward over the samples that it graded; rewards that graded none are left out."""
     by_reward: Mapping[str, TermSummary]
@@ -117,7 +117,7 @@ class GradeSummary:
     def of(cls, grades: Sequence[Grade], names: Sequence[str], where: Sequence[str] = ()) -> GradeSummary:
         """`names` are those of the rewards, in order; `where` says of each grade which sample it belongs to."""
         scores = np.array([grade.score for grade in grades if grade.valid], np.float32)
-        right = [not grade.has_failed and _first_term(grade, names) >= 1.0 for grade in grades]
+        correct = [not grade.has_failed and _first_term(grade, names) >= 1.0 for grade in grades]
         shown = [(at, failure) for at, grade in enumerate(grades) for failure in grade.failures if failure.message]
         by_reward = {name: _term(grades, name) for name in names}
         return cls(
@@ -125,7 +125,7 @@ class GradeSummary:
             num_failed=sum(grade.has_failed for grade in grades),
             mean=float(scores.mean()) if len(scores) else 0.0,
             std=float(scores.std()) if len(scores) else 0.0,
-            accuracy=sum(right) / len(right) if right else 0.0,
+            accuracy=sum(correct) / len(correct) if correct else 0.0,
             terms={name: term.mean for name, term in by_reward.items() if term.mean is not None},
             by_reward=by_reward,
             failures=Counter(failure.kind for grade in grades for failure in grade.failures),

@@ -118,7 +118,7 @@ def evaluate_model(
     Args:
         config: of the run that trained it, with `model.path` as it is to be evaluated.
         registry: of what is installed.
-        view: is told what became of the data, and of samples that have no grade.
+        view: receives notices about the data, and about samples without a grade.
         sets: names of the sets that are evaluated; none: all.
 
     Raises:

@@ -47,7 +47,7 @@ class Lives:
         Args:
             config: of the run; `faults.session_restarts` is how often.
             run_dir: its folder.
-            view: is told.
+            view: receives notices.
             stop: a run that is to end is not begun again.
         """
         self._config = config
@@ -55,7 +55,7 @@ class Lives:
         self._view = view
         self._stop = stop
         self.has_begun = False
-        """Steps were made: what dies before that died of how it was started, and is told at once."""
+        """Steps were made: what dies before that died of how it was started, and is reported at once."""
         self.restarts = 0
         self._in_a_row = 0
         self._mark = self._newest()

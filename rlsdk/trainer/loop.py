@@ -121,7 +121,7 @@ class Trainer:
                 self._fit()
                 self._finish_save()
             finally:
-                with suppress(Exception):  # another error is told
+                with suppress(Exception):  # another error is reported
                     self._background.wait()
 
     def _fit(self) -> None:

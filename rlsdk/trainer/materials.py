@@ -73,7 +73,7 @@ def build_materials(
         config: of the run.
         registry: of what is installed.
         run_dir: the run's folder.
-        view: is told what was left out of the data.
+        view: receives notices of what was left out of the data.
         rewarded: samples are graded.
         supervised: supervised training comes first, where `sft` asks for it; False: it is behind the run already, or
             not what the run is about.

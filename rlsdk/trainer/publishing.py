@@ -88,7 +88,7 @@ class OverlappedPublisher:
             on_new_weights: what running samples do. `drain`: there are none when `publish` is called.
             expects_change: a sync after an update must find changed tensors.
             timeout_s: for each pause and resume.
-            synced: told of each report.
+            synced: called with each report.
         """
         self._weights = weights
         self._stream = stream

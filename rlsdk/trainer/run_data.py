@@ -104,7 +104,7 @@ def load_prompts(
         config: of the run.
         registry: of what is installed.
         tokenizer: of the policy.
-        view: is told what became of the rows.
+        view: receives notices about the rows.
         measures: of the evaluations; none: no row is held out, and `data.eval` is only kept out of training.
 
     Raises:
@@ -314,7 +314,7 @@ def _eval_prompts(
 def _without(
     sources: Sequence[SourceRows], held: EvalRows, form: PromptFormat, view: RunView | None
 ) -> list[SourceRows]:
-    """The sources without an evaluation's questions; `view` is told how many rows that were.
+    """The sources without an evaluation's questions; `view` receives how many rows that were.
 
     Raises:
         DataError: nothing is left of a source.

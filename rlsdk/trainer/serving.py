@@ -1,4 +1,4 @@
-"""The weights' way from the actor to the replicas, as whoever publishes sees it."""
+"""Publishing weights: from the actor to the replicas."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class DeviceTurns:
                     self._bring(pool, {role: frozenset((WEIGHTS, CACHE)) for role in serving}, stages)
                 yield replace(report, seconds=sum(stages.values()), stages_s=stages) if stages else report
             except BaseException:
-                with suppress(RlsdkError):  # What went wrong first is what is told.
+                with suppress(RlsdkError):  # the first error is reported
                     self._fall_asleep(serving, stages)
                 raise
             self._fall_asleep(serving, stages)

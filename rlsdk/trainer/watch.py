@@ -55,7 +55,7 @@ SYMPTOMS = (
     Symptom(
         name="saturated",
         shows=_is_saturated,
-        says=lambda _: "every sample is right, so there is nothing left to learn here. Stop, or take harder data",
+        says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or take harder data",
     ),
     Symptom(name="alike", shows=lambda m: _all_alike(m) and not _is_saturated(m), says=_says_alike),
     Symptom(

@@ -118,8 +118,8 @@ class ConsoleView(RunView):
     def pairs_step(self, label: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         self._show_run("steps", step, steps)
         if step == steps or step % max(steps // 10, 1) == 0:
-            loss, right = metrics[f"{label}/loss"], metrics[f"{label}/accuracy"]
-            self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  accuracy {right:.1%}")
+            loss, accuracy = metrics[f"{label}/loss"], metrics[f"{label}/accuracy"]
+            self._print(f"{label} {step:>{len(str(steps))}}/{steps}  loss {loss:.4f}  accuracy {accuracy:.1%}")
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         for line in eval_lines(step, metrics, self._rules):

@@ -90,7 +90,7 @@ def test_code_of_a_run_that_was_opened_is_run_only_when_it_is_agreed_to(folder: 
 def test_the_api_says_what_is_installed_and_what_is_wrong() -> None:
     rows = {(row["kind"], row["name"]): row for row in rlsdk.plugins()}
     assert rows["train", "torch"]["state"] == "usable" or rows["train", "torch"]["state"]
-    assert {"check", "state", "found", "mend"} == set(rlsdk.doctor()[0])
+    assert {"check", "state", "found", "fix"} == set(rlsdk.doctor()[0])
 
 
 def test_all_names_of_the_package_are_there() -> None:

@@ -30,7 +30,7 @@ FULL = Space(total_bytes=64 * GIB, free_bytes=100 << 20)
 
 
 @pytest.mark.parametrize(
-    ("finding", "state", "said", "mend"),
+    ("finding", "state", "said", "fix"),
     [
         (lambda: packages.interpreter("3.12.1", ">=3.11,<3.14"), "ok", "3.12.1", ""),
         (lambda: packages.interpreter("3.9.2", ">=3.11,<3.14"), "fault", "rlsdk supports >=3.11", "uv venv --python"),
@@ -56,14 +56,14 @@ FULL = Space(total_bytes=64 * GIB, free_bytes=100 << 20)
     ],
 )  # fmt: skip
 def test_a_check_says_how_it_is_and_what_mends_it(
-    finding: Callable[[], Finding], state: str, said: str, mend: str
+    finding: Callable[[], Finding], state: str, said: str, fix: str
 ) -> None:
     found = finding()
     assert found.state == state
     assert said in found.found
-    assert mend in found.mend
-    assert bool(found.mend) == (state != "ok")
-    assert "\n" not in found.mend
+    assert fix in found.fix
+    assert bool(found.fix) == (state != "ok")
+    assert "\n" not in found.fix
 
 
 def torch_answer(**facts: Any) -> Answer:
@@ -71,7 +71,7 @@ def torch_answer(**facts: Any) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "answer", "states", "said", "mend"),
+    ("num_gpus", "answer", "states", "said", "fix"),
     [
         (0, torch_answer(), ["ok", "ok"], "no GPU", ""),
         (2, torch_answer(cuda="12.8", gpus=[["H100", 80 * GIB]] * 2), ["ok", "ok"], "2 GPUs: H100 of 80 GiB", ""),
@@ -83,12 +83,12 @@ def torch_answer(**facts: Any) -> Answer:
     ],
 )  # fmt: skip
 def test_torch_must_import_compute_and_see_the_gpus(
-    num_gpus: int, answer: Answer, states: list[str], said: str, mend: str
+    num_gpus: int, answer: Answer, states: list[str], said: str, fix: str
 ) -> None:
     found = list(packages.torch(num_gpus, answer))
     assert [finding.state for finding in found] == states
     assert said in found[-1].found
-    assert mend in found[-1].mend
+    assert fix in found[-1].fix
 
 
 def test_requirements_that_are_missing_or_of_another_version_are_named_with_the_command() -> None:
@@ -97,7 +97,7 @@ def test_requirements_that_are_missing_or_of_another_version_are_named_with_the_
     assert set(found) == {"pluggy", "no-such-thing", "packages"}
     assert found["packages"].found.startswith("1 of")
     assert "but rlsdk needs <0.1" in found["pluggy"].found
-    assert found["no-such-thing"].mend.endswith("install 'no-such-thing>=2'") or "uv pip" in found["no-such-thing"].mend
+    assert found["no-such-thing"].fix.endswith("install 'no-such-thing>=2'") or "uv pip" in found["no-such-thing"].fix
 
 
 def test_gpus_are_counted_as_far_as_this_process_may_use_them(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ NEEDS: dict[str, Any] = {"engine_requires": {"no-such|pluggy": ">=1,<2"}}
 
 
 @pytest.mark.parametrize(
-    ("row", "answer", "state", "said", "mend"),
+    ("row", "answer", "state", "said", "fix"),
     [
         (backend(State.READY, **NEEDS), Answer(facts={}), "ok", "pluggy 1.", ""),
         (backend(State.READY), Answer(error="OSError: lib.so"), "fault", "lib.so", "--force-reinstall rlsdk-gale"),
@@ -157,7 +157,7 @@ NEEDS: dict[str, Any] = {"engine_requires": {"no-such|pluggy": ">=1,<2"}}
     ],
 )  # fmt: skip
 def test_every_state_of_a_plugin_is_told_with_what_mends_it(
-    row: Row, answer: Answer | None, state: str, said: str, mend: str
+    row: Row, answer: Answer | None, state: str, said: str, fix: str
 ) -> None:
     def probe(spec: BackendSpec) -> Answer:
         assert answer is not None, "what cannot be used is not imported"
@@ -166,7 +166,7 @@ def test_every_state_of_a_plugin_is_told_with_what_mends_it(
     (found,) = plugin_checks.plugins([row], probe)
     assert (found.check, found.state) == ("train gale", state)
     assert said in found.found
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_packages_of_an_engine_are_imported_by_the_names_that_it_is_installed_under() -> None:
@@ -217,8 +217,8 @@ def test_where_torch_and_ray_are_broken_the_doctor_still_speaks(sabotaged: subpr
     for name, (_, said) in SABOTAGED.items():
         assert found[name]["state"] == "fault"
         assert said in found[name]["found"]
-        assert f"--force-reinstall '{name}>=" in found[name]["mend"]
-    assert found["train lost"]["mend"] == "pip install no-such-engine"
+        assert f"--force-reinstall '{name}>=" in found[name]["fix"]
+    assert found["train lost"]["fix"] == "pip install no-such-engine"
     assert "libwreck.so" in found["plugin wreck"]["found"]
     assert found["train torch"]["state"] == "fault"
     for name in ("interpreter", "processors", "memory", "shared memory", "run folder", "open files", "ports"):
@@ -237,7 +237,7 @@ def test_a_sound_environment_ends_well_and_without_a_code(
     assert capsys.readouterr().out == (
         f"ok       {'ray':<20} [version] 2\n"
         f"ok       {'graders':<20} confined: no network; not here: not root (it is root)\n"
-        "\nverdict: well: nothing to mend\n"
+        "\nverdict: well: nothing to fix\n"
     )
 
 
@@ -247,15 +247,15 @@ def test_a_system_that_confines_no_graders_is_a_warning(monkeypatch: pytest.Monk
     finding = graders()
     assert finding.state is Health.WARNING
     assert "not here: no network and no tracing (unknown machine)" in finding.found
-    assert "container" in finding.mend
+    assert "container" in finding.fix
 
 
 def test_the_verdict_lists_what_mends_the_worst_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = [
-        Finding(check="open files", state=Health.WARNING, found="few", mend="ulimit -n 65536"),
-        Finding(check="ray", state=Health.FAULT, found="gone", mend="pip install 'ray[a]'"),
+        Finding(check="open files", state=Health.WARNING, found="few", fix="ulimit -n 65536"),
+        Finding(check="ray", state=Health.FAULT, found="gone", fix="pip install 'ray[a]'"),
     ]
     monkeypatch.setattr("rlsdk.diagnosis.examine", lambda *_: bad)
     with pytest.raises(SystemExit) as caught:

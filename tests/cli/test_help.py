@@ -22,6 +22,18 @@ def test_every_command_explains_itself_by_both_flags(
     assert "Usage: rlsdk" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("group", [[], ["plugins"], ["algorithms"], ["config"], ["reward"]])
+def test_the_line_of_a_command_is_whole_on_a_narrow_terminal(
+    group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([*group, "--help"])
+    lines = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_the_package_is_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "rlsdk", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("rlsdk 0.")

@@ -96,12 +96,12 @@ def test_the_doctor_imports_an_engine_where_it_lives(home: Path, environment: Pa
     assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
     rows = [row for row in Registry.discover().rows() if row.name == "gale"]
     (found,) = plugins(rows)
-    assert (found.state, found.mend) == (Health.OK, "")
+    assert (found.state, found.fix) == (Health.OK, "")
     assert f"environment {environment}" in found.found
     (packages,) = environment.glob("lib/python3*/site-packages")
     (packages / "rlsdk_gale_engine.py").unlink()
     (found,) = plugins(rows)
-    assert (found.state, found.mend) == (Health.FAULT, "rlsdk plugins install rlsdk-gale --isolated")
+    assert (found.state, found.fix) == (Health.FAULT, "rlsdk plugins install rlsdk-gale --isolated")
     assert "No module named 'rlsdk_gale_engine'" in found.found
 
 

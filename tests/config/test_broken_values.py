@@ -39,7 +39,7 @@ def test_what_yaml_allows_and_no_run_can_use_is_named(tmp_path: Path, case: str)
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "~nouser/x", "."])
 def test_a_file_that_cannot_be_is_a_message(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--config .*: cannot be read"):
+    with pytest.raises(ConfigError, match=r"--config .*: (cannot be read|no such file)"):
         load_config([], ["--config", name])
 
 

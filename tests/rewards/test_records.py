@@ -181,7 +181,7 @@ def test_routes_that_fit_the_data_pass() -> None:
 def test_the_example_scores_lines_where_they_end(tmp_path: Path) -> None:
     tokenizer = write_byte_tokenizer(tmp_path)
     example = Path(__file__).parents[2] / "examples" / "reward_lines.py"
-    reward = RewardDef(name="lines", target=f"{example}:right_lines", options={"tokenizer": str(tmp_path)})
+    reward = RewardDef(name="lines", target=f"{example}:correct_lines", options={"tokenizer": str(tmp_path)})
     texts = ["2+2=4\n3*3=8\nso 7", "nothing", "1 + 1 = 2"]
     with RewardRunner([reward], is_whole=False) as runner:
         result = runner.score([made(text, tuple(tokenizer(text)["input_ids"])) for text in texts])

@@ -167,7 +167,7 @@ def test_an_address_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(ConfigError, match=f"--port {port}: cannot listen on 127.0.0.1: .*in use"):
             RewardServer(RewardRunner([RewardDef(name="a", target="m:f")]), ServeOptions(port=port))
 
 

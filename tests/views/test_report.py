@@ -19,7 +19,7 @@ from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metric
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report import write_report
 from rlsdk.views.report.curves import charts_of, data_of, others_of
-from rlsdk.views.report.facts import fact_rows
+from rlsdk.views.report.facts import fact_rows, readable, title_of
 from rlsdk.views.report.markup import json_block
 from rlsdk.views.report.record import read_run
 from rlsdk.views.report.samples import sample_section
@@ -278,3 +278,47 @@ def test_names_of_a_legend_do_not_lie_on_each_other() -> None:
     for (x, y, name), (after, below, _) in pairwise(written):
         assert below > y or after >= x + 5.5 * len(name) + 10
     assert all(x + 5.5 * len(name) < 420 for x, _, name in written)
+
+
+def test_steps_of_a_warm_start_do_not_squeeze_the_curves_of_training(tmp_path: Path) -> None:
+    """Both stages count from 1: 100 supervised steps left 16 of training a sixth of their charts."""
+    lines = [{"step": step, "sft/loss": 1.0} | ({"reward/mean": 0.5} if step <= 16 else {}) for step in range(1, 101)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = read_run(tmp_path)
+    charts = {chart["title"]: chart for chart in data_of([record], charts_of([record]))["charts"]}
+    assert (charts["Score"]["first"], len(charts["Score"]["series"][0]["values"])) == (0, 16)
+    assert len(charts["Loss"]["series"][0]["values"]) == 100
+    assert dict(fact_rows(record))["steps"] == "16, after 100 supervised ones"
+
+
+def test_a_setting_reads_as_in_a_file() -> None:
+    value = [{"name": "gsm8k", "label": None, "weight": 1.0, "options": {}, "remote": None}, {"name": "x", "rows": {}}]
+    assert readable(value) == "[{name: gsm8k, weight: 1.0}, {name: x}]"
+    assert (readable(True), readable(None), readable("a b"), readable([1, 2.5])) == ("true", "null", "a b", "[1, 2.5]")
+
+
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [("/home/me/runs/base/model", "base/model"), ("/home/me/qwen", "qwen"), ("org/model", "org/model")],
+)
+def test_a_title_says_which_model(path: str, title: str) -> None:
+    assert title_of({"model": {"path": path}}, "run") == title
+
+
+def test_prompts_whose_samples_scored_differently_come_first_and_the_rest_is_folded() -> None:
+    def sample(step: int, scores: list[float]) -> dict[str, object]:
+        return {"step": step, "prompt": f"p{step}", "response": "r", "score": scores[0], "reward/x": scores[0],
+                "advantage": 0.0, "group_scores": scores, "sample": 0}  # fmt: skip
+
+    page = sample_section([sample(step, [1.0, 0.0] if step == 3 else [1.0, 1.0]) for step in range(1, 31)])
+    prompts = re.findall(r'ask">(p\d+)<', page)
+    assert prompts[:3] == ["p3", "p30", "p29"]
+    assert page.index("10 more prompts") > page.index(">p12<")
+    assert ">+0<" not in page
+    assert "<span>x</span>" not in page  # equal to the score: it is the only term
+
+
+def test_a_model_that_the_run_made_for_itself_has_no_name() -> None:
+    settings = {"model": {"path": "/home/me/runs/a/model"}, "data": {"train": "reasoning_gym:x"}}
+    assert title_of({**settings, "trainer": {"run_name": "a"}}, "copy") == "reasoning_gym:x"
+    assert title_of(settings, "b") == "a/model \N{MIDDLE DOT} reasoning_gym:x"

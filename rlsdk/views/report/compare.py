@@ -11,7 +11,7 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
-from rlsdk.views.report.facts import NOT_SHOWN, SHOWN_CHARS, fact_rows, headlines, leaves
+from rlsdk.views.report.facts import NOT_SHOWN, SHOWN_CHARS, fact_rows, headlines, leaves, readable
 from rlsdk.views.report.markup import document, escaped, table
 from rlsdk.views.report.page import smoothing
 from rlsdk.views.report.record import RunRecord, read_run
@@ -92,7 +92,7 @@ def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
     for name in fields:
         values = [settings.get(name, MISSING) for settings in flat]
         if name and name not in NOT_SHOWN and any(value != values[0] for value in values):
-            rows.append([name, *(str(value)[:SHOWN_CHARS] for value in values)])
+            rows.append([name, *(readable(value)[:SHOWN_CHARS] for value in values)])
     return rows
 
 

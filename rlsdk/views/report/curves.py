@@ -94,6 +94,8 @@ def terms_of(record: RunRecord) -> list[str]:
 def data_of(records: Sequence[RunRecord], charts: Sequence[Chart], names: Sequence[str] = ()) -> dict[str, Any]:
     """What the page's script draws: `steps`, and for each chart its curves with a value or null for each step.
 
+    A chart begins with its own first value (`first`: at which of `steps`) and ends with its last one. Warm start and
+    training both count their steps from 1; without this, the longer of the two would squeeze the other's charts.
     With `names`, one for each run, curves are called and coloured by run.
     """
     steps = sorted({step for record in records for step in record.steps})
@@ -101,15 +103,25 @@ def data_of(records: Sequence[RunRecord], charts: Sequence[Chart], names: Sequen
     place = {step: at for at, step in enumerate(steps)}
     drawn = []
     for chart in charts:
-        series = []
+        series: list[dict[str, Any]] = []
         for index, record in enumerate(records):
             for label, metric in chart.curves.items():
                 values = _placed(record, metric, place, 100.0 if chart.unit == "%" else 1.0)
                 if any(value is not None for value in values):
                     entry = {"label": names[index] if names else label, "values": rounded(_averaged(values, buckets))}
                     series.append(entry | {"color": index} if names else entry)
-        drawn.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "series": series})
+        first = _cut_to_values(series)
+        drawn.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "first": first, "series": series})
     return {"steps": [steps[part[-1]] for part in buckets], "charts": drawn}
+
+
+def _cut_to_values(series: Sequence[dict[str, Any]]) -> int:
+    """Cuts all curves of a chart to the range in which one of them has a value; returns where that begins."""
+    known = [at for entry in series for at, value in enumerate(entry["values"]) if value is not None]
+    first, end = (min(known), max(known) + 1) if known else (0, 0)
+    for entry in series:
+        entry["values"] = entry["values"][first:end]
+    return first
 
 
 def frames(charts: Sequence[Chart], first: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ WRITTEN = "%Y-%m-%dT%H:%M:%S%z"
 NOT_SHOWN = ("trainer.run_dir", "trainer.run_name", "trainer.resume")
 """Where a run is, not what it computes."""
 EVAL = "eval/"
+GENERIC = ("model", "checkpoint", "data", "train")
+"""Names of files and folders that many runs have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,9 @@ class Headline:
 
 def title_of(settings: Mapping[str, Any], name: str) -> str:
     """Model, data and algorithm in one line; the run's name where nothing is known."""
-    parts = [_tail(_at(settings, "model.path")), _tail(_at(settings, "data.train"))]
+    model, folder = _at(settings, "model.path"), str(_at(settings, "trainer.run_name") or name)
+    # A model that the run made for itself has no name.
+    parts = ["" if f"/{folder}/" in str(model) else _tail(model), _tail(_at(settings, "data.train"))]
     parts.append(str(_at(settings, "algorithm.recipe") or _at(settings, "algorithm.advantage") or ""))
     return " \N{MIDDLE DOT} ".join(part for part in parts if part) or name
 
@@ -63,7 +68,7 @@ def changed_from_defaults(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Field and value of every setting that is not the default."""
     defaults = dict(leaves(RunConfig().model_dump(mode="json"), ""))
     return [
-        (name, str(value)[:SHOWN_CHARS])
+        (name, readable(value)[:SHOWN_CHARS])
         for name, value in leaves(settings, "")
         if name not in NOT_SHOWN and value not in (None, [], {}) and defaults.get(name) != value
     ]
@@ -76,7 +81,7 @@ def headlines(record: RunRecord) -> list[Headline]:
     names = {"Score of training samples": ("reward/mean", False)} if shaped else {}
     names |= {
         "Accuracy of training samples": ("reward/accuracy", True),
-        "Pairs in the right order": ("reward_model/accuracy", True),
+        "Pairs ranked correctly": ("reward_model/accuracy", True),
         "Preferred answers more likely": ("dpo/accuracy", True),
     }
     if not any("reward/mean" in m for m in record.metrics):
@@ -104,7 +109,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("run", record.name),
         ("started", _moment(starts[0].get("time")) if starts else ""),
         ("command", _text(around.get("command"))),
-        ("steps", f"{record.metrics[-1]['step']:.0f}"),
+        ("steps", _steps(record)),
         (
             "time",
             f"{duration(sum(steps))} in steps" + (f", {duration(evaluating)} in evaluations" if evaluating else ""),
@@ -117,6 +122,29 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     if len(starts) > 1:
         rows.insert(2, ("resumed", f"{len(starts) - 1} times, last at step {_text(starts[-1].get('step'))}"))
     return [(name, text) for name, text in rows if text]
+
+
+def readable(value: object) -> str:
+    """A setting as it would stand in a YAML file, without what was not set."""
+    if isinstance(value, Mapping):
+        items = (f"{name}: {readable(item)}" for name, item in value.items() if item not in (None, [], {}))
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(readable, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _steps(record: RunRecord) -> str:
+    """Of training; those of a warm start beside them. Both are counted from 1."""
+    warm = sum("sft/loss" in line for line in record.metrics)
+    trained = [line["step"] for line in record.metrics if any(_is_of_training(name) for name in line)]
+    if not trained or max(trained) == 0:
+        return f"{record.metrics[-1]['step']:.0f}"
+    return f"{max(trained):.0f}" + (f", after {warm} supervised ones" if warm else "")
+
+
+def _is_of_training(name: str) -> bool:
+    return name != "step" and not name.startswith(("sft/", "eval/", "time/eval"))
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
@@ -177,8 +205,12 @@ def _at(settings: Mapping[str, Any], path: str) -> Any:
 
 
 def _tail(name: object) -> str:
+    """The end of a path: its last part, and the one before it where that says nothing (`runs/base/model`)."""
     text = str(name) if isinstance(name, str) else ""
-    return text.rstrip("/").rpartition("/")[2] if text.startswith(("/", ".")) else text
+    if not text.startswith(("/", ".")):
+        return text
+    parts = text.rstrip("/").split("/")
+    return "/".join(parts[-2:] if parts[-1].partition(".")[0] in GENERIC else parts[-1:])
 
 
 def _plural(count: int, word: str) -> str:

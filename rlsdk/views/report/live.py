@@ -90,7 +90,7 @@ class LivePage:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Listens on the loopback interface only. There is no token: whoever has an account on this machine can look.
+    """Listens on the loopback interface only. There is no token: every account on this machine can look.
 
     Requests that name another host are refused: a page of the web that has its own name point at this machine ("DNS
     rebinding") would otherwise read the run.

@@ -9,25 +9,32 @@ from rlsdk.views.report.markup import escaped, figure, number_of
 from rlsdk.views.report.tokens import coloured, tokens_of
 
 MAX_PROMPTS = 60
+OPEN_PROMPTS = 20
+"""Of these, the ones that are shown before anybody asks for more."""
 MAX_IN_GROUP = 8
 """Samples of one prompt and step that are shown."""
 Sample = Mapping[str, Any]
 
 
 def sample_section(samples: Sequence[Sample]) -> str:
-    """Filters, and a box for each prompt: prompts that were sampled at several steps first, then the newest."""
+    """Filters, and a box for each prompt: prompts that were sampled at several steps first, then those whose samples
+    scored differently, the newest first."""
     if not samples:
         return "<p>No samples were logged (tracking.samples_per_step).</p>"
     by_prompt: dict[object, list[Sample]] = {}
     for at, sample in enumerate(samples):
         by_prompt.setdefault(str(sample["prompt"]) if "prompt" in sample else at, []).append(sample)
-    ordered = sorted(by_prompt.values(), key=lambda found: (_num_steps(found) > 1, _step(found[-1])), reverse=True)
-    boxes = "".join(_box(found) for found in ordered[:MAX_PROMPTS])
+    ordered = sorted(
+        by_prompt.values(), key=lambda found: (_num_steps(found) > 1, _differs(found), _step(found[-1])), reverse=True
+    )
+    boxes = [_box(found) for found in ordered[:MAX_PROMPTS]]
     more = len(by_prompt) - MAX_PROMPTS
-    note = f" The newest {MAX_PROMPTS} are below; samples.jsonl has all." if more > 0 else ""
+    note = f" {MAX_PROMPTS} are below; samples.jsonl has all." if more > 0 else ""
+    folded = "".join(boxes[OPEN_PROMPTS:])
+    rest = f'<details class="more"><summary>{len(boxes) - OPEN_PROMPTS} more prompts</summary>{folded}</details>'
     return (
         f"<p class=quiet>{len(samples)} samples of {len(by_prompt)} prompts were logged.{note}</p>"
-        f"{_filters()}{_colours(samples)}{boxes}"
+        f"{_filters()}{_colours(samples)}{''.join(boxes[:OPEN_PROMPTS])}{rest if folded else ''}"
     )
 
 
@@ -91,7 +98,7 @@ def _box(samples: Sequence[Sample]) -> str:
 
 def _column(samples: Sequence[Sample], step: float) -> str:
     cards = "".join(_card(sample) for sample in samples[:MAX_IN_GROUP])
-    return f'<div class="time"><h3>step {step:.0f}</h3>{_strip(samples)}{cards}</div>'
+    return f'<div class="time"><h3>step {step:.0f}</h3>{_strip(samples)}<div class="group">{cards}</div></div>'
 
 
 def _strip(samples: Sequence[Sample]) -> str:
@@ -109,13 +116,13 @@ def _strip(samples: Sequence[Sample]) -> str:
 def _card(sample: Sample) -> str:
     score, advantage = number_of(sample.get("score")), number_of(sample.get("advantage"))
     terms = {name.removeprefix("reward/"): value for name, value in sample.items() if name.startswith("reward/")}
-    named = {"score": score, **terms}
+    named = {"score": score, **({} if list(terms.values()) == [score] else terms)}
     shown = "".join(
         f"<div><span>{escaped(name)}</span> {figure(value)}</div>" for name, value in named.items() if figure(value)
     )
     if advantage is not None:
         sign = "plus" if advantage > 0 else "minus" if advantage < 0 else ""
-        shown += f'<div><span>advantage</span> <b class="{sign}">{advantage:+.3g}</b></div>'
+        shown += f'<div><span>advantage</span> <b class="{sign}">{f"{advantage:+.3g}" if advantage else "0"}</b></div>'
     tokens = tokens_of(sample)
     rest = sample.get("rest")
     text = coloured(tokens) + (escaped(rest) if isinstance(rest, str) else "") if tokens else escaped(
@@ -138,6 +145,12 @@ def _attribute(value: float | None) -> str:
 
 def _num_steps(samples: Sequence[Sample]) -> int:
     return len({_step(sample) for sample in samples})
+
+
+def _differs(samples: Sequence[Sample]) -> bool:
+    """The scores of one of its groups are not all equal."""
+    groups = [sample["group_scores"] for sample in samples if isinstance(sample.get("group_scores"), list)]
+    return any(score != group[0] for group in groups for score in group)
 
 
 def _step(sample: Sample) -> float:

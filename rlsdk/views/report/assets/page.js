@@ -39,10 +39,13 @@
   }
 
   const isSparse = (values) => values.filter((v) => v != null).length < values.length * SPARSE || values.length === 1;
+  // A chart shows the steps from its first value to its last one.
+  const stepsOf = (chart) => data.steps.slice(chart.first, chart.first + (chart.series[0]?.values.length ?? 0));
   const last = (values) => { for (let i = values.length - 1; i >= 0; i--) if (values[i] != null) return values[i]; return null; };
 
   function lines(chart) {
-    const columns = [data.steps], series = [{ label: "step", value: (u, v) => (v == null ? String(last(data.steps)) : String(v)) }];
+    const steps = stepsOf(chart);
+    const columns = [steps], series = [{ label: "step", value: (u, v) => (v == null ? String(last(steps)) : String(v)) }];
     chart.series.forEach((curve, index) => {
       const color = COLORS[(curve.color ?? index) % COLORS.length];
       const sparse = isSparse(curve.values);
@@ -61,15 +64,15 @@
   }
 
   function stack(chart) {
-    const sum = data.steps.map(() => 0), columns = [data.steps], bands = [];
-    const series = [{ label: "step", value: (u, v) => (v == null ? String(last(data.steps)) : String(v)) }];
+    const steps = stepsOf(chart), sum = steps.map(() => 0), columns = [steps], bands = [];
+    const series = [{ label: "step", value: (u, v) => (v == null ? String(last(steps)) : String(v)) }];
     chart.series.forEach((part, index) => {
       const color = COLORS[index % COLORS.length];
       part.values.forEach((value, at) => { sum[at] += value ?? 0; });
       columns.push(sum.map((value, at) => (part.values[at] == null && value === 0 ? null : value)));
       series.push({
-        label: part.label, stroke: color, fill: color, width: 1, points: { show: data.steps.length === 1 },
-        paths: data.steps.length <= BARS ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+        label: part.label, stroke: color, fill: color, width: 1, points: { show: steps.length === 1 },
+        paths: steps.length <= BARS ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
         value: (u, v, at, step) => shown(step == null ? last(part.values) : part.values[step], chart.unit),
       });
     });
@@ -103,7 +106,8 @@
     if (chart.unit === "%" && low >= 0 && high <= 100 && (high === 0 || high - low > 20)) return [0, 100];
     const size = Math.max(Math.abs(low), Math.abs(high));
     const flat = high - low <= size * 1e-6; // smoothing leaves a constant with differences of rounding
-    const pad = flat ? size * 0.1 || 1e-9 : (high - low) * 0.06;
+    if (flat && size === 0) return [0, 1]; // an axis of rounding errors says nothing
+    const pad = flat ? size * 0.1 : (high - low) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
   }
 
@@ -161,6 +165,8 @@
         box.hidden = !any;
         count += any;
       });
+      const more = document.querySelector("details.more"); // what is found there is shown
+      if (more && (text !== "" || kind !== "all" || from !== -Infinity || to !== Infinity)) more.open = true;
       document.getElementById("found").textContent = count + (count === 1 ? " prompt" : " prompts");
     };
     form.addEventListener("input", apply);

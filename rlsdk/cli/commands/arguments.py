@@ -1,0 +1,41 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that take the fields of a run's configuration as flags, and hand them on as typed."""
+ONLY_FIELDS = {**FIELDS, "help_option_names": []}
+HELP_FLAGS = frozenset({"--help", "-h"})
+
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --rollout.top_p 0.9")
+]
+
+Checkpoint = Annotated[
+    str | None, typer.Option(help="Of a run: best (by checkpoint.best), newest, or a step; unset: newest.")
+]
+
+TrustRun = Annotated[
+    bool, typer.Option("--trust-run", help="Also run the code that the run's own config.yaml names: see SECURITY.md.")
+]
+
+
+def with_trust(arguments: Sequence[str], trust_run: bool) -> list[str]:
+    """The fields as typed, with the flag that typer has taken out."""
+    return [*arguments, "--trust-run"] if trust_run else list(arguments)
+
+
+def explained(arguments: Sequence[str], command: str, summary: str) -> bool:
+    """Prints the help of a command that takes fields, if it is asked for."""
+    if not HELP_FLAGS.intersection(arguments):
+        return False
+    from rlsdk.cli.fields import command_help
+
+    print(command_help(command, summary))
+    return True

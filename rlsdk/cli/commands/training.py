@@ -1,0 +1,80 @@
+"""Commands that train: `train`, `sft`, `reward-model`, `dpo`; and those that train again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlsdk.cli.commands.apps import app
+from rlsdk.cli.commands.arguments import FIELDS, ONLY_FIELDS, TrustRun, explained, with_trust
+from rlsdk.cli.completion import FieldsCommand
+
+
+@app.command(
+    cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Reinforcement learning; without arguments, the quickstart."
+)
+def train(context: typer.Context) -> None:
+    if not explained(context.args, "train", "Reinforcement learning; without arguments, the quickstart."):
+        from rlsdk.cli.train import run
+
+        run(context.args)
+
+
+@app.command(cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
+def sft(context: typer.Context) -> None:
+    if not explained(context.args, "sft", "Supervised training on reference answers."):
+        from rlsdk.cli.sft import run
+
+        run(context.args)
+
+
+@app.command(
+    "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="A model of scores, from pairs of answers."
+)
+def reward_model(context: typer.Context) -> None:
+    if not explained(context.args, "reward-model", "A model of scores, from pairs of answers (Bradley-Terry)."):
+        from rlsdk.cli.pairs import run
+        from rlsdk.config import PairTraining
+
+        run(PairTraining.REWARD_MODEL, context.args)
+
+
+@app.command(
+    cls=FieldsCommand,
+    context_settings=ONLY_FIELDS,
+    help="Direct preference optimization, from pairs of answers.",
+)
+def dpo(context: typer.Context) -> None:
+    if not explained(context.args, "dpo", "Direct preference optimization, from pairs of answers."):
+        from rlsdk.cli.pairs import run
+        from rlsdk.config import PairTraining
+
+        run(PairTraining.DPO, context.args)
+
+
+@app.command(help="Repeat a run's updates from its journal, and compare them.")
+def replay(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with schedule.journal all.")],
+    trust_run: TrustRun = False,
+) -> None:
+    from rlsdk.cli.replay import run
+
+    run(run_dir, with_trust([], trust_run))
+
+
+@app.command(context_settings=FIELDS, help="Kill processes of a run, and count what that costs.")
+def chaos(
+    context: typer.Context,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(help="ROLE@MOMENT, as rollout@update; may be repeated. Unset: every one, in a drawn order."),
+    ] = None,
+    faults: Annotated[int, typer.Option(min=0, help="How many in all; 0: each once.")] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the order, the step and the process.")] = 0,
+    folder: Annotated[Path, typer.Option(help="New folder for the runs and chaos.json.")] = Path("chaos"),
+) -> None:
+    from rlsdk.cli.chaos import run
+
+    run(context.args, kill or [], faults, seed, folder)

@@ -1,0 +1,117 @@
+"""Mistakes that people make: one line that names the field, the value, the nearest choice; nothing is started."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rlsdk.cli import main
+from rlsdk.diagnosis.cluster import cluster
+
+TASK = ["--model", "m1", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("work")
+    main_exits_with(0, ["make-model", str(made / "m1")])
+    rows = [json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) for a in range(20)]
+    (made / "rows.jsonl").write_text("\n".join(rows))
+    (made / "mine.py").write_text("def fn(sample):\n    return 1.0\n")
+    (made / "run.yaml").write_text("trainer: {steps: 3}\n")
+    (made / "empty.jsonl").write_text("")
+    (made / "typo.jsonl").write_text('{"promt": "1+1", "answer": "2"}\n' * 8)
+    (made / "broken.jsonl").write_text('{"question": "1+1"}\n{"question": oops\n')
+    (made / "one.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
+    (made / "bare").mkdir()
+    return made
+
+
+def main_exits_with(code: int, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert (left.value.code or 0) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "empty.jsonl"], ["data.train", "empty.jsonl", "has no rows"]),
+        (
+            ["--data", "typo.jsonl"],
+            ["data.train", "typo.jsonl:1", "'question'", "--data.prompt_field FIELD"],
+        ),
+        (["--data", "broken.jsonl"], ["data.train", "broken.jsonl:2", "not JSON"]),
+        (
+            ["--data.num_eval_rows", "256"],
+            ["cannot hold out 256", "20 distinct", "`--data.num_eval_rows 2`"],
+        ),
+        (["--data", "one.jsonl"], ["8 rows with 1 distinct question;"]),
+        (["--data.prompt_template", "{promt} hi"], ["no field 'promt'", "did you mean 'prompt'?"]),
+        (["--trainer.steps"], ["trainer.steps: no value was given", "--trainer.steps VALUE"]),
+        (["--train.device", "cuda"], ["train.device: unknown key", "there is placement.device"]),
+        (["--algorithm", "gpro"], ["did you mean 'grpo'?"]),
+        (["--tracking.trackers", "[jsonl, wand]"], ["did you mean 'wandb'?"]),
+        (["--reward", "mine.py"], ["expected FILE.py:FUNCTION, such as mine.py:my_function"]),
+        (["--model", "bare"], ["model.path", "holds no config.json", "Hugging Face"]),
+        (["-model", "m1"], ["flags begin with two dashes: --model"]),
+        (["run.yaml"], ["a file is given as --config run.yaml"]),
+        (["--config", "runn.yaml"], ["'runn.yaml': no such file; did you mean 'run.yaml'?"]),
+    ],
+    ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("-") else None,
+)
+def test_a_mistake_costs_one_line_and_nothing_is_started(
+    arguments: list[str],
+    said: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    rest = [*TASK]
+    if arguments[0] in rest:  # given twice, a reward would be added
+        at = rest.index(arguments[0])
+        del rest[at : at + 2]
+    before = sorted(folder.iterdir())
+    main_exits_with(2, ["train", *rest, *arguments])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert [part for part in said if part not in printed.err] == [], printed.err
+    assert "Errno" not in printed.err
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plugins", "info", "vlm"], ["did you mean 'vllm'?", "pip install rlsdk-vllm"]),
+        (["plugins", "info", "gsm8"], ["did you mean 'gsm8k'?"]),
+        (["init", "x.yaml", "--model", "m1", "--data", "rows.jsonl", "--reward", "gsm8", "--cpu"],
+         ["--reward: 'gsm8'", "did you mean 'gsm8k'?"]),
+    ],
+    ids=["info", "info-component", "init"],
+)  # fmt: skip
+def test_other_commands_name_the_nearest_choice_too(
+    arguments: list[str],
+    said: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    main_exits_with(2, arguments)
+    printed = capsys.readouterr()
+    assert [part for part in said if part not in printed.err] == [], printed.err
+    assert not (folder / "x.yaml").exists()
+
+
+def test_a_cluster_that_is_not_there_is_found_out_at_once() -> None:
+    began = time.monotonic()
+    finding = cluster("127.0.0.1:1")
+    assert "refused" in finding.found
+    assert time.monotonic() - began < 6
