@@ -37,6 +37,8 @@ from rlsdk.testing.train_settings import EVERYTHING, SETTINGS
 
 EVENTS = 20
 """Of one life, each one call or a few."""
+FEW_EVENTS = 11
+"""Where several processes take part in each."""
 MOST_STEPS = 7
 LENGTHS = (1, 1, 2, 3, 5, 8, 13, 30, 70)
 OPTIMS = tuple(
@@ -81,7 +83,7 @@ class LifeRequirements:
     def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
         """So are those of several ranks, which have unlike rows or none, together."""
         for seed in (40, 41):
-            life = Life.of(lab, seed)
+            life = Life.of(lab, seed, num_events=FEW_EVENTS)
             optim, limit = OPTIMS[seed % len(OPTIMS)], LIMITS[seed % len(LIMITS)]
             case = replace(data_case(lab), optim=optim, steps=(), probe=life.probe(), **limit)
             for name, script in life.scripts().items():
@@ -105,12 +107,13 @@ class Life:
     num_batches: int = 0
 
     @classmethod
-    def of(cls, lab: TrainLab, seed: int, names: Sequence[str] = ("log_probs",)) -> Life:
+    def of(cls, lab: TrainLab, seed: int, names: Sequence[str] = ("log_probs",), num_events: int = EVENTS) -> Life:
         """A whole one."""
         life = cls(lab, random.Random(seed), names)
         events = list(life._events())
         life._step()
-        for event in [*life.source.sample(events, len(events)), *life.source.choices(events, k=EVENTS)][:EVENTS]:
+        order = [*life.source.sample(events, len(events)), *life.source.choices(events, k=num_events)]
+        for event in order[:num_events]:
             event()
         life._step()
         return life
