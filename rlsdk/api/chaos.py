@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from rlsdk.api.chaos_account import Outcome, account
-from rlsdk.api.chaos_run import END_S, LOOK_S, PROCESSES, ChaosRun
+from rlsdk.api.chaos_run import END_S, LOOK_S, PROCESSES, PROCESSES_S, ChaosRun
 from rlsdk.interfaces import ConfigError, nearest
 
 MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
@@ -142,13 +142,17 @@ def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
 
     end = time.monotonic() + END_S
     while not is_over() and time.monotonic() < end:
-        found = run.processes(role)
-        if found and run.is_in(moment):
-            try:
-                chance.choice(sorted(found, key=lambda process: process.pid)).kill()
-            except psutil.Error:
-                return False
-            return True
+        # Some moments last milliseconds: whom to kill is known before.
+        found = sorted(run.processes(role), key=lambda process: process.pid)
+        known_until = time.monotonic() + PROCESSES_S
+        while found and time.monotonic() < known_until:
+            if run.is_in(moment):
+                try:
+                    chance.choice(found).kill()
+                except psutil.Error:
+                    break
+                return True
+            time.sleep(LOOK_S)
         time.sleep(LOOK_S)
     return False
 

@@ -16,7 +16,7 @@ import psutil
 
 PROCESSES = ("controller", "grader", "raylet", "gcs")
 """What can be killed besides the processes of a role."""
-LOOK_S = 0.005
+LOOK_S = 0.002
 PROCESSES_S = 0.1
 """Between two looks at which processes there are, which takes longer than to read what the journal has gained."""
 END_S = 600.0
@@ -75,6 +75,8 @@ class ChaosRun:
         self._tail = JournalTail(self.run_dir / "journal")
         self.family: set[psutil.Process] = set()
         self._looked_at = 0.0
+        self._found: dict[str, tuple[float, list[psutil.Process]]] = {}
+        """By role: when its processes were looked for, and those that were there."""
         self.commands = 0
         self._ended: list[tuple[float, set[psutil.Process]]] = []
         """Of each command that ended: when, and the processes that it had started."""
@@ -86,7 +88,7 @@ class ChaosRun:
         """Starts, or resumes what is there."""
         if self.commands:
             self._ended.append((time.monotonic(), self.family))
-            self.family = set()
+            self.family, self._found = set(), {}
         self.commands += 1
         with self.output.open("a", encoding="utf-8") as output:
             self.process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
@@ -145,13 +147,17 @@ class ChaosRun:
         """Those of a role, or of what it is called."""
         if role == "controller":
             return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        self._look()
-        found = []
-        for process in self.family:
-            with suppress(psutil.Error, OSError):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and self._is(process, role):
-                    found.append(process)
+        looked_at, found = self._found.get(role, (0.0, []))
+        if time.monotonic() - looked_at > PROCESSES_S:
+            self._look()
+            found = [process for process in self.family if self._is_there(process, role)]
+            self._found[role] = time.monotonic(), found
         return found
+
+    def _is_there(self, process: psutil.Process, role: str) -> bool:
+        with suppress(psutil.Error, OSError):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE and self._is(process, role)
+        return False
 
     def _look(self) -> None:
         """Finds the processes that this command has started so far."""

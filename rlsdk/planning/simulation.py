@@ -315,7 +315,7 @@ class Simulation:
         self.clock.plan(self.now + seconds * self.slowdown, UPDATED, step)
 
     def updated(self, step: int, stamp: int) -> None:
-        if self.training is None or stamp != self.training.stamp:
+        if self.training is None or (step, stamp) != (self.training.step, self.training.stamp):
             return
         self.training = None
         self.trained_s[-1] = self.now - self.trained_s[-1]

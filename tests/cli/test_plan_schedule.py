@@ -214,7 +214,7 @@ def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) 
         "placement: {preset: disaggregated, devices_per_node: 8, devices: {actor: 2}}\n"
     )
     assert devices_of_run(tmp_path) == Devices(train=2, replicas=3, per_replica=2, max_running=7)
-    start = {"surroundings": {"machine": "Linux x86_64, 8 CPU cores, 31 GiB memory, no GPU"}}
+    start = {"step": 0, "surroundings": {"machine": "Linux x86_64, 8 CPU cores, 31 GiB memory, no GPU"}}
     (tmp_path / "config.history.jsonl").write_text(json.dumps(start) + "\n")
     assert devices_of_run(tmp_path).cores == 8
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
