@@ -47,7 +47,7 @@ TASK = (
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.campaign.cells", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="of all; nothing new strikes after this")
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
+    parser.add_argument("--steps", type=int, default=150, help="of each run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--staleness", type=int, action="append", help=f"unset: {list(STALENESS)}, half the time each")
     parser.add_argument("--kill", action="append", default=[], help="as `rlsdk chaos --kill`")
@@ -73,7 +73,7 @@ def strike(staleness: int, minutes: float, args: argparse.Namespace, model: Path
         [
             sys.executable, "-m", "rlsdk.cli", "chaos", "--model", str(model.resolve()), *TASK, "--trainer.steps",
             str(args.steps), "--schedule.max_staleness", str(staleness), *kills, "--seed", str(args.seed),
-            "--minutes", str(minutes), "--folder", str(args.folder / f"staleness_{staleness}"),
+            "--minutes", str(minutes), "--folder", str(args.folder / f"staleness_{staleness}_steps_{args.steps}"),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         check=False,
@@ -81,12 +81,12 @@ def strike(staleness: int, minutes: float, args: argparse.Namespace, model: Path
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """What the folders of all stalenesses hold."""
-    found = {}
-    for staleness in STALENESS:
-        file = folder / f"staleness_{staleness}" / RESULTS
-        if file.is_file():
-            found[str(staleness)] = json.loads(file.read_text(encoding="utf-8"))["outcomes"]
+    """What the folders of all runs hold, by staleness."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for file in sorted(folder.glob(f"staleness_*/{RESULTS}")):
+        outcomes = json.loads(file.read_text(encoding="utf-8"))["outcomes"]
+        runs = [{**one, "run": f"{file.parent.name}/{one['run']}"} for one in outcomes]
+        found.setdefault(file.parent.name.split("_")[1], []).extend(runs)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     return {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "staleness": found}
 

@@ -19,12 +19,10 @@ MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
 """rollout: groups are under way; reward: a grader is at work; update: a step trains; sync: weights are on their way;
 save: a checkpoint is written; restart: what a first fault has ended is coming back."""
 PATIENCE = 6
-"""Steps in which a moment may come."""
+"""Steps in which a moment may come, with the process there."""
 LAST_STEPS = 2
 """Of a run: behind them it could not show that it goes on."""
 STEPS_PER_FAULT = 3
-QUIET_S = 60.0
-"""For the replicas to be back before the next fault strikes."""
 _NOTICED = ("was lost", "graded again", "error:")
 
 
@@ -65,7 +63,8 @@ def strike(
     report: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Starts a run, kills a process of it at the moment of each fault, has it come to its end, and compares it with
-    the undisturbed one. A fault strikes when the run has recovered from the one before and made an update.
+    the undisturbed one. A fault strikes when the run has made an update since the one before; a replica that was lost
+    may still be on its way back.
 
     Args:
         run: not started yet.
@@ -86,7 +85,6 @@ def strike(
             step = max(run.updates(), default=0) + chance.randint(1, gap)
             if step > max(1, steps - LAST_STEPS) or not _is_there(run, step):
                 break
-            run.wait(lambda: "restart" not in run.moments(), QUIET_S)
             outcomes.append(Outcome(fault=str(faults[0]), run=run.run_dir.name))
             _make_it_happen(run, faults.popleft(), outcomes[-1], chance)
             outcomes[-1].wrong += run.outlived()
@@ -144,6 +142,8 @@ def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
     while not is_over() and time.monotonic() < end:
         # Some moments last milliseconds: whom to kill is known before.
         found = sorted(run.processes(role), key=lambda process: process.pid)
+        if not found:  # it is on its way back
+            last = max(run.updates(), default=0) + PATIENCE
         known_until = time.monotonic() + PROCESSES_S
         while found and time.monotonic() < known_until:
             if run.is_in(moment):
