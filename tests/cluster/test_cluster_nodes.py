@@ -15,7 +15,7 @@ import ray
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
 from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.nodes import choose_nodes, node_capacities
+from rlsdk.cluster.nodes import choose_nodes, find_down, node_capacities
 from rlsdk.interfaces import PlacementError, WorkerError
 from rlsdk.kit.replica_devices import visible_devices
 
@@ -92,9 +92,10 @@ def test_what_a_lost_node_hosted_is_started_again_on_another(
             (raylet,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "raylet" in one.name()]
             is_best = own in choose_nodes(placement(1))["wide"]
             raylet.kill()
-            while raylet.status() != psutil.STATUS_ZOMBIE:  # nobody there waits for it
-                time.sleep(0.01)
-            assert own in {node.node_id for node in node_capacities()}, "Ray does not know yet"
+            deadline = time.monotonic() + 30
+            while not find_down([own]):  # its workers have its sockets a little longer
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             assert own not in choose_nodes(placement(1))["wide"]
             assert is_best == (devices == 1), "a processor of it is free"
             with pytest.raises(WorkerError, match="actor rank 0 died"):
