@@ -248,7 +248,7 @@ def test_a_process_that_is_killed_while_it_loads_is_started_again_a_few_times(ki
         if kills < 3:
             assert runner.score([sample("ab")]).scores.tolist() == [2.0]
         else:
-            with pytest.raises(ConfigError, match="ended while it loaded .*: signal SIGKILL"):
+            with pytest.raises(ConfigError, match=r"ended while it loaded .*: signal SIGKILL"):
                 runner.wait_ready()
     finally:
         runner.close()
