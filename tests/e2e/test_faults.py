@@ -82,9 +82,7 @@ def running(model: str, name: str, cwd: Path, *extra: str) -> Iterator[Running]:
         assert_gone(others)
 
 
-def test_replicas_and_a_training_rank_that_are_killed_change_no_number(
-    model: str, tmp_path: Path
-) -> None:
+def test_replicas_and_a_training_rank_that_are_killed_change_no_number(model: str, tmp_path: Path) -> None:
     """One replica in the second step, whose samples the other takes over; the other in the third, when at most one is
     left that may not be back; the training rank in the fourth, with which the session is lost."""
     with running(model, "killed", tmp_path) as run:
