@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from rlsdk.api.chaos import CLOCK
+from rlsdk.api.chaos_account import CLOCK
 from rlsdk.trainer.checkpoint import CheckpointStore, damage
 from rlsdk.trainer.trackers import read_lines, read_metrics
 

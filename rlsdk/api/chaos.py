@@ -1,45 +1,29 @@
-"""Faults on real runs: processes of a command that trains are killed; what that cost is counted from its journal."""
+"""Faults on real runs: processes of a command that trains are killed, one after the other, as often as its steps give
+time for; what that cost is counted from its journal."""
 
 from __future__ import annotations
 
-import math
-import os
 import random
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import psutil
 
+from rlsdk.api.chaos_account import Outcome, account
+from rlsdk.api.chaos_run import END_S, LOOK_S, PROCESSES, PROCESSES_S, ChaosRun
 from rlsdk.interfaces import ConfigError, nearest
 
 MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
 """rollout: groups are under way; reward: a grader is at work; update: a step trains; sync: weights are on their way;
 save: a checkpoint is written; restart: what a first fault has ended is coming back."""
-PROCESSES = ("controller", "grader", "raylet", "gcs")
-"""What can be killed besides the processes of a role."""
-CLOCK = (
-    "time/",
-    "throughput/",
-    "rewards/graded_again",
-    "memory/",
-    "faults/",
-    "unix_time",
-    "sync/",
-    "rollout/concurrency",
-)
-"""Beginnings of the metrics that say how long it took, or that a fault happened."""
-LOOK_S = 0.005
-END_S = 600.0
-"""For a run to come to its end, or to a moment."""
+PATIENCE = 6
+"""Steps in which a moment may come, with the process there."""
+LAST_STEPS = 2
+"""Of a run: behind them it could not show that it goes on."""
+STEPS_PER_FAULT = 3
 _NOTICED = ("was lost", "graded again", "error:")
-_BACK = ("serves again", "resumed from", "lost for good")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,249 +52,122 @@ class Fault:
         return f"{self.role}@{self.moment}"
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """What became of a run that a fault struck."""
+def strike(
+    run: ChaosRun,
+    faults: deque[Fault],
+    whole: ChaosRun,
+    chance: random.Random,
+    *,
+    most: int = 0,
+    goes_on: Callable[[], bool] = lambda: True,
+    report: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Starts a run, kills a process of it at the moment of each fault, has it come to its end, and compares it with
+    the undisturbed one. A fault strikes when the run has made an update since the one before; a replica that was lost
+    may still be on its way back.
 
-    fault: str
-    step: int
-    """Steps that were trained before it struck."""
-    struck: bool = False
-    """False: the moment did not come, which says nothing."""
-    prompts_lost: int = 0
-    trained_twice: int = 0
-    steps_again: int = 0
-    """Updates that were made again."""
-    detect_s: float | None = None
-    """Until the run said so, or ended."""
-    recover_s: float | None = None
-    """Until the next update of a step was done."""
-    commands: int = 1
-    """Times that the command was given: 1 where the run went on by itself."""
-    difference: float = math.inf
-    """Largest relative difference of a metric from the undisturbed run's."""
-    wrong: list[str] = field(default_factory=list)
-
-
-class ChaosRun:
-    """One run of `rlsdk train`, as a process that may be struck."""
-
-    def __init__(self, arguments: Sequence[str], folder: Path, name: str, pools: Mapping[str, str]) -> None:
-        """`pools`: of each role, which the files of its processes' output are named by."""
-        self.run_dir = folder / name
-        self.output = folder / f"{name}.txt"
-        self._command = [
-            sys.executable, "-m", "rlsdk.cli", "train", *arguments, "--trainer.run_dir", str(folder),
-            "--trainer.run_name", name, "--schedule.journal", "all", "--trainer.resume", "auto",
-        ]  # fmt: skip
-        self._pools = pools
-        self.family: set[psutil.Process] = set()
-        self.commands = 0
-        self._characters: dict[int, tuple[int, int]] = {}
-        """Of each grader by its number: read and written, when they were last looked at."""
-        self._grading: set[int] = set()
-
-    def start(self) -> None:
-        """Starts, or resumes what is there."""
-        self.commands += 1
-        with self.output.open("a", encoding="utf-8") as output:
-            self.process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
-
-    def text(self) -> str:
-        return self.output.read_text(encoding="utf-8", errors="replace")
-
-    def journal(self) -> list[Mapping[str, Any]]:
-        from rlsdk.rollouts.journal import lines
-
-        return list(lines(self.run_dir / "journal"))
-
-    def updates(self) -> list[int]:
-        """Steps in the order in which they were trained, repeated ones included."""
-        return [int(line["step"]) for line in self.journal() if line["event"] == "update"]
-
-    def moments(self) -> set[str]:
-        """Those that it is in now, but for `reward`."""
-        found, journal = set(), self.journal()
-        steps: dict[str, list[int]] = {"train": [], "update": [-1], "publish": [-1]}
-        started, trained = set[int](), set[int]()
-        for line in journal:
-            event = line["event"]
-            if event in steps:
-                steps[event].append(int(line["step"]))
-            if event == "start":
-                started.update(line["groups"])
-            elif event == "train":
-                trained.update(line["groups"])
-        found |= {"rollout"} if started - trained else set()
-        found |= {"update"} if len(steps["train"]) > len(steps["update"]) - 1 else set()
-        found |= {"sync"} if steps["update"][-1] > steps["publish"][-1] else set()
-        found |= {"save"} if any((self.run_dir / "checkpoints").glob(".step_*.tmp")) else set()
-        text = self.text()
-        begun, back = text.rfind("is started again"), max(map(text.rfind, _BACK))
-        return found | ({"restart"} if begun > back else set())
-
-    def is_in(self, moment: str) -> bool:
-        return self._is_grading() if moment == "reward" else moment in self.moments()
-
-    def _is_grading(self) -> bool:
-        """A grader has read a task, and has written nothing since."""
-        graders = self.processes("grader")
-        for grader in graders:
-            with suppress(psutil.Error):
-                counts = grader.io_counters()
-                now = (counts.read_chars, counts.write_chars)
-                read, written = self._characters.setdefault(grader.pid, now)
-                self._characters[grader.pid] = now
-                if now[1] > written:
-                    self._grading.discard(grader.pid)
-                elif now[0] > read:
-                    self._grading.add(grader.pid)
-        return any(grader.pid in self._grading for grader in graders)
-
-    def processes(self, role: str) -> list[psutil.Process]:
-        """Those of a role, or of what it is called."""
-        found = []
-        with suppress(psutil.Error):
-            self.family.update(psutil.Process(self.process.pid).children(recursive=True))
-        if role == "controller":
-            return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        for process in self.family:
-            with suppress(psutil.Error, OSError):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and self._is(process, role):
-                    found.append(process)
-        return found
-
-    def _is(self, process: psutil.Process, role: str) -> bool:
-        if role == "grader":
-            return any("rewards/child" in part or "rlsdk.rewards" in part for part in process.cmdline())
-        if role in PROCESSES:
-            return process.name() == {"gcs": "gcs_server"}.get(role, role)
-        output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-        return output.parent == self.run_dir / "logs" and output.stem.startswith(f"{self._pools[role]}-")
-
-    def wait(self, condition: Callable[[], object], timeout_s: float = END_S) -> bool:
-        """Until it is true; False where the run ended, or that took too long."""
-        end = time.monotonic() + timeout_s
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
-                return False
-            time.sleep(LOOK_S)
-        return True
-
-    def end(self) -> list[str]:
-        """Ends what is left; what had outlived the run by 20 s."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        _, alive = psutil.wait_procs(list(self.family), timeout=20)
-        left = []
-        for process in alive:
-            with suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(f"left behind: {' '.join(process.cmdline())[:80]}")
-                    process.kill()
-        return left
-
-
-def strike(run: ChaosRun, fault: Fault, whole: ChaosRun, chance: random.Random) -> Outcome:
-    """Starts a run, kills a process of it at the moment, has it come to its end, and compares it with the undisturbed
-    one."""
+    Args:
+        run: not started yet.
+        faults: those to strike, in order; what struck, or whose moment did not come, is taken out of it.
+        whole: the undisturbed run, which has come to its end.
+        chance: draws steps and processes.
+        most: faults of this run; 0: as many as its steps give time for.
+        goes_on: False: nothing strikes any more.
+        report: receives each fault as it is over, before it is held against the undisturbed run.
+    """
     steps = max(whole.updates())
-    outcome = Outcome(fault=str(fault), step=chance.randint(1, max(1, steps - 2)))
+    most = most or max(1, (steps - LAST_STEPS) // STEPS_PER_FAULT)
+    gap = max(1, (steps - LAST_STEPS) // most)
+    outcomes: list[Outcome] = []
     run.start()
     try:
-        if run.wait(lambda: len(run.updates()) >= outcome.step):
-            _make_it_happen(run, fault, outcome, chance)
-        _to_the_end(run, outcome)
+        while faults and len(outcomes) < most and (goes_on() or not outcomes):
+            step = max(run.updates(), default=0) + chance.randint(1, gap)
+            if step > max(1, steps - LAST_STEPS) or not _is_there(run, step):
+                break
+            outcomes.append(Outcome(fault=str(faults[0]), run=run.run_dir.name))
+            _make_it_happen(run, faults.popleft(), outcomes[-1], chance)
+            outcomes[-1].wrong += run.outlived()
+            report(outcomes[-1])
+        _to_the_end(run, outcomes)
     finally:
-        outcome.wrong += run.end()
-    outcome.commands = run.commands
-    if outcome.struck:
-        _account(run, whole, outcome)
-    return outcome
+        left = run.end()
+        if outcomes:
+            outcomes[-1].wrong += left
+    account(run, whole, outcomes)
+    return outcomes
+
+
+def _is_there(run: ChaosRun, step: int) -> bool:
+    """Waits until this step was trained; False where the run ended before."""
+    return run.wait(lambda: max(run.updates(), default=0) >= step)
 
 
 def _make_it_happen(run: ChaosRun, fault: Fault, outcome: Outcome, chance: random.Random) -> None:
     if fault.moment == "restart":
         first = fault.role if fault.role not in ("controller", "grader") else "actor"
-        _kill(run, first, "rollout", chance)
-    text = len(run.text())
+        if not _kill(run, first, "rollout", chance):
+            return
+    text, commands = len(run.text()), run.commands
+    outcome.updates = len(run.updates())
     if not _kill(run, fault.role, fault.moment, chance):
         return
-    outcome.struck, began, done = True, time.monotonic(), len(run.updates())
+    began, updates = time.monotonic(), run.updates()
+    outcome.struck, outcome.step = True, max(updates)
+    if fault.moment != "restart":
+        outcome.updates = len(updates)
     while outcome.recover_s is None and time.monotonic() - began < END_S:
         seconds, ended = time.monotonic() - began, run.process.poll() is not None
         said = run.text()[text:]
         if outcome.detect_s is None and (ended or any(word in said for word in _NOTICED)):
             outcome.detect_s = seconds
-        if len(run.updates()) > done:
+        if len(run.updates()) > len(updates):
             outcome.recover_s = seconds
         elif ended and run.process.returncode == 0:
-            return
+            break
         elif ended:
             run.start()
         time.sleep(LOOK_S)
+    outcome.commands += run.commands - commands
 
 
 def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
-    found: list[psutil.Process] = []
+    """False where the moment did not come within some steps."""
+    last = max(run.updates(), default=0) + PATIENCE
 
-    def is_there() -> bool:
-        found[:] = run.processes(role) if run.is_in(moment) else []
-        return bool(found)
+    def is_over() -> bool:
+        return run.process.poll() is not None or max(run.updates(), default=0) > last
 
-    if not run.wait(is_there):
-        return False
-    try:
-        chance.choice(sorted(found, key=lambda process: process.pid)).kill()
-    except psutil.Error:
-        return False
-    return True
+    end = time.monotonic() + END_S
+    while not is_over() and time.monotonic() < end:
+        # Some moments last milliseconds: whom to kill is known before.
+        found = sorted(run.processes(role), key=lambda process: process.pid)
+        if not found:  # it is on its way back
+            last = max(run.updates(), default=0) + PATIENCE
+        known_until = time.monotonic() + PROCESSES_S
+        while found and time.monotonic() < known_until:
+            if run.is_in(moment):
+                try:
+                    chance.choice(found).kill()
+                except psutil.Error:
+                    break
+                return True
+            time.sleep(LOOK_S)
+        time.sleep(LOOK_S)
+    return False
 
 
-def _to_the_end(run: ChaosRun, outcome: Outcome) -> None:
+def _to_the_end(run: ChaosRun, outcomes: Sequence[Outcome]) -> None:
     """Gives the same command again as long as it gets on."""
+    wrong = outcomes[-1].wrong if outcomes else []
     for _ in range(3):
         run.wait(lambda: False)
         if run.process.poll() == 0:
             return
         if run.process.poll() is None:
-            outcome.wrong.append(f"did not end within {END_S:g} s")
+            wrong.append(f"did not end within {END_S:g} s")
             return
         run.start()
-    outcome.wrong.append(f"ended with {run.process.poll()}")
-
-
-def _account(run: ChaosRun, whole: ChaosRun, outcome: Outcome) -> None:
-    from rlsdk.rollouts.journal import account
-
-    trained = Counter(run.updates())
-    outcome.steps_again = sum(trained.values()) - len(trained)
-    step_of: dict[int, set[int]] = {}
-    for line in run.journal():
-        if line["event"] == "update":
-            for group in line["groups"]:
-                step_of.setdefault(int(group), set()).add(int(line["step"]))
-    outcome.trained_twice = sum(len(steps) > 1 for steps in step_of.values())
-    expected = {group for group, fate in account(whole.run_dir / "journal").items() if fate.startswith("trained")}
-    outcome.prompts_lost = len(expected - step_of.keys())
-    outcome.difference = max(differences(run.run_dir, whole.run_dir), default=0.0)
-
-
-def differences(mine: Path, theirs: Path) -> Iterator[float]:
-    """Relative difference of each metric of each step that does not depend on the clock; infinite where one is
-    missing."""
-    from rlsdk.trainer.trackers import read_metrics
-
-    found, expected = (
-        {int(line["step"]): line for line in read_metrics(folder) if any(name.startswith("policy/") for name in line)}
-        for folder in (mine, theirs)
-    )
-    for step in found.keys() | expected.keys():
-        one, other = found.get(step, {}), expected.get(step, {})
-        for name in one.keys() | other.keys():
-            if name.startswith(CLOCK):
-                continue
-            a, b = one.get(name, math.nan), other.get(name, math.nan)
-            if a != b:
-                yield math.inf if math.isnan(a) or math.isnan(b) else abs(a - b) / max(abs(a), abs(b))
+        if outcomes:
+            outcomes[-1].commands += 1
+    wrong.append(f"ended with {run.process.poll()}")

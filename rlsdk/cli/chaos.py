@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
+import signal
 import sys
+import time
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle, islice
 from pathlib import Path
 
 from rich.table import Table
 
-from rlsdk.api.chaos import MOMENTS, PROCESSES, ChaosRun, Fault, Outcome, strike
+from rlsdk.api.chaos import MOMENTS, Fault, strike
+from rlsdk.api.chaos_account import Outcome
+from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.interfaces import ConfigError, RlsdkError
@@ -21,49 +26,106 @@ from rlsdk.views.terminal import SafeConsole
 RESULTS = "chaos.json"
 
 
-def run(args: Sequence[str], kills: Sequence[str], faults: int, seed: int, folder: Path) -> None:
-    """Makes the run once undisturbed, then once for each fault; prints a table, and ends with 1 where something was
-    lost.
+def run(
+    args: Sequence[str], kills: Sequence[str], faults: int, seed: int, folder: Path, per_run: int, minutes: float
+) -> None:
+    """Makes the run once undisturbed, then strikes others like it, each as often as its steps give time for; prints a
+    table, and ends with 1 where something was lost. A folder that holds faults of the same arguments gets more.
 
     Raises:
-        ConfigError: no such process or moment, or a folder that holds something.
+        ConfigError: no such process or moment, or a folder that holds something else.
         RlsdkError: the undisturbed run did not come to its end.
     """
     from rlsdk.trainer.roles import roles
 
+    deadline = time.monotonic() + 60 * minutes
     resolved = resolve(Settings(flags=list(args)))
     pools = {role.name: role.pool for role in roles(resolved.config, resolved.device)}
-    chance = random.Random(seed)
-    chosen = [Fault.parse(text, list(pools)) for text in kills] or drawn(list(pools), chance)
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--folder {str(folder)!r} is not empty; give a new one")
-    folder.mkdir(parents=True, exist_ok=True)
+    chosen = [Fault.parse(text, list(pools)) for text in kills]
+    outcomes = earlier(args, folder)
     folder = folder.resolve()
     say = SafeConsole(highlight=False, soft_wrap=True)
-    whole = ChaosRun(args, folder, "whole", pools)
-    whole.start()
-    if whole.process.wait():
-        raise RlsdkError(f"the undisturbed run ended with {whole.process.returncode}:\n{whole.text()[-2000:]}")
+    chance = random.Random(f"{seed} {len(outcomes)}")
+    chosen = chosen or least_struck(list(pools), outcomes, chance)
+    wanted = faults or len(chosen)
+    # Ended by SIGTERM, it ends the run under way, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    whole = undisturbed(args, folder, pools)
     say.print(f"undisturbed run: {max(whole.updates())} steps; {folder}", markup=False)
-    outcomes: list[Outcome] = []
-    for number, fault in enumerate(itertools.islice(itertools.cycle(chosen), faults or len(chosen)), 1):
-        outcomes.append(strike(ChaosRun(args, folder, f"fault_{number}", pools), fault, whole, chance))
-        (folder / RESULTS).write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n", encoding="utf-8")
-        say.print(line_of(outcomes[-1]), markup=False)
+    save(args, folder, outcomes)
+    waiting = deque(islice(cycle(chosen), wanted))
+    while waiting and (not minutes or time.monotonic() < deadline):
+        number = 1 + max((int(path.stem.partition("_")[2]) for path in folder.glob("faults_*.txt")), default=0)
+        outcomes += strike(
+            ChaosRun(args, folder, f"faults_{number}", pools),
+            waiting,
+            whole,
+            chance,
+            most=per_run,
+            goes_on=lambda: not minutes or time.monotonic() < deadline,
+            report=lambda outcome: say.print(line_of(outcome), markup=False),
+        )
+        save(args, folder, outcomes)
     say.print(table_of(outcomes))
-    if any(outcome.wrong or outcome.prompts_lost or outcome.trained_twice for outcome in outcomes):
+    costs = [f"{outcome.fault} behind step {outcome.step} of {outcome.run}: {outcome.cost}" for outcome in outcomes]
+    for outcome, said in zip(outcomes, costs, strict=True):
+        if outcome.cost:
+            say.print(said, markup=False)
+    if any(outcome.cost for outcome in outcomes):
         sys.exit(1)
 
 
-def drawn(roles: Sequence[str], chance: random.Random) -> list[Fault]:
-    """Every process at every moment, in an order that the seed draws."""
+def earlier(args: Sequence[str], folder: Path) -> list[Outcome]:
+    """What the folder holds of faults that struck runs of these arguments; it is made where there is none.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    file = folder / RESULTS
+    if not file.is_file():
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"--folder {str(folder)!r} is not empty and has no {RESULTS}; give a new one")
+        folder.mkdir(parents=True, exist_ok=True)
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if found["arguments"] != list(args):
+        raise ConfigError(
+            f"--folder {str(folder)!r} holds faults of a run with other arguments ({' '.join(found['arguments'])}); "
+            "give the same ones to add to it, or a new folder"
+        )
+    return [Outcome(**one) for one in found["outcomes"]]
+
+
+def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None:
+    content = {"arguments": list(args), "outcomes": [asdict(one) for one in outcomes]}
+    (folder / RESULTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
+    """The run that the others are held against, which is made where the folder has none that came to its end.
+
+    Raises:
+        RlsdkError: it did not.
+    """
+    whole = ChaosRun(args, folder, "whole", pools)
+    if not (folder / RESULTS).is_file():
+        whole.start()
+        if whole.process.wait():
+            raise RlsdkError(f"the undisturbed run ended with {whole.process.returncode}:\n{whole.text()[-2000:]}")
+    return whole
+
+
+def least_struck(roles: Sequence[str], outcomes: Sequence[Outcome], chance: random.Random) -> list[Fault]:
+    """Every process at every moment, in an order that the seed draws: first those that were struck, or tried in vain,
+    least often."""
     found = [Fault(role=role, moment=moment) for role in (*roles, *PROCESSES) for moment in MOMENTS]
     chance.shuffle(found)
-    return found
+    tried = Counter(outcome.fault for outcome in outcomes)
+    return sorted(found, key=lambda fault: tried[str(fault)])
 
 
 def line_of(outcome: Outcome) -> str:
-    """In a few words."""
+    """In a few words, as soon as it is over."""
     if not outcome.struck:
         return f"{outcome.fault}: the moment did not come"
     wrong = "; ".join(outcome.wrong)

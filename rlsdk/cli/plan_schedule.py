@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.simulation import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
 from rlsdk.trainer.roles import placement_of
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.run_folder import HISTORY_FILE
+from rlsdk.trainer.trackers import read_lines, read_metrics
 from rlsdk.views.terminal import SafeConsole
 
 NUM_LENGTHS = 1 << 16
@@ -51,7 +53,9 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
     if Path(given).is_dir():
         measured = devices_of_run(Path(given))
         rates, lengths = measured_rates(Path(given), read_metrics(Path(given)), measured)
-        rates = replace(rates, max_running=rollout.max_running_samples)
+        # Another number of devices is another machine, whose processors are not known.
+        same = devices == measured.train + measured.replicas * measured.per_replica
+        rates = replace(rates, max_running=rollout.max_running_samples, cores=rates.cores if same else 0)
     elif "=" in given:
         rates, said = parse_rates(
             given, max_running=rollout.max_running_samples, devices_per_replica=rollout.num_devices
@@ -96,7 +100,17 @@ def devices_of_run(run_dir: Path) -> Devices:
         replicas=count[placement.roles[ROLLOUT]] // per_replica,
         per_replica=per_replica,
         max_running=config.rollout.max_running_samples,
+        cores=_cores(run_dir / HISTORY_FILE),
     )
+
+
+def _cores(history: Path) -> int:
+    """Processors of the machine that a run was last started on, where its devices were processors; 0: otherwise."""
+    starts = read_lines(history)
+    surroundings = starts[-1].get("surroundings") if starts else None
+    machine = str(surroundings.get("machine", "")) if isinstance(surroundings, Mapping) else ""
+    found = re.search(r"(\d+) CPU cores", machine)
+    return int(found[1]) if found is not None and "no GPU" in machine else 0
 
 
 def record(row: Row) -> dict[str, Any]:

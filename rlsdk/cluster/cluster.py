@@ -190,27 +190,31 @@ class Cluster:
         return role in self.groups and self.placement.roles_of(self.placement.pool_of(role).name) == [role]
 
     def restart(self, role: str, rank: int) -> None:
-        """Ends the process of one rank, starts another on its device (elsewhere where its node is gone), and builds
-        the rank's host there, as it was built first. The other ranks must not be in a collective with it: replicas are
-        not.
+        """Ends the process of one rank, starts another on its device (where its node is gone all of its devices are
+        taken elsewhere), and builds the rank's host there, as it was built first. The other ranks must not be in a
+        collective with it: replicas are not.
 
         Raises:
             WorkerError: the old process could not be ended, or the new one does not come up.
-            PlacementError: its node is gone, and no other has room.
+            PlacementError: its node is gone, and no other has room for its devices.
             RlsdkError: what the host's constructor raised.
         """
         assert self.can_restart(role), f"role {role!r} shares its processes"
         group, recipe = self.groups[role], self._recipes[role]
         old = group.members[rank]
         pool = self.placement.pool_of(role)
-        alone = len(old.ctx.bundles) == 1
-        worker = self._pools.replace(pool, recipe.py_executable, old.worker.device, may_move=alone)
-        here = worker.known()
-        ctx = replace(old.ctx, node=here.node)
-        if alone:
-            ctx = replace(ctx, accelerators=here.accelerators, device_nodes=(here.node,))
-        info = self._build(recipe, [worker], [ctx])[rank]
-        group.replace(rank, Member(worker=worker, ctx=ctx, parallel=info.parallel))
+        devices = range(old.worker.device, old.worker.device + len(old.ctx.bundles))
+        workers = self._pools.replace(pool, recipe.py_executable, devices)
+        here = [worker.known() for worker in workers]
+        ctx = replace(
+            old.ctx,
+            node=here[0].node,
+            accelerators=tuple(name for info in here for name in info.accelerators),
+            bundles=self._pools.bundles(pool, devices),
+            device_nodes=tuple(info.node for info in here),
+        )
+        info = self._build(recipe, workers[:1], [ctx])[rank]
+        group.replace(rank, Member(worker=workers[0], ctx=ctx, parallel=info.parallel))
 
     def find_lost(self, wait_s: float) -> str | None:
         """A process of the run that is gone, in words; None: all are there. A death may be seen a while after the error

@@ -7,7 +7,11 @@ program a minute later, without an error that could be caught.
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+
+import psutil
 
 from rlsdk.interfaces import WorkerError
 
@@ -27,6 +31,16 @@ def dead_daemon() -> str | None:
         if code is not None:
             return f"{name}, pid {process.pid}, {f'killed by signal {-code}' if code < 0 else f'exit code {code}'}"
     return None
+
+
+def controller_seconds() -> float:
+    """Processor time of this process and of the daemons of its Ray cluster, where it has one, in seconds."""
+    total = time.process_time()
+    for process in list(_watched.values()):
+        with suppress(psutil.Error):
+            used = psutil.Process(process.pid).cpu_times()
+            total += used.user + used.system
+    return total
 
 
 def check_daemons() -> None:

@@ -6,7 +6,8 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from rlsdk.interfaces import PlacementError
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _KNOCK_TIMEOUT_S = 5.0
+_KNOCKS = 32
+"""At nodes at once."""
 _RELEASE_S = 3.0
 """Ray tells what is free with some delay."""
 _SLOW_RELEASE_S = 60.0
@@ -87,21 +90,26 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_TIMEOUT_S).close()
 
 
-def choose_nodes(placement: PlacementSpec, *, without: str | None = None) -> dict[str, tuple[str, ...]]:
+def choose_nodes(placement: PlacementSpec, *, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
     """`assign_nodes` on the cluster as it is. What another run is just giving back counts as free, and is waited for.
+    A node whose daemon does not answer is not chosen, though Ray may not know yet that it is gone.
 
     Args:
         placement: what is asked for.
-        without: a node that is not to be chosen: it is gone, though Ray may not know yet.
+        without: nodes that are not to be chosen.
 
     Raises:
         PlacementError: see `assign_nodes`.
     """
-    start = time.monotonic()
+    start, lost = time.monotonic(), set(without)
     while True:
-        nodes = [node for node in node_capacities() if node.node_id != without]
+        nodes = [node for node in node_capacities() if node.node_id not in lost]
         try:
-            return assign_nodes(placement, nodes)
+            chosen = assign_nodes(placement, nodes)
+            down = find_down(dict.fromkeys(node for of_pool in chosen.values() for node in of_pool))
+            if not down:
+                return chosen
+            lost |= set(down)
         except PlacementError:
             # Raises at once where even an idle cluster would be too small.
             assign_nodes(placement, [replace(node, cpus=node.total_cpus, gpus=node.total_gpus) for node in nodes])
@@ -133,22 +141,26 @@ def _comes_free(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> bool
     return True
 
 
-def node_is_up(node_id: str) -> bool:
-    """Whether Ray's daemon of a node answers: Ray itself takes half a minute to find out that it does not."""
+def find_down(node_ids: Iterable[str]) -> list[str]:
+    """Those of these nodes whose Ray daemon does not answer: Ray itself takes half a minute to find that out."""
     import ray
 
-    for node in ray.nodes():
-        if node["NodeID"] == node_id:
-            if not node["Alive"]:
-                return False
-            try:
-                socket.create_connection(
-                    (node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_TIMEOUT_S
-                ).close()
-            except OSError:
-                return False
-            return True
-    return False
+    known = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    asked = list(node_ids)
+    with ThreadPoolExecutor(_KNOCKS) as threads:
+        answers = list(threads.map(lambda node_id: _answers(known.get(node_id)), asked))
+    return [node_id for node_id, is_up in zip(asked, answers, strict=True) if not is_up]
+
+
+def _answers(node: Mapping[str, Any] | None) -> bool:
+    if node is None:
+        return False
+    address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    try:
+        socket.create_connection(address, timeout=_KNOCK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:

@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.cluster.contexts import WorkerSettings
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.interpreter import check_interpreter
-from rlsdk.cluster.nodes import choose_nodes, node_is_up
+from rlsdk.cluster.nodes import choose_nodes, find_down
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
@@ -42,8 +43,10 @@ class WorkerPools:
         self.settings = settings
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Any] = {}
-        self._moved: dict[tuple[str, int], Any] = {}
-        """Devices whose node is gone, and the placement group of the one that took its place."""
+        self._moved: dict[tuple[str, int], tuple[Any, int]] = {}
+        """Devices whose node is gone: the placement group of those that took their place, and the bundle in it."""
+        self._extra: list[Any] = []
+        """Placement groups that were asked for when a node was gone."""
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._lock = threading.Lock()
         """Held where workers are made and where all are ended: none is made behind the end."""
@@ -94,36 +97,42 @@ class WorkerPools:
         _await_ready(self._workers[key], max(_READY_TIMEOUT_S, self.settings.timeout_s))
         return self._workers[key]
 
-    def replace(self, pool: PoolSpec, py_executable: str | None, device: int, *, may_move: bool) -> WorkerHandle:
-        """Ends the worker on a device and starts another there, with nothing in it; waits until it is up.
+    def replace(self, pool: PoolSpec, py_executable: str | None, devices: Sequence[int]) -> list[WorkerHandle]:
+        """Ends the worker on the first of these devices and starts another there, with nothing in it; waits until it
+        is up. Returns the workers of all of them.
 
-        A device whose node is gone is taken on another node: reservations are made device by device there, and not
-        left to the group that the run began with, whose bundles stay where they were.
+        Devices of a node that is gone are taken on another node, all of them together, with workers of their own: as
+        many of one node as they were before. They are reserved as a group of their own: bundles of the group that the
+        run began with stay where they were. So where only one of several nodes is lost, the others' are not used.
 
         Args:
-            pool: of the device.
-            py_executable: interpreter of its environment; None: this one.
-            device: number in the pool.
-            may_move: the worker needs no other device of its node.
+            pool: of the devices.
+            py_executable: interpreter of their environment; None: this one.
+            devices: numbers in the pool of devices that belong together.
 
         Raises:
-            WorkerError: the old one could not be ended, the new one did not start, or all workers were ended meanwhile.
-            PlacementError: its node is gone, and no other has room.
+            WorkerError: an old one could not be ended, a new one did not start, or all workers were ended meanwhile.
+            PlacementError: a node is gone, and there is no room elsewhere.
         """
         workers = self._workers[pool.name, py_executable]
-        workers[device].end(_DEATH_TIMEOUT_S)
-        node = workers[device].known().node_id
-        if not node_is_up(node):
-            if not may_move:
-                raise WorkerError(f"the node of {workers[device].where()} is gone, and with it devices that belong "
-                                  "together; they cannot be had one by one on another node")  # fmt: skip
-            self._move(pool, device, node)
+        workers[devices[0]].end(_DEATH_TIMEOUT_S)
+        lost = find_down(dict.fromkeys(workers[device].known().node_id for device in devices))
+        if lost:
+            for device in devices[1:]:
+                workers[device].end(_DEATH_TIMEOUT_S)
+            self._move(pool, devices, lost)
         with self._lock:
             if self._closed:
                 raise WorkerError(f"pool {pool.name!r} was closed")
-            workers[device] = new = self._start_worker(pool, device, py_executable)
-        _await_ready([new], max(_READY_TIMEOUT_S, self.settings.timeout_s))
-        return new
+            for device in devices if lost else devices[:1]:
+                workers[device] = self._start_worker(pool, device, py_executable)
+        found = [workers[device] for device in devices]
+        _await_ready(found, max(_READY_TIMEOUT_S, self.settings.timeout_s))
+        return found
+
+    def bundles(self, pool: PoolSpec, devices: Sequence[int]) -> tuple[int, ...]:
+        """Numbers of these devices in the placement group that they are reserved by now."""
+        return tuple(self._reservation(pool, device)[1] for device in devices)
 
     def every(self) -> list[WorkerHandle]:
         """All workers that were started and are known to have been up."""
@@ -139,20 +148,28 @@ class WorkerPools:
         _close_hosts([worker for worker in workers if worker.info is not None], grace_s)
         for worker in workers:
             worker.kill()
-        for group in [*self._reserved.values(), *self._moved.values()]:
+        for group in [*self._reserved.values(), *self._extra]:
             ray.util.remove_placement_group(group)
 
-    def _move(self, pool: PoolSpec, device: int, node: str) -> None:
-        """Reserves a device on another node than `node`, which is gone."""
-        single = PoolSpec(
-            name=pool.name, devices_per_node=(1,), device=pool.device, cpus_per_device=pool.cpus_per_device
+    def _move(self, pool: PoolSpec, devices: Sequence[int], lost: Sequence[str]) -> None:
+        """Reserves these devices on other nodes than those that are gone."""
+        by_node = Counter(pool.node_of_device[device] for device in devices)
+        like = PoolSpec(
+            name=pool.name,
+            devices_per_node=tuple(by_node.values()),
+            device=pool.device,
+            cpus_per_device=pool.cpus_per_device,
         )
-        (chosen,) = choose_nodes(PlacementSpec(pools=(single,), roles={}), without=node)[pool.name]
-        group = _reserve(single, (chosen,))
+        group = _reserve(like, choose_nodes(PlacementSpec(pools=(like,), roles={}), without=lost)[pool.name])
+        self._extra.append(group)
         if not group.wait(_READY_TIMEOUT_S):
-            raise PlacementError(f"pool {pool.name!r}: the device that takes the place of one on a lost node was not "
-                                 f"given within {_READY_TIMEOUT_S:g} s")  # fmt: skip
-        self._moved[pool.name, device] = group
+            raise PlacementError(f"pool {pool.name!r}: what takes the place of {len(devices)} device(s) of a lost node "
+                                 f"was not given within {_READY_TIMEOUT_S:g} s")  # fmt: skip
+        self._moved |= {(pool.name, device): (group, at) for at, device in enumerate(devices)}
+
+    def _reservation(self, pool: PoolSpec, device: int) -> tuple[Any, int]:
+        """Placement group of a device, and its bundle there."""
+        return self._moved.get((pool.name, device)) or (self._reserved[pool.name], device)
 
     def _start_workers(self, pool: PoolSpec, py_executable: str | None) -> list[WorkerHandle]:
         return [self._start_worker(pool, device, py_executable) for device in range(pool.num_devices)]
@@ -167,10 +184,8 @@ class WorkerPools:
         own: dict[str, Any] = {"py_executable": py_executable} if py_executable else {}
         if self.settings.environment:
             own["env_vars"] = dict(self.settings.environment)
-        moved = self._moved.get((pool.name, device))
-        bundle = PlacementGroupSchedulingStrategy(
-            moved or self._reserved[pool.name], placement_group_bundle_index=0 if moved else device
-        )
+        group, index = self._reservation(pool, device)
+        bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         options = {
             "num_cpus": 0,
             "num_gpus": _GPU_SHARE if pool.device == "cuda" else 0,

@@ -323,12 +323,6 @@ class RunConfig(Section):
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from reward_model_problems(self.reward_models)
         yield from self._evaluation_problems()
-        if self.checkpoint.background and self.train.ema_decay is not None:
-            yield Problem(
-                "checkpoint.background",
-                "True with train.ema_decay: the average of the weights is written from what the next update changes; "
-                "leave one of the two out",
-            )
         if self.needs_values:
             trainer = self.trainer
             yield from critic_warmup_problems(

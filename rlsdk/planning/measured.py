@@ -30,6 +30,8 @@ class Devices:
     replicas: int
     per_replica: int
     max_running: int
+    cores: int = 0
+    """Processors of the machine, where the devices are some of them; 0: they are not, or that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,8 @@ def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], device
         prefill_tokens_per_s=PREFILL_SPEEDUP * trained / devices.train * devices.per_replica,
         train_tokens_per_s=trained / devices.train,
         sync_s=median(timed[step].get("time/sync_s", 0.0) for step in later),
+        controller_s=median(timed[step].get("time/controller_cpu_s", 0.0) for step in later),
+        cores=devices.cores,
         max_running=devices.max_running,
         devices_per_replica=devices.per_replica,
     )

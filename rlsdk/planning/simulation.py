@@ -34,6 +34,11 @@ class Rates:
     """That a publish keeps the replicas from decoding."""
     switch_s: float = 0.0
     """That devices which take turns need each time to change over, there and back."""
+    controller_s: float = 0.0
+    """Processor time of a step that the controller and Ray's daemons take."""
+    cores: int = 0
+    """Processors of the machine, where the devices are some of them: while as many devices work, what the controller
+    takes is theirs. 0: the controller has processors of its own."""
     max_running: int = 256
     """Samples that one replica decodes at once."""
     devices_per_replica: int = 1
@@ -77,7 +82,7 @@ class Simulated:
 class _Replica:
     """Samples that are decoded together."""
 
-    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "stamp", "waiting")
+    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "slowdown", "stamp", "waiting")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -91,6 +96,7 @@ class _Replica:
         """Sum of `made` at the admission of those that run."""
         self.since = 0.0
         self.stamp = 0
+        self.slowdown = 1.0
         self.occupied = 0.0
         """Places times seconds."""
 
@@ -103,7 +109,7 @@ class _Replica:
         self.since = now
 
     def step_s(self) -> float:
-        return self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1)
+        return self.slowdown * (self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1))
 
     def fill(self) -> None:
         """Waiting samples take free places."""
@@ -138,6 +144,17 @@ class _Clock:
 SAMPLE, UPDATED, PUBLISHED, GRADED = range(4)
 
 
+@dataclass(kw_only=True)
+class _Training:
+    """The step that trains."""
+
+    step: int
+    left_s: float
+    """Of it, with nobody beside it."""
+    since: float
+    stamp: int = 0
+
+
 class Simulation:
     """One setting, from the first step to the last."""
 
@@ -155,6 +172,8 @@ class Simulation:
         self.began: dict[int, int] = {}
         """By group: the step whose weights were served when it began."""
         self.clock = _Clock()
+        self.training: _Training | None = None
+        self.slowdown = 1.0
         self.now = 0.0
         self.paused = False
         self.served = 0
@@ -182,12 +201,13 @@ class Simulation:
                 case 0:
                     self.sample_ended(what, stamp)
                 case 1:
-                    self.ends.append(at)
-                    self.tell(Updated(what))
+                    self.updated(what, stamp)
                 case 2:
                     self.go_on(what)
                 case _:
                     self.graded(what)
+            if self.rates.cores:
+                self.share_cores()
         return self.result()
 
     def result(self) -> Simulated:
@@ -290,8 +310,42 @@ class Simulation:
         seconds = tokens / (devices * self.rates.train_tokens_per_s)
         if self.setting.shared:
             seconds += self.rates.switch_s
-        self.trained_s.append(seconds)
-        self.clock.plan(self.now + seconds, UPDATED, step)
+        self.training = _Training(step=step, left_s=seconds, since=self.now)
+        self.trained_s.append(self.now)
+        self.clock.plan(self.now + seconds * self.slowdown, UPDATED, step)
+
+    def updated(self, step: int, stamp: int) -> None:
+        if self.training is None or (step, stamp) != (self.training.step, self.training.stamp):
+            return
+        self.training = None
+        self.trained_s[-1] = self.now - self.trained_s[-1]
+        self.ends.append(self.now)
+        self.tell(Updated(step))
+
+    def share_cores(self) -> None:
+        """Where all processors are taken by devices that work, these give some of their time to the controller: what it
+        needs of a step, spread over the step before."""
+        working = sum(bool(replica.heap) for replica in self.replicas) if not self.paused else 0
+        busy = working * self.rates.devices_per_replica
+        if self.training is not None:
+            busy += self.setting.devices if self.setting.shared else self.setting.train_devices
+        slowdown = 1.0
+        if busy >= self.rates.cores and len(self.ends) > 1:
+            taken = self.rates.controller_s / (self.ends[-1] - self.ends[-2]) / busy
+            slowdown = 1.0 / (1.0 - min(taken, 0.5))
+        if slowdown == self.slowdown:
+            return
+        before, self.slowdown = self.slowdown, slowdown
+        for at, replica in enumerate(self.replicas):
+            replica.advance(self.now, paused=self.paused)
+            replica.slowdown = slowdown
+            self.replan(at)
+        if self.training is not None:
+            training = self.training
+            training.left_s -= (self.now - training.since) / before
+            training.since, training.stamp = self.now, training.stamp + 1
+            end = self.now + max(training.left_s, 0.0) * slowdown
+            self.clock.plan(end, UPDATED, training.step, training.stamp)
 
     def publish(self, step: int) -> None:
         """Replicas stand still; what runs is made ready for the new weights."""

@@ -12,7 +12,10 @@ import numpy as np
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.planning.simulation import Rates, Setting, Simulated, simulate
 
-GIVEN = ("decode_ms", "decode_us_per_sample", "prefill_tokens_per_s", "train_tokens_per_s", "sync_s", "switch_s")
+GIVEN = (
+    "decode_ms", "decode_us_per_sample", "prefill_tokens_per_s", "train_tokens_per_s", "sync_s", "switch_s",
+    "controller_ms", "cores",
+)  # fmt: skip
 LENGTHS = ("median", "p99")
 TRIES = 4
 """Splits that are simulated for each row, at most."""
@@ -139,6 +142,8 @@ def parse_rates(text: str, *, max_running: int, devices_per_replica: int) -> tup
         train_tokens_per_s=values["train_tokens_per_s"],
         sync_s=values.get("sync_s", 0.0),
         switch_s=values.get("switch_s", 0.0),
+        controller_s=values.get("controller_ms", 0.0) / 1e3,
+        cores=int(values.get("cores", 0)),
         max_running=max_running,
         devices_per_replica=devices_per_replica,
     )

@@ -72,7 +72,7 @@ class RewardLimits:
     """Grading processes lost one after the other without a single sample graded in between; what is not graded then
     counts as crashed."""
     max_attempts: int = 3
-    """At a sample whose grading process is ended from outside."""
+    """At a sample whose grading process is ended from outside, and at loading the functions."""
     max_value: float = 1e30
     """Largest size of a score, a token score or a metric."""
     max_record_bytes: int = 1 << 20

@@ -44,6 +44,8 @@ class Dispatcher:
         self._seconds_per_item = 0.001
         """A running mean, of all rewards."""
         self._said = False
+        self._starts = 1
+        """Times that the functions were loaded anew, because a process was killed while it did, and the first one."""
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -258,6 +260,11 @@ class Dispatcher:
         code = process.kill() if kind is FailureKind.TIMEOUT or how else process.end()
         self._read_rest(process)
         if process.ready is None and not self.ready.done():
+            killed = kind is FailureKind.CRASH and not how and came_from_outside(code)
+            if killed and self._starts < self._limits.max_attempts:
+                self._starts += 1
+                self._drop(process)
+                return self._top_up()
             slow = f"{self._targets()} took more than {self._limits.start_timeout_s} s to load"
             ended = f"the grading process ended while it loaded {self._targets()}: {describe_end(code)}"
             return self._refuse(slow if kind is FailureKind.TIMEOUT else ended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,11 +118,22 @@ class PolicyAverage:
 
     def save(self, checkpoint: Path) -> None:
         """Writes it into a checkpoint, and beside the exported model, where there is one, the model that it is."""
+        self.begin_save(checkpoint)()
+
+    def begin_save(self, checkpoint: Path) -> Callable[[], None]:
+        """As `save`, without waiting: each rank writes its part before it does what it is asked for later, an `update`
+        included. Returns what waits for the parts and writes the model; to be called when the exported model is there.
+        """
         parts = checkpoint / _PARTS_FOLDER
         parts.mkdir()
-        self._session.actor.run("save_average", str(parts), timeout_s=self._timeout_s)
-        if (checkpoint / MODEL_FOLDER).is_dir():
-            export_average(parts, checkpoint / MODEL_FOLDER, checkpoint / AVERAGE_FOLDER)
+        written = self._session.actor.submit("save_average", str(parts))
+
+        def finish() -> None:
+            written.result(self._timeout_s)
+            if (checkpoint / MODEL_FOLDER).is_dir():
+                export_average(parts, checkpoint / MODEL_FOLDER, checkpoint / AVERAGE_FOLDER)
+
+        return finish
 
     def load(self, checkpoint: Path) -> None:
         """Goes on from a checkpoint; from its weights, where the run had no average until then."""

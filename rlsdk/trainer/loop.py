@@ -248,6 +248,7 @@ class Trainer:
             if exports:
                 (draft / MODEL_FOLDER).mkdir()
                 answers.append(self.session.actor.submit("save_pretrained", str(draft / MODEL_FOLDER)))
+            finish_parts = self.stage.begin_save_parts(draft)
             card = self.card() if exports else None
             entered = stack.pop_all()
 
@@ -257,6 +258,7 @@ class Trainer:
                     answer.result(self.save_timeout_s)
                 if exports:
                     complete_export(self.tokenizer, draft / MODEL_FOLDER, card)
+                finish_parts()
                 atomic_write_text(draft / "config.yaml", self.config_text)
 
         return finish

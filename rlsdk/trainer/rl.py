@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -164,6 +164,9 @@ class RlStage(Stage):
     def save_parts(self, checkpoint: Path) -> None:
         if self.average is not None:
             self.average.save(checkpoint)
+
+    def begin_save_parts(self, checkpoint: Path) -> Callable[[], None]:
+        return super().begin_save_parts(checkpoint) if self.average is None else self.average.begin_save(checkpoint)
 
     def load_parts(self, checkpoint: Path) -> None:
         if self.average is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlsdk.cluster.daemons import controller_seconds
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
 from rlsdk.rollouts import (
@@ -128,7 +129,7 @@ class GroupSource:
         """Of these, the ones that were not accepted."""
         self._current = StepGroups(step=0, groups=[])
         self._state = self._ledger.state_dict()
-        self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step), stream.concurrency)
+        self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step), stream.concurrency, controller_seconds)
         self._times = PoolTimes(times)
 
     def begin(self, step: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +145,11 @@ class Stage(ABC):
 
     def save_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
         """Writes into a checkpoint what is too large for `state_dict`; roles and model are there already."""
+
+    def begin_save_parts(self, checkpoint: Path) -> Callable[[], None]:
+        """As `save_parts`, of what is there now, while the stage goes on: what is asked of the roles later comes behind
+        it. Returns what waits for it, to be called when the model is there; on another thread."""
+        return lambda: None
 
     def load_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
         """Takes back what `save_parts` wrote; roles and state were loaded before."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 WHOLE = "time/step_s"
-BESIDE = frozenset({"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s"})
+BESIDE = frozenset(
+    {"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s", "time/controller_cpu_s"}
+)
 """Seconds that lie beside the phases of a step, or within one."""
 
 

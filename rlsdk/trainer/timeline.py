@@ -68,7 +68,11 @@ class Timeline:
     """Takes the times of a schedule. Written by the driver, read by the trainer."""
 
     def __init__(
-        self, busy_s: Callable[[], float], lengths: Lengths, concurrency: Callable[[], float] | None = None
+        self,
+        busy_s: Callable[[], float],
+        lengths: Lengths,
+        concurrency: Callable[[], float] | None = None,
+        controller_s: Callable[[], float] = time.process_time,
     ) -> None:
         """Begins to count.
 
@@ -76,6 +80,7 @@ class Timeline:
             busy_s: seconds in which the rollout pool had something to do, since it was started.
             lengths: of the groups.
             concurrency: samples that a replica may have under way.
+            controller_s: processor time of the controller, and of what belongs to it, since it was started.
         """
         self._busy_s = busy_s
         self._concurrency = concurrency
@@ -84,7 +89,8 @@ class Timeline:
         self._hold_s = 0.0
         self._updated: dict[int, float] = {}
         self._lag_s: float | None = None
-        self._last = time.monotonic(), busy_s()
+        self._controller_s = controller_s
+        self._last = time.monotonic(), busy_s(), controller_s()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -117,15 +123,16 @@ class Timeline:
         Args:
             publish_s: seconds that the last publish took from the replicas.
         """
-        now, busy = time.monotonic(), self._busy_s()
-        passed, worked = now - self._last[0], busy - self._last[1]
-        waited, self._wait_s, self._last = self._wait_s, 0.0, (now, busy)
+        now, busy, controller = time.monotonic(), self._busy_s(), self._controller_s()
+        passed, worked, controlled = now - self._last[0], busy - self._last[1], controller - self._last[2]
+        waited, self._wait_s, self._last = self._wait_s, 0.0, (now, busy, controller)
         held, self._hold_s = self._hold_s, 0.0
         bias = self.lengths.bias()
         return {
             "time/wait_prev_gen_s": waited,
             "time/publish_s": publish_s,
             "time/hold_s": held,
+            "time/controller_cpu_s": controlled,
             **({"time/publish_lag_s": self._lag_s} if self._lag_s is not None else {}),
             **({"schedule/length_bias": bias} if bias is not None else {}),
             **({"rollout/concurrency": self._concurrency()} if self._concurrency is not None else {}),

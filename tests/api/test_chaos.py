@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
 
-from rlsdk.api.chaos import ChaosRun, Fault, Outcome, _account, differences
-from rlsdk.cli.chaos import table_of
+from rlsdk.api.chaos import Fault, strike
+from rlsdk.api.chaos_account import Outcome, account, differences
+from rlsdk.api.chaos_run import ChaosRun, JournalTail
+from rlsdk.cli.chaos import earlier, least_struck, save, table_of
 from rlsdk.interfaces import ConfigError
 
 
@@ -101,16 +105,111 @@ def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
         lines = [{"step": 1, "policy/loss": loss, "time/step_s": loss}]
         (one.run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcome = Outcome(fault="actor@update", step=1, struck=True)
-    _account(run, whole, outcome)
+    account(run, whole, [outcome, Outcome(fault="gcs@save")])
     assert (outcome.prompts_lost, outcome.trained_twice, outcome.steps_again) == (1, 1, 1)
     assert outcome.difference == pytest.approx(1 / 3)
-    assert list(differences(whole.run_dir, whole.run_dir)) == []
+    assert differences(whole.run_dir, whole.run_dir) == {}
     (run.run_dir / "metrics.jsonl").write_text("")
-    assert math.inf in list(differences(run.run_dir, whole.run_dir))
+    assert differences(run.run_dir, whole.run_dir) == {1: math.inf}
     table = table_of([outcome, Outcome(fault="gcs@save", step=1)])
     assert [list(column.cells) for column in table.columns][:5] == [
         ["actor", "gcs"], ["update", "save"], ["1", "-"], ["1", "-"], ["1", "-"],
     ]  # fmt: skip
+
+
+def test_each_step_counts_to_the_fault_before_it(tmp_path: Path) -> None:
+    updates = [{**UPDATE, "step": step, "groups": [step]} for step in range(1, 9)]
+    whole = chaos_run(tmp_path, "whole", updates)
+    again = [*updates[:3], *updates[2:5], *updates[3:5], {**updates[5], "groups": [2]}, *updates[7:]]
+    run = chaos_run(tmp_path, "run", again)
+    (whole.run_dir / "metrics.jsonl").write_text("")
+    first, second = (
+        Outcome(fault="actor@update", struck=True, step=3, updates=3),
+        Outcome(fault="gcs@save", struck=True, step=5, updates=6),
+    )
+    account(run, whole, [first, Outcome(fault="raylet@save"), second])
+    assert (first.steps_again, second.steps_again) == (1, 2)
+    assert (first.prompts_lost, second.prompts_lost) == (0, 2)  # those of steps 6 and 7
+    assert (first.trained_twice, second.trained_twice) == (0, 1)
+    assert not first.cost
+    assert second.cost == "2 prompts lost; 1 trained twice"
+
+
+def test_a_journal_is_read_from_where_it_was_left(tmp_path: Path) -> None:
+    tail, first = JournalTail(tmp_path), tmp_path / "segment_000000_step_00000000.jsonl"
+    assert tail.update() == []
+    first.write_text(json.dumps(START) + '\n{"event":"sample","tokens":[1]}\n{"event": "tr')
+    assert tail.update() == [START]
+    with first.open("a") as file:
+        file.write('ain", "step": 1, "groups": [0, 1]}\n')
+    (tmp_path / "segment_000001_step_00000001.jsonl").write_text(json.dumps(UPDATE) + "\n")
+    assert tail.update() == [START, TRAIN, UPDATE]
+    for file_ in tmp_path.iterdir():
+        file_.unlink()
+    first.write_text(json.dumps(START) + "\n")  # a run that began anew
+    assert tail.update() == [START]
+
+
+TRAINER = """
+import json, pathlib, sys, time
+folder, loses = pathlib.Path(sys.argv[1]), sys.argv[2:]
+(folder / "journal").mkdir(parents=True, exist_ok=True)
+journal = folder / "journal" / "segment_000000_step_00000000.jsonl"
+had = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+done = max((line["step"] for line in had if line["event"] == "update"), default=0)
+with journal.open("a") as file, (folder / "metrics.jsonl").open("a") as metrics:
+    def write(event, step, groups=()):
+        print(json.dumps({"event": event, "step": step, "groups": list(groups), "rejected": []}), file=file, flush=True)
+    for step in range(done + 1, 21):
+        groups = () if done and loses else (2 * step, 2 * step + 1)
+        write("start", step, groups)
+        write("train", step, groups)
+        time.sleep(0.05)
+        print(json.dumps({"step": step, "policy/loss": 1 / step}), file=metrics, flush=True)
+        write("update", step, groups)
+        write("publish", step)
+print("resumed from" if done else "")
+"""
+"""What a run leaves behind, without what makes it; one that loses prompts does so when it was given again."""
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_one_run_is_struck_again_as_soon_as_it_got_on(loses: bool, tmp_path: Path) -> None:
+    def trainer(name: str, *more: str) -> ChaosRun:
+        run = ChaosRun([], tmp_path, name, {})
+        run._command = [sys.executable, "-c", TRAINER, str(run.run_dir), *more]
+        return run
+
+    whole = trainer("whole")
+    whole.start()
+    assert whole.process.wait(60) == 0
+    waiting = deque(Fault(role="controller", moment=moment) for moment in ("update", "update", "update", "save"))
+    run, told = trainer("run", *["loses"] * loses), list[str]()
+    found = strike(run, waiting, whole, random.Random(3), report=lambda outcome: told.append(outcome.fault))
+    assert told == [outcome.fault for outcome in found]
+    assert not waiting
+    assert [outcome.struck for outcome in found] == [True, True, True, False]  # nothing is saved
+    assert [outcome.commands for outcome in found] == [2, 2, 2, 1]
+    assert all(outcome.recover_s is not None for outcome in found[:3])
+    assert all(outcome.difference == 0 for outcome in found[:3])
+    lost = sum(outcome.prompts_lost for outcome in found)
+    assert bool(lost) == loses == any(outcome.cost for outcome in found)
+
+
+def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
+    folder, arguments = tmp_path / "chaos", ["--trainer.steps", "6"]
+    assert earlier(arguments, folder) == []
+    struck = [Outcome(fault=str(fault)) for fault in least_struck(["actor"], [], random.Random(1))[:7]]
+    save(arguments, folder, struck)
+    assert earlier(arguments, folder) == struck
+    following = least_struck(["actor"], struck, random.Random(2))
+    assert {str(fault) for fault in following[-7:]} == {outcome.fault for outcome in struck}
+    with pytest.raises(ConfigError, match="other arguments"):
+        earlier(["--trainer.steps", "7"], folder)
+    (folder / "chaos.json").unlink()
+    (folder / "whole.txt").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        earlier(arguments, folder)
 
 
 @pytest.mark.parametrize(

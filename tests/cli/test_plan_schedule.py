@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,28 @@ def test_one_step_off_is_the_longer_half_and_the_sync(train: int, expected: floa
     assert found.step_s == pytest.approx(max(3.2, 1.0 + 0.5) if train == 1 else expected)
     assert found.train_idle == pytest.approx(0.0 if train == 1 else 1 - 0.4 / 1.5, abs=1e-6)
     assert found.staleness == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("train", "cores", "expected"),
+    [
+        # Both halves work all the time, on all processors: each gives half of what the controller needs.
+        (1.0, 2, 1.0 + 0.1),
+        (1.0, 3, 1.0),
+        # While the quicker half has nothing to do, the controller has its processor.
+        (0.5, 2, 1.0 + 0.1 * 0.5),
+        (2.0, 2, 2.0 + 0.1 * 0.5),
+    ],
+)
+def test_what_the_controller_takes_is_missing_where_all_processors_work(
+    train: float, cores: int, expected: float
+) -> None:
+    """A step of 800 tokens: 1 s of decoding, so many seconds of training, 0.2 s of the controller."""
+    rates = Rates(decode_s=0.01, train_tokens_per_s=800 / train, controller_s=0.2, cores=cores, max_running=64)
+    off = Setting(train_devices=1, rollout_devices=1, groups_per_step=2, samples_per_group=4, max_staleness=1)
+    assert simulate(off, rates, [100], steps=20).step_s == pytest.approx(expected, rel=0.02)
+    plain = replace(off, max_staleness=0)
+    assert simulate(plain, rates, [100], steps=20).step_s == pytest.approx(1.0 + train)
 
 
 def test_a_long_tail_is_hidden_only_where_samples_go_on() -> None:
@@ -191,6 +214,9 @@ def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) 
         "placement: {preset: disaggregated, devices_per_node: 8, devices: {actor: 2}}\n"
     )
     assert devices_of_run(tmp_path) == Devices(train=2, replicas=3, per_replica=2, max_running=7)
+    start = {"step": 0, "surroundings": {"machine": "Linux x86_64, 8 CPU cores, 31 GiB memory, no GPU"}}
+    (tmp_path / "config.history.jsonl").write_text(json.dumps(start) + "\n")
+    assert devices_of_run(tmp_path).cores == 8
     with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
         devices_of_run(tmp_path / "nowhere")
 

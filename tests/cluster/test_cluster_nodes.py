@@ -15,7 +15,7 @@ import ray
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
 from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.nodes import node_capacities
+from rlsdk.cluster.nodes import choose_nodes, find_down, node_capacities
 from rlsdk.interfaces import PlacementError, WorkerError
 from rlsdk.kit.replica_devices import visible_devices
 
@@ -73,26 +73,39 @@ def placement(*devices: int) -> PlacementSpec:
     return PlacementSpec(pools=(PoolSpec(name="wide", devices_per_node=devices),), roles={"actor": "wide"})
 
 
-def test_what_a_lost_node_hosted_is_started_again_on_another(ray_here: LocalRay, second_node: None) -> None:
-    """A node of one processor is chosen first; its raylet is killed, and nothing on it can say goodbye."""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_a_lost_node_hosted_is_started_again_on_another(
+    devices: int, ray_here: LocalRay, second_node: None
+) -> None:
+    """The smallest node that has room is chosen first; its raylet is killed, and nothing on it can say goodbye. A rank
+    of two devices finds both on one node again; what starts before Ray knows of the loss is not sent there."""
     before = {node.node_id for node in node_capacities()}
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{ray_here.folder}/token"}
-    process = start_node(variables, cpus=1)
+    process = start_node(variables, cpus=2)
     try:
         await_nodes(3)
         (own,) = {node.node_id for node in node_capacities()} - before
-        with Cluster.start(placement(1), timeout_s=60) as cluster:
-            group = cluster.create_group("actor", "cluster_hosts:FragileHost")
+        with Cluster.start(placement(devices), timeout_s=60) as cluster:
+            group = cluster.create_group("actor", "cluster_hosts:FragileHost", devices_per_rank=devices)
             worker = group.members[0].worker
             assert worker.known().node_id == own, "the node that it fills best"
             (raylet,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "raylet" in one.name()]
+            is_best = own in choose_nodes(placement(1))["wide"]
             raylet.kill()
+            deadline = time.monotonic() + 30
+            while not find_down([own]):  # its workers have its sockets a little longer
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert own not in choose_nodes(placement(1))["wide"]
+            assert is_best == (devices == 1), "a processor of it is free"
             with pytest.raises(WorkerError, match="actor rank 0 died"):
                 group.run("hang_on", 0, 60.0)
             cluster.restart("actor", 0)
             assert group.run("ranks") == [0]
             assert group.members[0].worker.known().node_id in before
-            assert group.contexts[0].node == group.members[0].worker.known().node
+            ctx = group.contexts[0]
+            assert ctx.device_nodes == (group.members[0].worker.known().node,) * devices
+            assert (ctx.node, ctx.bundles) == (ctx.device_nodes[0], tuple(range(devices)))
     finally:
         end_node(process)
         await_nodes(2)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REWARD, SUMS, kill_when, rlsdk
+from conftest import REWARD, SUMS, rlsdk
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from test_loop import Recorder, trainer_of
 
 from rlsdk.config import load_config
 from rlsdk.registry import Registry
-from rlsdk.rollouts.journal import account, lines
 
 TASK = [
     "--data", str(SUMS), "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "8",
@@ -58,33 +57,3 @@ def test_two_pools_on_a_cluster_give_the_numbers_of_one_process(
     assert measured(mine) == measured([dict(step) for step in view.steps])
     evals = [line["eval/reward_sampled"] for line in found if "eval/reward_sampled" in line]
     assert evals == [e["eval/reward_sampled"] for e in view.evals]
-
-
-def test_a_run_killed_with_groups_half_made_ends_where_the_undisturbed_one_ends(model: str, tmp_path: Path) -> None:
-    """One sample is decoded at a time: which ones share a decoding step would depend on when the run was killed."""
-    extra = [
-        *TASK, *APART, "--schedule.max_staleness", "1", "--schedule.journal", "all", "--trainer.save_every_steps", "1",
-        "--rollout.max_running_samples", "1",
-    ]  # fmt: skip
-    run = tmp_path / "runs" / "killed"
-
-    def half_made() -> bool:
-        """A group of the third step has some of its samples."""
-        begun = any(line["event"] == "sample" and line["group"] == 9 for line in lines(run / "journal"))
-        return begun and (run / "checkpoints" / "step_00000001").is_dir()
-
-    arguments = ["train", "--model", model, *extra, "--trainer.run_name", "killed"]
-    kill_when(half_made, "a group of step 3", arguments, tmp_path)
-    made_before = sum(line["event"] == "sample" for line in lines(run / "journal"))
-    said = rlsdk(*arguments, cwd=tmp_path)
-    assert "resumed from" in said
-    assert made_before < 64
-    assert sum(line["event"] == "sample" for line in lines(run / "journal")) == 64  # none twice
-    assert sorted(account(run / "journal").items()) == [(at, f"trained in step {at // 4 + 1}") for at in range(16)]
-    view = in_one_process(model, extra, tmp_path / "whole")
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    killed = {line["step"]: line for line in found if "policy/loss" in line}
-    assert killed.keys() == {1, 2, 3, 4}
-    for step, whole in enumerate(view.steps, 1):
-        assert measured([{name: killed[step][name] for name in whole}]) == measured([dict(whole)])
-    assert "the same updates" in rlsdk("replay", str(run), "--trust-run", cwd=tmp_path)

@@ -225,6 +225,35 @@ def test_one_process_serves_all_calls_until_it_is_lost(start: Start) -> None:
     assert runner.pids != pids
 
 
+@pytest.mark.parametrize("kills", [1, 3])
+def test_a_process_that_is_killed_while_it_loads_is_started_again_a_few_times(kills: int, tmp_path: Path) -> None:
+    """As the kernel does where memory is short; found by `rlsdk chaos` (grader@restart)."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nfrom pathlib import Path\n"
+        f"notes = Path({str(notes)!r})\nnumber = len(list(notes.iterdir()))\n(notes / str(number)).touch()\n"
+        f"if number < {kills}:\n    time.sleep(60)\n"
+        "def length(sample):\n    return float(len(sample.response))\n"
+    )
+    runner = RewardRunner([RewardDef(name="length", target=f"{tmp_path}/slow.py:length")])
+    try:
+        runner.start()
+        for number in range(kills):
+            deadline = time.monotonic() + 20
+            while not (notes / str(number)).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            os.kill(runner.pids[0], signal.SIGKILL)
+        if kills < 3:
+            assert runner.score([sample("ab")]).scores.tolist() == [2.0]
+        else:
+            with pytest.raises(ConfigError, match=r"ended while it loaded .*: signal SIGKILL"):
+                runner.wait_ready()
+    finally:
+        runner.close()
+
+
 def test_a_process_that_dies_between_two_calls_costs_nothing(start: Start) -> None:
     runner = start("length")
     runner.score([sample("a")])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_loop import Recorder, config_of, model, registry, run, trainer_of
 
-from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.interfaces import CheckpointError
 from rlsdk.registry import Registry
 from rlsdk.trainer.checkpoint import damage
 
@@ -98,6 +98,54 @@ def test_one_that_cannot_be_written_ends_the_run_and_leaves_nothing_half(
         assert [step for step, _ in trainer.store.whole()] == [1]
 
 
-def test_it_is_refused_beside_an_average_of_the_weights(model: str, registry: Registry) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint\.background.*train\.ema_decay"):
-        config_of(model, registry, 2, "--checkpoint.background", "true", "--train.ema_decay", "0.9")
+def test_the_average_of_the_weights_is_that_of_its_own_step(model: str, registry: Registry, tmp_path: Path) -> None:
+    """The files wait until the next step has changed the average; they are those of a run that waits for them."""
+    settings = [*APART, *EACH, "--train.ema_decay", "0.5", "--train.optim.lr", "1e-2"]
+    config = config_of(model, registry, 3, *settings, "--checkpoint.background", "true")
+    with trainer_of(config_of(model, registry, 3, *settings), registry, tmp_path / "whole", Recorder()) as (plain, *_):
+        plain.fit()
+    with trainer_of(config, registry, tmp_path / "run", Recorder()) as (trainer, stage, _):
+        trainer.in_background = True
+        begin, late = trainer._begin_save, list[int]()
+
+        def slow(writing: Any) -> Any:
+            finish, step = begin(writing), stage.step
+
+            def waits() -> None:
+                end = time.monotonic() + 30
+                while step < 3 and stage.step == step and time.monotonic() < end:
+                    time.sleep(0.01)
+                late.extend([step] if stage.step > step else [])
+                finish()
+
+            return waits
+
+        trainer._begin_save = slow  # type: ignore[method-assign]
+        trainer.fit()
+    assert late == [1, 2]
+    for step in (1, 2, 3):
+        mine, theirs = trainer.store.path_of(step), plain.store.path_of(step)
+        assert damage(mine) == []
+        names = {str(path.relative_to(theirs)) for path in theirs.rglob("*average*/*")}
+        assert {str(path.relative_to(mine)) for path in mine.rglob("*average*/*")} == names
+        assert {Path(name).parts[0] for name in names} == {"actor_average", "model_average"}
+        for name in names:
+            assert (mine / name).read_bytes() == (theirs / name).read_bytes(), f"step {step}: {name}"
+
+
+def test_an_average_that_cannot_be_written_leaves_no_checkpoint(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 2, *APART, *EACH, "--train.ema_decay", "0.5")
+    with trainer_of(config, registry, tmp_path / "run", Recorder()) as (trainer, stage, _):
+        trainer.in_background = True
+        begin = stage.begin_save_parts
+
+        def full(draft: Path) -> Any:
+            finish = begin(draft)
+            if stage.step == 2:
+                (draft / "model_average").mkdir()
+            return finish
+
+        stage.begin_save_parts = full  # type: ignore[method-assign]
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*step_00000002"):
+            trainer.fit()
+        assert [step for step, _ in trainer.store.whole()] == [1]

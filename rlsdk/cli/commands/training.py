@@ -71,10 +71,16 @@ def chaos(
         list[str] | None,
         typer.Option(help="ROLE@MOMENT, as rollout@update; may be repeated. Unset: every one, in a drawn order."),
     ] = None,
-    faults: Annotated[int, typer.Option(min=0, help="How many in all; 0: each once.")] = 0,
+    faults: Annotated[int, typer.Option(min=0, help="How many; 0: each once.")] = 0,
     seed: Annotated[int, typer.Option(help="Draws the order, the step and the process.")] = 0,
-    folder: Annotated[Path, typer.Option(help="New folder for the runs and chaos.json.")] = Path("chaos"),
+    folder: Annotated[
+        Path, typer.Option(help="For the runs and chaos.json: new, or with faults of the same arguments, to add to.")
+    ] = Path("chaos"),
+    per_run: Annotated[
+        int, typer.Option(min=0, help="Faults of one run, one behind the other; 0: one for every three steps.")
+    ] = 0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Nothing strikes after this; 0: no limit.")] = 0.0,
 ) -> None:
     from rlsdk.cli.chaos import run
 
-    run(context.args, kill or [], faults, seed, folder)
+    run(context.args, kill or [], faults, seed, folder, per_run, minutes)

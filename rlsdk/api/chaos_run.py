@@ -1,0 +1,214 @@
+"""One run of `rlsdk train` as a process that may be struck: its moments, its processes, and what its journal says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PROCESSES = ("controller", "grader", "raylet", "gcs")
+"""What can be killed besides the processes of a role."""
+LOOK_S = 0.002
+PROCESSES_S = 0.1
+"""Between two looks at which processes there are, which takes longer than to read what the journal has gained."""
+END_S = 600.0
+"""For a run to come to its end, or to a moment."""
+LEAVE_S = 20.0
+"""For the processes of a command that has ended to end, too."""
+_BACK = ("serves again", "resumed from", "lost for good")
+_SAMPLE = b'{"event":"sample"'
+
+
+class JournalTail:
+    """What a journal has gained since it was last read, but for its samples, which are most of its bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads nothing yet."""
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self.lines: list[Mapping[str, Any]] = []
+        """All whole lines so far, in the order of writing."""
+
+    def update(self) -> list[Mapping[str, Any]]:
+        """Reads what is new; returns all."""
+        from rlsdk.rollouts.journal import segments
+
+        found = [segment.path for segment in segments(self._folder)]
+        with suppress(FileNotFoundError):
+            sizes = {path: path.stat().st_size for path in found}
+            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run began anew
+                self._read, self.lines = {}, []
+            for path, size in sizes.items():
+                if size > self._read.get(path, 0):
+                    self.lines += self._new_of(path)
+        return self.lines
+
+    def _new_of(self, path: Path) -> Iterator[Mapping[str, Any]]:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read[path] = self._read.get(path, 0) + len(whole)
+        yield from (json.loads(line) for line in whole.splitlines() if not line.startswith(_SAMPLE))
+
+
+class ChaosRun:
+    """One run of `rlsdk train`, as a process that may be struck."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, name: str, pools: Mapping[str, str]) -> None:
+        """`pools`: of each role, which the files of its processes' output are named by."""
+        self.run_dir = folder / name
+        self.output = folder / f"{name}.txt"
+        self._command = [
+            sys.executable, "-m", "rlsdk.cli", "train", *arguments, "--trainer.run_dir", str(folder),
+            "--trainer.run_name", name, "--schedule.journal", "all", "--trainer.resume", "auto",
+        ]  # fmt: skip
+        self._pools = pools
+        self._tail = JournalTail(self.run_dir / "journal")
+        self.family: set[psutil.Process] = set()
+        self._looked_at = 0.0
+        self._found: dict[str, tuple[float, list[psutil.Process]]] = {}
+        """By role: when its processes were looked for, and those that were there."""
+        self.commands = 0
+        self._ended: list[tuple[float, set[psutil.Process]]] = []
+        """Of each command that ended: when, and the processes that it had started."""
+        self._characters: dict[int, tuple[int, int]] = {}
+        """Of each grader by its number: read and written, when they were last looked at."""
+        self._grading: set[int] = set()
+
+    def start(self) -> None:
+        """Starts, or resumes what is there."""
+        if self.commands:
+            self._ended.append((time.monotonic(), self.family))
+            self.family, self._found = set(), {}
+        self.commands += 1
+        with self.output.open("a", encoding="utf-8") as output:
+            self.process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
+
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def journal(self) -> list[Mapping[str, Any]]:
+        """Its lines, but for those of samples."""
+        return self._tail.update()
+
+    def updates(self) -> list[int]:
+        """Steps in the order in which they were trained, repeated ones included."""
+        return [int(line["step"]) for line in self.journal() if line["event"] == "update"]
+
+    def moments(self) -> set[str]:
+        """Those that it is in now, but for `reward`."""
+        found, journal = set(), self.journal()
+        steps: dict[str, list[int]] = {"train": [], "update": [-1], "publish": [-1]}
+        started, trained = set[int](), set[int]()
+        for line in journal:
+            event = line["event"]
+            if event in steps:
+                steps[event].append(int(line["step"]))
+            if event == "start":
+                started.update(line["groups"])
+            elif event == "train":
+                trained.update(line["groups"])
+        found |= {"rollout"} if started - trained else set()
+        found |= {"update"} if len(steps["train"]) > len(steps["update"]) - 1 else set()
+        found |= {"sync"} if steps["update"][-1] > steps["publish"][-1] else set()
+        found |= {"save"} if any((self.run_dir / "checkpoints").glob(".step_*.tmp")) else set()
+        text = self.text()
+        begun, back = text.rfind("is started again"), max(map(text.rfind, _BACK))
+        return found | ({"restart"} if begun > back else set())
+
+    def is_in(self, moment: str) -> bool:
+        return self._is_grading() if moment == "reward" else moment in self.moments()
+
+    def _is_grading(self) -> bool:
+        """A grader has read a task, and has written nothing since."""
+        graders = self.processes("grader")
+        for grader in graders:
+            with suppress(psutil.Error):
+                counts = grader.io_counters()
+                now = (counts.read_chars, counts.write_chars)
+                read, written = self._characters.setdefault(grader.pid, now)
+                self._characters[grader.pid] = now
+                if now[1] > written:
+                    self._grading.discard(grader.pid)
+                elif now[0] > read:
+                    self._grading.add(grader.pid)
+        return any(grader.pid in self._grading for grader in graders)
+
+    def processes(self, role: str) -> list[psutil.Process]:
+        """Those of a role, or of what it is called."""
+        if role == "controller":
+            return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        looked_at, found = self._found.get(role, (0.0, []))
+        if time.monotonic() - looked_at > PROCESSES_S:
+            self._look()
+            found = [process for process in self.family if self._is_there(process, role)]
+            self._found[role] = time.monotonic(), found
+        return found
+
+    def _is_there(self, process: psutil.Process, role: str) -> bool:
+        with suppress(psutil.Error, OSError):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE and self._is(process, role)
+        return False
+
+    def _look(self) -> None:
+        """Finds the processes that this command has started so far."""
+        if time.monotonic() - self._looked_at > PROCESSES_S:
+            with suppress(psutil.Error):
+                self.family.update(psutil.Process(self.process.pid).children(recursive=True))
+            self._looked_at = time.monotonic()
+
+    def _is(self, process: psutil.Process, role: str) -> bool:
+        if role == "grader":
+            return any("rewards/child" in part or "rlsdk.rewards" in part for part in process.cmdline())
+        if role in PROCESSES:
+            return process.name() == {"gcs": "gcs_server"}.get(role, role)
+        output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+        return output.parent == self.run_dir / "logs" and output.stem.startswith(f"{self._pools[role]}-")
+
+    def wait(self, condition: Callable[[], object], timeout_s: float = END_S) -> bool:
+        """Until it is true; False where the run ended, or that took too long."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def outlived(self) -> list[str]:
+        """Processes of commands that ended 20 s ago or more, which are ended now."""
+        found, now = [], time.monotonic()
+        for ended, processes in list(self._ended):
+            if now - ended >= LEAVE_S:
+                self._ended.remove((ended, processes))
+                found += _end_all(processes)
+        return found
+
+    def end(self) -> list[str]:
+        """Ends what is left; what had outlived its command by 20 s."""
+        self._look()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        family = self.family.union(*(processes for _, processes in self._ended))
+        psutil.wait_procs(list(family), timeout=LEAVE_S)
+        return _end_all(family)
+
+
+def _end_all(processes: Iterable[psutil.Process]) -> list[str]:
+    """What of these is still there, in words."""
+    left = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(f"left behind: {' '.join(process.cmdline())[:80]}")
+                process.kill()
+    return left
