@@ -137,7 +137,9 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next
 
 def test_the_plan_foresees_what_each_worker_says_it_holds(replica: Any) -> None:
     _, engine = replica
-    foreseen = forecast([engine.ctx], engine.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)).layouts[0]
+    foreseen = forecast(
+        [engine.engine.ctx], engine.engine.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)
+    ).layouts[0]
     real = engine.layout()
     assert len(foreseen) == len(real) == 2
     assert len({layout.process for layout in foreseen}) == 2
