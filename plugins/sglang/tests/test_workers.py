@@ -16,7 +16,7 @@ from rlsdk.interfaces import Bucket, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import PlainModel
+from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.worker_updates import (
     BUCKET_BYTES,
     CountedHost,
