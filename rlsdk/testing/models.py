@@ -12,7 +12,13 @@ from rlsdk.interfaces import Batch, nearest
 from rlsdk.kit.tokenizers import write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
-CONFIGS = {"qwen2": "Qwen2Config", "llama": "LlamaConfig", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig"}
+CONFIGS = {
+    "qwen2": "Qwen2Config",
+    "llama": "LlamaConfig",
+    "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
+    "deepseek_v2": "DeepseekV2Config",
+}
 
 
 def write_tiny_model(
@@ -31,7 +37,7 @@ def write_tiny_model(
 
     Args:
         folder: where to.
-        architecture: `qwen2`, `llama`, `qwen3` or `qwen3_moe`.
+        architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe` or `deepseek_v2`.
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.

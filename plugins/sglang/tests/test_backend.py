@@ -27,6 +27,7 @@ from rlsdk_sglang import adapter, launch
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.engine import SglangRolloutEngine
 from rlsdk_sglang.launch import engine_arguments
+from rlsdk_sglang.reports import progress_of
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_reports_of_what_is_new_and_of_everything_add_up_alike(reports: list[dic
     tokens: list[int] = []
     log_probs: list[float] = []
     for one in reports:
-        progress = adapter._progress(one, len(tokens))
+        progress = progress_of(one, len(tokens))
         tokens += progress.token_ids
         log_probs += progress.log_probs
     assert tokens == [1, 2, 3, 4]
@@ -144,7 +145,7 @@ def test_a_sample_is_reported_once_and_not_again_with_every_token(qwen2: Path) -
     """What crosses grows with the length of a response and not with its square."""
     engine = make_engine(qwen2)
     seen: list[int] = []
-    take = adapter._progress
+    take = adapter.progress_of
 
     def counted(report: Any, known: int) -> Any:
         seen.append(len(report["output_ids"]))
@@ -156,7 +157,7 @@ def test_a_sample_is_reported_once_and_not_again_with_every_token(qwen2: Path) -
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(adapter, "_progress", counted)
+            patch.setattr(adapter, "progress_of", counted)
             (output,) = asyncio.run(sample())
     finally:
         engine.close()

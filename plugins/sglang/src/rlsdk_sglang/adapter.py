@@ -1,7 +1,7 @@
 """What is asked of SGLang, and what it answers.
 
-Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `launch` and `server`, and for
-`inside` and `sampler`, which run in its schedulers' processes.
+Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `launch`, `server` and
+`reports`, and for `inside`, `weights` and `sampler`, which run in its schedulers' processes.
 """
 
 from __future__ import annotations
@@ -10,38 +10,27 @@ import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rlsdk.interfaces import ConfigError, FinishReason, RankContext, RlsdkError, RolloutSpec, WeightShard
-from rlsdk.kit import intake
+from rlsdk.interfaces import ConfigError, Delivery, RankContext, RlsdkError, RolloutSpec, WeightShard, WorkerReceipt
+from rlsdk.kit import delivery, intake
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
+from rlsdk.kit.origins import Source
 from rlsdk.kit.staging import batches
-from rlsdk_sglang import inside
+from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import OwnEngine
 from rlsdk_sglang.messages import Answer, Command
 from rlsdk_sglang.remote import RemoteServer
+from rlsdk_sglang.reports import Progress, progress_of, sampling_params
 from rlsdk_sglang.samples import Sample
 
 STAGING_BYTES = 64 << 20
 """Most weights on their way to the schedulers."""
-REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What one report adds to a sample."""
-
-    token_ids: Sequence[int]
-    log_probs: Sequence[float]
-    finished: FinishReason | None
-    versions: Sequence[tuple[int, int]] | None
-    """Of a finished sample: runs of (version, tokens)."""
 
 
 class ServedModel:
@@ -57,6 +46,8 @@ class ServedModel:
             self._client.stop()
             raise
         self._front = self._home.front
+        self.workers: list[dict[str, Any]] = []
+        """Of each scheduler, what it holds and where it is, once they are prepared."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
 
     def call(self, function: Any, *args: Any) -> Any:
@@ -86,7 +77,7 @@ class ServedModel:
         try:
             async with aclosing(self._front.generate_request(asked)) as reports:
                 async for report in reports:
-                    progress = _progress(report, seen)
+                    progress = progress_of(report, seen)
                     seen += len(progress.token_ids)
                     yield progress
         except ValueError as error:
@@ -115,11 +106,19 @@ class ServedModel:
         if not found.success:
             raise RlsdkError(f"SGLang did not give its prefix cache up: {getattr(found, 'message', '')}")
 
-    def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Readies the schedulers; returns what speaks against serving this model."""
+    def prepare(self, shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Source] | None) -> list[str]:
+        """Readies the schedulers; returns what speaks against serving this model.
+
+        Args:
+            shapes: of the canonical tensors.
+            sources: what files have in their place (`rlsdk.kit.file_tensors`).
+        """
+        files = None if sources is None else [source.packed() for source in sources]
         with self._session():
-            found = sorted({fault for faults in self._command("prepare", shapes=shapes) for fault in faults})
+            answers = self._command("prepare", shapes=shapes, sources=files)
+            found = sorted({fault for faults in answers for fault in faults})
             lacking = intake.unserved(shapes, self._command("boxes"))
+            self.workers = self._command("describe")
         return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
 
     def write(self, shards: Iterator[WeightShard]) -> None:
@@ -127,9 +126,17 @@ class ServedModel:
         with self._session():
             for block in batches(shards, STAGING_BYTES):
                 self._command("write", block=block.name, entries=block.entries)
+            self._command("rebuild")
+
+    def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
+        """Has every scheduler take its part."""
+        with self._session():
+            found = delivery.receipts(self._command("receive", deliveries=delivery.packed(deliveries)), version)
+            self._command("rebuild")
+        return found
 
     def fingerprints(self) -> list[Fingerprints]:
-        """By scheduler: `inside.Hand.fingerprints`."""
+        """By scheduler: `weights.Hand.fingerprints`."""
         with self._session():
             return self._command("fingerprints")
 
@@ -205,7 +212,7 @@ class ServedModel:
         payloads = [_payload(Command(name, arguments, tuple(a.address for a in by_stage))) for by_stage in answers]
         asked = UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=payloads,
-            load_format=inside.LOADER,
+            load_format=weights.LOADER,
             flush_cache=False,
             selector="target",
         )
@@ -223,45 +230,6 @@ class ServedModel:
         success, message = self._run(coroutine)
         if not success:
             raise RlsdkError(f"SGLang refused: {message}")
-
-
-def sampling_params(sample: Sample) -> dict[str, Any]:
-    """How SGLang draws one sample. Stop strings are looked for by the caller: the engine has no tokenizer."""
-    asked = sample.request.sampling
-    return {
-        "max_new_tokens": sample.limit,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k or -1,
-        "min_p": asked.min_p,
-        "stop_token_ids": list(asked.stop_token_ids),
-        "sampling_seed": sample.seed,
-    }
-
-
-def _progress(report: Mapping[str, Any], seen: int) -> Progress:
-    """What a report adds to what was seen. It holds what is new, or (from a server that was started otherwise) all."""
-    about = report["meta_info"]
-    ended = about["finish_reason"]
-    total = about["completion_tokens"]
-    log_probs = [entry[0] for entry in _new(about["output_token_logprobs"], seen, total)]
-    tokens = list(_new(report["output_ids"], seen, total))
-    if ended is not None and ended["type"] == "abort" and ended.get("status_code") is not None:
-        raise ValueError(ended.get("message"))
-    spans = about.get("weight_versions") if ended is not None else None
-    return Progress(
-        token_ids=tokens,
-        log_probs=log_probs[: len(tokens)],
-        finished=None if ended is None else REASONS[ended["type"]],
-        versions=[(int(span["version"]), span["end"] - span["start"]) for span in spans] if spans else None,
-    )
-
-
-def _new(values: Sequence[Any], seen: int, total: int) -> Sequence[Any]:
-    """Of a list of all `total` values, or of those alone that come after the first `seen`: the latter. SGLang's report
-    of an abort repeats the last token where none is new."""
-    first = seen if len(values) >= total else 0
-    return values[first : first + total - seen]
 
 
 def _payload(command: Command) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
@@ -11,8 +10,8 @@ from contextlib import aclosing
 import numpy as np
 
 from rlsdk.interfaces import (
-    DTYPE_BYTES,
     ConfigError,
+    Delivery,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
@@ -24,17 +23,20 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
     WeightSyncError,
+    WorkerReceipt,
 )
 from rlsdk.kit import intake
+from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.parts import ROLLOUT_PARTS
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed, row_keys
-from rlsdk.kit.serving import check_rollout_spec, whole_layout
+from rlsdk.kit.serving import check_rollout_spec, worker_layouts
 from rlsdk.kit.stop_text import StopText
-from rlsdk_sglang.adapter import Progress, ServedModel
+from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.client import LOOK_S
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.reports import Progress
 from rlsdk_sglang.samples import Call, Sample
 
 CLOSED = "the engine was closed while this call ran"
@@ -59,7 +61,7 @@ class SglangRolloutEngine(RolloutEngine):
         parameters, self.tied = canonical_parameters(skeleton)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.engine = ServedModel(ctx, spec, options)
-        found = self.engine.prepare(self.shapes)
+        found = self.engine.prepare(self.shapes, file_tensors(skeleton, self.shapes))
         if found:
             self.engine.close()
             raise ConfigError(
@@ -99,24 +101,33 @@ class SglangRolloutEngine(RolloutEngine):
                 self.engine.call(self._withdraw, samples)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=True)]
+        return worker_layouts(self.ctx, self.engine.workers, self.shapes, self.tied)
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
-            if self.samples and not self.paused:
-                raise WeightSyncError(
-                    f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
-                )
+            self._check_idle(version)
             self.engine.write(intake.checked(self.shapes, shards, version))
-            # Keys and values of the old weights, and the version: neither is ever seen with the other's.
-            self.engine.drop_caches(paused=self.paused)
-            fingerprints = intake.joined(self.engine.fingerprints(), version)
-            self.engine.name_version(version)
-            self.version = version
-        num_bytes = sum(map(math.prod, self.shapes.values())) * DTYPE_BYTES[self.spec.model.dtype]
-        return SyncReceipt(
-            version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
-        )
+            return self._serve(version, ())
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        with self.lock:
+            self._check_idle(version)
+            return self._serve(version, self.engine.receive(deliveries, version))
+
+    def _check_idle(self, version: int) -> None:
+        if self.samples and not self.paused:
+            raise WeightSyncError(
+                f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
+            )
+
+    def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
+        """Goes over to weights that are in their place, and proves them."""
+        # Keys and values of the old weights, and the version: neither is ever seen with the other's.
+        self.engine.drop_caches(paused=self.paused)
+        receipt = intake.receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
+        self.engine.name_version(version)
+        self.version = version
+        return receipt
 
     def num_decoded(self) -> int:
         return self.num_tokens

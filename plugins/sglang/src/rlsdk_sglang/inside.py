@@ -5,28 +5,16 @@ Everything here depends on SGLang's version. Tested: 0.5.23.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import psutil
-from torch import Tensor, nn
 
-from rlsdk.interfaces import fingerprint
-from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
-from rlsdk.kit.parked import Parked
-from rlsdk.kit.staging import attached
-from rlsdk.kit.tracing import Piece, trace_loaders
-from rlsdk_sglang.messages import Command
-
-LOADER = "rlsdk_sglang.inside.obey"
-"""Name under which SGLang calls `obey`: what it offers as a custom weight loader."""
 RUNNERS: list[Any] = []
 """SGLang's model runner of this process."""
 
@@ -56,6 +44,7 @@ def install() -> None:
     from rlsdk_sglang.sampler import ContractSampler
 
     _listen_where_told()
+    _skip_experts_elsewhere()
     register_sampler_backend("pytorch", ContractSampler)
     # Nothing but the request says where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
@@ -99,113 +88,28 @@ def _listen_where_told() -> None:
     rendezvous.TCPStore = on_one_interface
 
 
+def _skip_experts_elsewhere() -> None:
+    """Where experts are dealt out over schedulers, SGLang marks those of others with -1, which its path for CPUs
+    (0.5.23) takes for an index and fails on: here, an expert of this scheduler's own in its place, weighed with 0."""
+    from sglang.srt.layers.moe import fused_moe_native
+
+    forward = fused_moe_native.moe_forward_native
+
+    def of_own_experts(layer: Any, x: Any, topk: Any, config: Any) -> Any:
+        elsewhere = topk.topk_ids < 0
+        if not elsewhere.any():
+            return forward(layer, x, topk, config)
+        ids, weights = topk.topk_ids.masked_fill(elsewhere, 0), topk.topk_weights.masked_fill(elsewhere, 0.0)
+        # One choice at a time: it counts an expert that a token names twice once.
+        choices = zip(ids.split(1, dim=1), weights.split(1, dim=1), strict=True)
+        return sum(forward(layer, x, topk._replace(topk_ids=one, topk_weights=w), config) for one, w in choices)
+
+    fused_moe_native.moe_forward_native = of_own_experts
+
+
 def _spared(send_signal: Callable[[psutil.Process, int], None]) -> Callable[[psutil.Process, int], None]:
     def spare(self: psutil.Process, sig: int) -> None:
         if sig != signal.SIGQUIT:
             send_signal(self, sig)
 
     return spare
-
-
-def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Carries a command out. SGLang lets an error in here end the process: it is answered instead."""
-    for _, tensor in named_tensors:
-        command = Command.decoded(tensor.cpu().numpy().tobytes())
-        value, error = None, None
-        try:
-            value = getattr(Hand(model), command.name)(**command.arguments)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
-        with suppress(OSError):
-            command.answer(value, error, stage=stage())
-
-
-def stage() -> int:
-    """Pipeline stage of this process."""
-    from sglang.srt.runtime_context import get_parallel
-
-    rank: int = get_parallel().pp_rank
-    return rank
-
-
-class Hand:
-    """What can be commanded."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def prepare(self, shapes: dict[str, list[int]]) -> list[str]:
-        """Learns where each canonical tensor lies; returns what speaks against replacing and proving them."""
-        pieces = trace_loaders(self.model.load_weights, shapes)
-        PIECES.clear()
-        PIECES.update(pieces)
-        # On a CPU SGLang collects garbage whenever it flushes a cache, several times for each update. What is here by
-        # now stays, and need not be looked through again.
-        gc.collect()
-        gc.freeze()
-        return faults(self.model, pieces)
-
-    def boxes(self) -> Boxes:
-        """All that this process serves."""
-        return {name: [(p.box.offset, p.box.size) for p in parts] for name, parts in PIECES.items()}
-
-    def write(self, block: list[int], entries: list[Any]) -> None:
-        """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
-        process, descriptor, num_bytes = block
-        with attached((process, descriptor, num_bytes), entries) as shards:
-            for shard in shards:
-                write_shard(PIECES[shard.name], shard)
-
-    def fingerprints(self) -> Fingerprints:
-        """Of each box that this process serves, over the memory that serves it."""
-        return {
-            name: [(piece.box.offset, piece.box.size, fingerprint(piece.memory, piece.box)) for piece in parts]
-            for name, parts in PIECES.items()
-        }
-
-    def park(self, parts: list[str]) -> int:
-        """Gives memory back; for CPUs. Returns the bytes."""
-        tensors = {part: self.tensors(part) for part in parts}
-        num_bytes = sum(_bytes_of(found) for found in tensors.values())
-        for part, found in tensors.items():
-            PARKED[part].empty(found)
-        return num_bytes - sum(_bytes_of(found) for found in tensors.values())
-
-    def restore(self, parts: list[str]) -> None:
-        for part in parts:
-            PARKED[part].restore()
-
-    def tensors(self, part: str) -> list[Tensor]:
-        if part == "weights":
-            return [piece.memory for parts in PIECES.values() for piece in parts]
-        pool = RUNNERS[0].token_to_kv_pool
-        return [*pool.k_buffer, *pool.v_buffer]
-
-
-PIECES: dict[str, list[Piece]] = {}
-"""Of the model of this process."""
-PARKED = {"weights": Parked(), "kv_cache": Parked()}
-
-
-def _bytes_of(tensors: Sequence[Tensor]) -> int:
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
-    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
-    reaches. A tensor of which this process holds nothing may be another's: who asks all of them looks for that."""
-    found: list[str] = []
-    reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
-    live = set()
-    for name, parameter in model.named_parameters():
-        live.add(parameter.untyped_storage().data_ptr())
-        if parameter.numel() and parameter.untyped_storage().data_ptr() not in reached:
-            found.append(f"parameter {name!r} of the engine is reached by no canonical tensor, or was repacked")
-    for name, parts in pieces.items():
-        if any(piece.memory.untyped_storage().data_ptr() not in live for piece in parts):
-            found.append(f"the engine repacked canonical tensor {name!r} after loading it")
-    for name, module in model.named_modules():
-        if getattr(module, "use_intel_amx_backend", False):
-            found.append(f"layer {name!r} computes from a packed copy of its weights")
-    return found

@@ -21,7 +21,7 @@ from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_devices
-from rlsdk_sglang import inside
+from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.quiet import QuietEngine
@@ -88,7 +88,7 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "sampling_defaults": "openai",
         "load_format": "auto" if spec.load_weights else "dummy",
         "weight_version": "0",
-        "custom_weight_loader": [inside.LOADER],
+        "custom_weight_loader": [weights.LOADER],
         "sampling_backend": "pytorch",
         "context_length": spec.max_model_tokens + RESERVED_TOKENS,
         "max_running_requests": spec.max_running,

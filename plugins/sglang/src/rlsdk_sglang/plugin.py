@@ -25,6 +25,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,
                     Capability.TENSOR_PARALLEL,
+                    Capability.SHARDED_UPDATE,
                 }
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from rlsdk.interfaces import ConfigError, RankContext, RlsdkError, RolloutSpec
-from rlsdk_sglang import inside
+from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 
@@ -57,7 +57,7 @@ def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, op
     def refuse(fault: str) -> ConfigError:
         return ConfigError(f"rollout.sglang.url {options.url!r}: {fault}. Start one by: {START}")
 
-    if inside.LOADER not in (about.get("custom_weight_loader") or ()):
+    if weights.LOADER not in (about.get("custom_weight_loader") or ()):
         raise refuse("this server has no part of rlsdk in it")
     wants = {
         "tp_size": spec.tp_size * spec.dp_size,

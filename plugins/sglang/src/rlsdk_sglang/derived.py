@@ -1,0 +1,59 @@
+"""Tensors that SGLang's models make out of weights after loading them, and compute from.
+
+Latent attention multiplies with the two halves of `kv_b_proj`, each in an order of its own. SGLang makes them again
+behind its own loaders, and leaves them as they were behind a custom one.
+
+Tested: 0.5.23.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlsdk.interfaces import Box, WeightSyncError, fingerprint
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Those that modules hold beside their parameters and buffers, by name; of a model that makes any."""
+    if not hasattr(model, "post_load_weights"):
+        return {}
+    return {
+        f"{name}.{attribute}": value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor)
+    }
+
+
+@torch.no_grad()
+def rebuild(model: nn.Module) -> None:
+    """Makes them of the weights that are there now, in the memory where they are: captured graphs read it.
+
+    Raises:
+        WeightSyncError: SGLang put them somewhere else.
+    """
+    before = tensors(model)
+    _make(model)
+    for name, tensor in tensors(model).items():
+        if tensor.data_ptr() != before.get(name, tensor).data_ptr():
+            raise WeightSyncError(
+                f"{name!r}: SGLang moved what it derives from weights when they changed, and captured graphs would "
+                "read the old ones; give rollout.sglang.cuda_graphs false"
+            )
+
+
+@torch.no_grad()
+def check(model: nn.Module) -> None:
+    """Raises: WeightSyncError: one was not made of the weights that are served; it is now."""
+    before = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in tensors(model).items()}
+    _make(model)
+    for name, tensor in tensors(model).items():
+        if name not in before or fingerprint(tensor, Box.whole(tuple(tensor.shape))) != before[name]:
+            raise WeightSyncError(f"{name!r}, which SGLang derives from weights, is of other weights than are served")
+
+
+def _make(model: nn.Module) -> None:
+    from sglang.srt.model_loader.loader import post_load_weights
+
+    post_load_weights(model)

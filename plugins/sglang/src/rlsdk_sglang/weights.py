@@ -1,0 +1,150 @@
+"""The weights that one of SGLang's scheduler processes serves: commands that the engine's process sends them.
+
+Everything here depends on SGLang's version. Tested: 0.5.23.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlsdk.kit import delivery, intake
+from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
+from rlsdk.kit.origins import Source
+from rlsdk.kit.parked import Parked
+from rlsdk.kit.staging import attached
+from rlsdk.kit.tracing import Piece, trace_loaders
+from rlsdk_sglang import derived, inside
+from rlsdk_sglang.messages import Command
+
+LOADER = "rlsdk_sglang.weights.obey"
+"""Name under which SGLang calls `obey`: what it offers as a custom weight loader."""
+NAME = uuid.uuid4().hex
+"""Of this process, as a worker that takes its own part of an update."""
+
+
+def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """Carries a command out. SGLang lets an error in here end the process: it is answered instead."""
+    for _, tensor in named_tensors:
+        command = Command.decoded(tensor.cpu().numpy().tobytes())
+        value, error = None, None
+        try:
+            value = getattr(Hand(model), command.name)(**command.arguments)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
+        with suppress(OSError):
+            command.answer(value, error, stage=stage())
+
+
+def stage() -> int:
+    """Pipeline stage of this process."""
+    from sglang.srt.runtime_context import get_parallel
+
+    rank: int = get_parallel().pp_rank
+    return rank
+
+
+class Hand:
+    """What can be commanded."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def prepare(self, shapes: dict[str, list[int]], sources: list[Any] | None) -> list[str]:
+        """Learns where each canonical tensor lies; returns what speaks against replacing and proving them.
+
+        Args:
+            shapes: of the canonical tensors.
+            sources: what SGLang's loaders are to be given, where files have other tensors (`Source.packed`).
+        """
+        files = None if sources is None else [Source.unpacked(values) for values in sources]
+        pieces = trace_loaders(self.model.load_weights, shapes, files)
+        PIECES.clear()
+        PIECES.update(pieces)
+        # On a CPU SGLang collects garbage whenever it flushes a cache, several times for each update. What is here by
+        # now stays, and need not be looked through again.
+        gc.collect()
+        gc.freeze()
+        return faults(self.model, pieces)
+
+    def boxes(self) -> Boxes:
+        """All that this process serves."""
+        return intake.boxes(PIECES)
+
+    def describe(self) -> dict[str, Any]:
+        """Who this process is, and what it holds."""
+        return delivery.described(NAME, os.getpid(), PIECES)
+
+    def receive(self, deliveries: list[Any]) -> dict[str, Any]:
+        """Takes what this process holds of an update, from where it is."""
+        return delivery.taken(NAME, deliveries, PIECES)
+
+    def write(self, block: list[int], entries: list[Any]) -> None:
+        """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
+        process, descriptor, num_bytes = block
+        with attached((process, descriptor, num_bytes), entries) as shards:
+            for shard in shards:
+                write_shard(PIECES[shard.name], shard)
+
+    def rebuild(self) -> None:
+        """Makes what the model derives from weights, once all of them have come."""
+        derived.rebuild(self.model)
+
+    def fingerprints(self) -> Fingerprints:
+        """Of each box that this process serves, over the memory that serves it; what is derived from weights is of
+        these."""
+        derived.check(self.model)
+        return intake.fingerprints(PIECES)
+
+    def park(self, parts: list[str]) -> int:
+        """Gives memory back; for CPUs. Returns the bytes."""
+        tensors = {part: self.tensors(part) for part in parts}
+        num_bytes = sum(_bytes_of(found) for found in tensors.values())
+        for part, found in tensors.items():
+            PARKED[part].empty(found)
+        return num_bytes - sum(_bytes_of(found) for found in tensors.values())
+
+    def restore(self, parts: list[str]) -> None:
+        for part in parts:
+            PARKED[part].restore()
+
+    def tensors(self, part: str) -> list[Tensor]:
+        if part == "weights":
+            return [piece.memory for parts in PIECES.values() for piece in parts]
+        pool = inside.RUNNERS[0].token_to_kv_pool
+        return [*pool.k_buffer, *pool.v_buffer]
+
+
+PIECES: dict[str, list[Piece]] = {}
+"""Of the model of this process."""
+PARKED = {"weights": Parked(), "kv_cache": Parked()}
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
+    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
+    reaches. A tensor of which this process holds nothing may be another's: who asks all of them looks for that."""
+    found: list[str] = []
+    reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
+    live = set()
+    for name, parameter in model.named_parameters():
+        live.add(parameter.untyped_storage().data_ptr())
+        if parameter.numel() and parameter.untyped_storage().data_ptr() not in reached:
+            found.append(f"parameter {name!r} of the engine is reached by no canonical tensor, or was repacked")
+    for name, parts in pieces.items():
+        if any(piece.memory.untyped_storage().data_ptr() not in live for piece in parts):
+            found.append(f"the engine repacked canonical tensor {name!r} after loading it")
+    for name, module in model.named_modules():
+        if getattr(module, "use_intel_amx_backend", False):
+            found.append(f"layer {name!r} computes from a packed copy of its weights")
+    return found

@@ -1,0 +1,158 @@
+"""Latent attention: what SGLang makes of its weights after loading follows every update, and the receipt covers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cases import make_engine
+from torch import nn
+
+from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams, WeightSyncError
+from rlsdk.kit.staging import batches
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.testing.local_groups import LocalGroup, RolloutHost
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.rollout_lab import collect, whole_shards
+from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.worker_updates import BUCKET_BYTES, row_ranks
+from rlsdk_sglang import derived
+
+LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "moe_layer_freq": 1,
+    # SGLang on a CPU takes no other rotary embedding in latent attention.
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 256},
+        **{"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlainModel, Any]]:
+    folder: Path = write_tiny_model(
+        tmp_path_factory.mktemp("latent") / "model", architecture="deepseek_v2", seed=2, sharpness=2.0, **LATENT
+    )
+    engine = make_engine(folder)
+    yield PlainModel.load(folder), engine
+    engine.close()
+
+
+class Attention(nn.Module):
+    """One layer's parts of latent attention that SGLang's loader reads."""
+
+    qk_nope_head_dim, v_head_dim = 3, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv_b_proj = nn.Linear(4, 2 * (3 + 2), bias=False)
+        self.w_kc: Any = None
+        self.w_vc: Any = None
+
+
+def latent() -> Any:
+    """A model of one layer, with SGLang's own way of deriving."""
+    from sglang.srt.models.deepseek_common.deepseek_weight_loader import DeepseekV2WeightLoaderMixin
+
+    class Model(DeepseekV2WeightLoaderMixin, nn.Module):  # type: ignore[misc]
+        config, quant_config = SimpleNamespace(num_hidden_layers=1, architectures=None), None
+
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.Module()
+            layer.self_attn = Attention()
+            self.model = nn.Module()
+            self.model.layers = nn.ModuleList([layer])
+            self.model.start_layer, self.model.end_layer = 0, 1
+
+    model = Model()
+    with torch.no_grad():
+        model.post_load_weights()
+    return model
+
+
+def test_derived_tensors_are_made_again_where_they_are() -> None:
+    """By SGLang's own function, on a layer of ours."""
+    model = latent()
+    attention = model.model.layers[0].self_attn
+    places = attention.w_kc.data_ptr(), attention.w_vc.data_ptr()
+    derived.check(model)
+    with torch.no_grad():
+        attention.kv_b_proj.weight.add_(1.0)
+    with pytest.raises(WeightSyncError, match=r"self_attn\.w_kc', which SGLang derives .* of other weights"):
+        derived.check(model)
+    with torch.no_grad():
+        attention.kv_b_proj.weight.mul_(2.0)
+    derived.rebuild(model)
+    derived.check(model)
+    keys, values = attention.kv_b_proj.weight.detach().unflatten(0, (2, 5)).split([3, 2], dim=1)
+    assert torch.equal(attention.w_kc, keys)
+    assert torch.equal(attention.w_vc, values.transpose(1, 2))
+    assert (attention.w_kc.data_ptr(), attention.w_vc.data_ptr()) == places
+
+
+def test_derived_tensors_that_move_are_an_error() -> None:
+    """Captured graphs read where they were."""
+    model = latent()
+    make = model.post_load_weights
+
+    def elsewhere() -> None:
+        attention = model.model.layers[0].self_attn
+        attention.w_kc = attention.w_vc = None
+        make()
+
+    model.post_load_weights = elsewhere
+    with pytest.raises(WeightSyncError, match="SGLang moved what it derives"):
+        derived.rebuild(model)
+
+
+def sampled(engine: Any) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probs of some samples."""
+    request = GenerationRequest(
+        request_id="x", prompt_ids=(5, 6, 9, 30, 7), n=3, sampling=SamplingParams(max_tokens=12, seed=1)
+    )
+    outputs = sorted(asyncio.run(collect(engine, [request])), key=lambda output: output.sample_index)
+    return [(output.token_ids.tolist(), output.log_probs.tolist()) for output in outputs]
+
+
+def test_what_latent_attention_derives_follows_updates(served: tuple[PlainModel, Any]) -> None:
+    """Held to what SGLang itself loads from the files: decoding multiplies with derived tensors alone."""
+    plain, engine = served
+    before = sampled(engine)
+    changed = {name: tensor + 0.5 if "kv_b_proj" in name else tensor for name, tensor in plain.state.items()}
+    rollout = LocalGroup([RolloutHost(engine)])
+    for version, state in ((1, changed), (2, plain.state)):
+        GenericShardingManager(row_ranks(state), rollout, bucket_bytes=BUCKET_BYTES).sync(version)
+        assert (sampled(engine) == before) == (state is plain.state)
+    rollout.hosts[0].target.close()
+    # And where whole tensors come.
+    for version, state in ((3, changed), (4, plain.state)):
+        engine.update_weights(whole_shards(state), version)
+        assert (sampled(engine) == before) == (state is plain.state)
+
+
+def test_weights_behind_which_nothing_was_made_again_get_no_receipt(served: tuple[PlainModel, Any]) -> None:
+    plain, engine = served
+    engine.update_weights(whole_shards(plain.state), 5)
+    inside = engine.engine.engine
+    changed = {name: tensor + 0.5 for name, tensor in plain.state.items() if "kv_b_proj" in name}
+    with inside._session():
+        for block in batches(whole_shards(changed), 1 << 20):
+            inside._command("write", block=block.name, entries=block.entries)
+    with pytest.raises(
+        (RlsdkError, WeightSyncError), match=r"self_attn\.w_kc', which SGLang derives .* of other weights"
+    ):
+        inside.fingerprints()
