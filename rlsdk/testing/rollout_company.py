@@ -14,8 +14,8 @@ from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_distribution import in_order
-from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_distribution import in_order, unseeded
+from rlsdk.testing.rollout_lab import ATTEMPTS, SECOND, RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_requests import at_random, kinds, stopping, stopping_by_text
 
@@ -23,6 +23,8 @@ NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ã
 """Ids that an engine may take for one another, once it has put a number behind them."""
 
 
+MANY = 70
+"""Samples at once, of an engine that has room for them."""
 FIRST_SHARE = 0.5
 """Of the time of a call whose longest response is a hundred times as long as its shortest."""
 
@@ -86,6 +88,25 @@ class CompanyRequirements:
         measured.none("draws that depend on others", Noise.of(ordered[:80]).faults())
         greedy = {tuple(tokens) for (name, _), tokens in tokens_of(outputs).items() if name == "greedy"}
         measured.equal("distinct greedy samples", len(greedy), 1)
+
+    @requirement("company.like_prompts", since=(2, 0))
+    def test_like_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Prompts that are alike are not taken for one another: of one length, with the same end, beginning, middle or
+        tokens in another order; together, and one after the other."""
+        length = min(96, lab.suite.max_model_tokens // 2)
+        first, second = lab.prompt(length, 260), lab.prompt(length, 261)
+        texts = {"one": first, "reversed": first[::-1], "turned": (*first[1:], first[0])}
+        for shared in (1, 4, 8, 16, 32, 64):
+            texts |= {
+                f"same {shared} last": (*second[:-shared], *first[-shared:]),
+                f"same {shared} first": (*first[:shared], *second[shared:]),
+                f"same {shared} in the middle": (*second[:8], *first[8 : 8 + shared], *second[8 + shared :]),
+                f"all but {shared} first": (*second[:shared], *first[shared:]),
+            }
+        requests = [lab.ask(name, text, 1, max_tokens=3, seed=3) for name, text in texts.items()]
+        measured.none("wrong samples", audit(lab, requests, lab.run(requests))[0])
+        alone = [output for request in requests[::3] for output in lab.run([request])]
+        measured.none("wrong samples, one after the other", audit(lab, requests[::3], alone)[0])
 
     @requirement("company.names", since=(2, 0))
     def test_company_names(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -216,17 +237,24 @@ class CompanyRequirements:
     def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Two replicas have weights, versions and noise of their own: without seeds they draw apart, seeded alike. One
         that is closed leaves no thread and no open file."""
-        if lab.num_started < 2:
+        if not lab.first_draws:
             # What the second engine of a process brings for its life, the third does not.
-            lab.start(rank=1).close()
+            replica = lab.start(**SECOND)
+            lab.first_draws = in_order(lab, unseeded(lab), replica)
+            replica.close()
         before = handles()
-        # Of another size, too: what a seed gives has nothing to do with it.
-        other = lab.start(rank=1, max_running=max(lab.suite.max_running // 3, 2))
+        # Of another size, too: what a seed gives has nothing to do with it, nor have log-probs.
+        other = lab.start(max_running=MANY, seed=SECOND["seed"])
         try:
             seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
-            fresh = [replace(r, sampling=replace(r.sampling, seed=None)) for r in seeded]
-            samples = [s for one in (changing, other) for s in in_order(lab, fresh, one)]
+            # Each replica's first call: what counts calls counts alike.
+            samples = [*lab.first_draws, *in_order(lab, unseeded(lab), other)]
+            samples += in_order(lab, unseeded(lab), changing)
             measured.none("draws that depend on another replica's", Noise.of(samples).faults())
+            texts = {tuple(sample.tokens.tolist()) for sample in samples}
+            measured.equal("distinct samples without seeds", len(texts), len(samples))
+            many = [lab.ask("many", lab.prompt(9, 158), MANY, max_tokens=12, temperature=1.2)]
+            measured.none("wrong samples of many at once", audit(lab, many, lab.run(many, other))[0])
             if Capability.SEED in lab.spec.capabilities:
                 first, second = (tokens_of(lab.run(seeded, one)) for one in (changing, other))
                 measured.none(

@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "top-k 2": {"top_k": 2},
     "top-k 7": {"temperature": 0.77, "top_k": 7},
     "top-k 60": {"temperature": 1.66, "top_k": 60},
+    "top-k 100 when hot": {"temperature": 2.6, "top_k": 100},
+    "temperature 5": {"temperature": 5.0},
     "top-k of more than all": {"top_k": 10_000},
     "top-p 0.35": {"top_p": 0.35},
     "top-p 0.97": {"temperature": 0.68, "top_p": 0.97},
@@ -208,6 +210,12 @@ def equal_in_all_that_counts(lab: RolloutLab) -> dict[str, GenerationRequest]:
     whole["n 5"] = replace(plain, n=5)
     whole["the second alone"] = replace(plain, n=1, first_sample=1)
     return {"as it is": plain, **whole}
+
+
+def unseeded(lab: RolloutLab) -> list[GenerationRequest]:
+    """A few requests without seeds."""
+    asked = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40) for at in range(3)]
+    return [replace(request, sampling=replace(request.sampling, seed=None)) for request in asked]
 
 
 def in_order(

@@ -31,11 +31,14 @@ from rlsdk.testing.rollout_witness import Record, WitnessedRolloutEngine
 
 if TYPE_CHECKING:
     from rlsdk.testing.requirements import Measured
+    from rlsdk.testing.rollout_audit import Sample
     from rlsdk.testing.rollout_suite import RolloutConformance
 
 T = TypeVar("T")
 ATTEMPTS = 8
 """Tries to catch a call midway: engines that decode on their own may be done before they are reached."""
+SECOND: dict[str, Any] = {"seed": 23, "rank": 2}
+"""Of the context of a second replica; a third has this seed too, and rank 0."""
 FIRST_PLAIN_ID = 8
 """Prompts are made of ids from here on: those below may have a meaning."""
 
@@ -72,6 +75,8 @@ class RolloutLab:
         self.num_started = 0
         """Engines so far."""
         self.oracle = Oracle(self)
+        self.first_draws: list[Sample] = []
+        """Of the first call, without seeds, of an engine of `SECOND`."""
         self._engine: GuardedRolloutEngine | None = None
         self._records: list[tuple[Record, int, weakref.ref[WitnessedRolloutEngine]]] = []
         """Of each engine, with the tokens that it has room for."""

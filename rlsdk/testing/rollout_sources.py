@@ -106,6 +106,12 @@ class SourceRequirements:
             with suppress(RlsdkError):
                 changing.update_weights(whole_shards(state), version)
                 given = lab.run([lab.ask(f"r{at}", lab.prompt(5 + at, 192), 2) for at in range(2)])
+            for request in (
+                lab.ask("greedy", lab.prompt(5, 192), 2, temperature=0.0),
+                lab.ask("top-k 1", lab.prompt(5, 192), 2, top_k=1),
+            ):
+                with suppress(RlsdkError):
+                    given += lab.run([request])
             measured.none(f"samples of weights with {value}", given)
             lab.restore()
             requests = [lab.ask(f"r{at}", lab.prompt(1 + 40 * at, 193), 2, max_tokens=12) for at in range(4)]

@@ -23,7 +23,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
-from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_distribution import in_order, unseeded
+from rlsdk.testing.rollout_lab import SECOND, RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import told_apart
 from rlsdk.testing.weight_damage import DAMAGES, MORE_DAMAGES, Damage
@@ -232,13 +233,15 @@ class WeightRequirements:
     def test_update_first(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With `load_weights` off nothing is served before the first update, and that is served then. What seeds give
         does not depend on the run's."""
-        fresh = lab.start(load_weights=False, seed=23)
+        fresh = lab.start(load_weights=False, **SECOND)
         try:
             request = lab.ask("r", lab.prompt(8, 87), 2, max_tokens=12)
             early: list[GenerationOutput] = []
             with suppress(WeightSyncError):
                 early = lab.run([request], fresh)
             measured.none("samples of no weights", early)
+            fresh.update_weights(whole_shards(lab.base), 4)
+            lab.first_draws = in_order(lab, unseeded(lab), fresh)
             state = lab.changed(7)
             fresh.update_weights(whole_shards(state), 5)
             outputs = lab.run([request], fresh)

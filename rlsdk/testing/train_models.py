@@ -15,7 +15,7 @@ from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
 from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import learn, look, step
+from rlsdk.testing.scripts import Act, export, learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 LENGTHS = (7, 1, 19, 2, 12, 5)
@@ -42,6 +42,21 @@ def steps_of(number: int = 2, *, masked: bool = False, temperature: float = 1.0)
 
 class ModelRequirements:
     """Mixed into `TrainConformance`."""
+
+    @requirement("model.bfloat16_forward", since=(2, 0))
+    def test_bfloat16_forward(self, lab: TrainLab, measured: Measured) -> None:
+        """In bfloat16, what a trained engine computes with is what it would export: a new engine of its export gives
+        the same outputs, norms and biases too."""
+        if "bfloat16" not in lab.spec.dtypes or Capability.EXPORT not in lab.spec.capabilities:
+            return measured.told("dtypes tried", 0)
+        batch, folder = rows_of((30, 12, 1, 5), seed=120), lab.new_folder("rounded")
+        script: list[Act] = [act for at in range(3) for act in (learn(rows_of((9, 4, 17), seed=121 + at)), step)]
+        optim = replace(OPTIM, lr=0.05, weight_decay=0.0)
+        trained = lab.play([*script, look(batch, "log_probs"), export(folder)], dtype="bfloat16", optim=optim)
+        anew = lab.play([look(batch, "log_probs")], dtype="bfloat16", model=str(folder))
+        mine, theirs = trained.seen[0]["log_probs"], anew.seen[0]["log_probs"]
+        measured.at_most("largest difference of log-probs", float((mine - theirs).abs().max()), lab.suite.tolerance)
+        return None
 
     @requirement("model.tied", since=(2, 0))
     def test_model_tied(self, lab: TrainLab, measured: Measured) -> None:

@@ -16,7 +16,7 @@ from rlsdk.testing.objectives import Comparing, Inspecting, RaisedHereError, Rai
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, refused, step
-from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
 
 LENGTHS = (9, 3, 14, 6, 2, 11, 1, 8)
@@ -110,6 +110,12 @@ class ObjectiveRequirements:
             measured.none("faults", found.faults)
             del found.results[1]
             lab.holds(measured, [found], expected, f"raised at row {at}")
+        if "bfloat16" in lab.spec.dtypes:
+            found = lab.play(script, rows=2, dtype="bfloat16")
+            expected = lab.play([learn(batch), step, learn(other), step], rows=2, dtype="bfloat16")
+            measured.none("faults, bfloat16", found.faults)
+            off = furthest_weight(whole_of(found), whole_of(expected))
+            measured.equal("largest difference of weights, bfloat16", off, 0.0)
 
     @requirement("objective.unknown_output", since=(2, 0))
     def test_objective_unknown_output(self, lab: TrainLab, measured: Measured) -> None:
