@@ -166,7 +166,7 @@ def test_the_page_says_what_was_trained_and_which_settings_are_not_the_defaults(
     (tmp_path / "config.yaml").write_text("\n".join(lines))
     text = write_report(tmp_path)[0].read_text()
     assert "qwen-0.5b · openai/gsm8k:main · dapo" in text
-    assert "<th>trainer.steps</th><td>7</td>" in text
+    assert "<th>trainer.<wbr>steps</th><td>7</td>" in text
     assert "<th>trainer.seed</th>" not in text  # the default
     assert "<th>trainer.run_name</th>" not in text
 
