@@ -167,8 +167,8 @@ def test_the_page_says_what_was_trained_and_which_settings_are_not_the_defaults(
     text = write_report(tmp_path)[0].read_text()
     assert "qwen-0.5b · openai/gsm8k:main · dapo" in text
     assert "<th>trainer.<wbr>steps</th><td>7</td>" in text
-    assert "<th>trainer.seed</th>" not in text  # the default
-    assert "<th>trainer.run_name</th>" not in text
+    assert "<th>trainer.<wbr>seed</th>" not in text  # the default
+    assert "<th>trainer.<wbr>run_name</th>" not in text
 
 
 def test_the_first_and_the_last_response_to_a_prompt_stand_side_by_side() -> None:
