@@ -21,7 +21,7 @@ from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
 from rlsdk.trainer.roles import resolve_device, roles
 from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_format
-from rlsdk.trainer.run_folder import CHECKPOINTS, Notice, silent
+from rlsdk.trainer.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import leave_processors_to_workers, start_role
 from rlsdk.trainer.streams import evaluation_of, open_stream
@@ -66,6 +66,11 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
         return _of_checkpoint(found)
     if (path / "config.json").is_file():
         return ModelSource(model=path, config=None)
+    if (path / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{str(path)!r} is a run without a checkpoint yet: it ended before its first one, or still trains "
+            "(trainer.save_every_steps)"
+        )
     raise ConfigError(
         f"{str(path)!r} is no run (checkpoints/step_N), no whole checkpoint ({faults(path)[0]}) and no model folder "
         "(config.json); give one of the three"

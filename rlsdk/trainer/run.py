@@ -54,9 +54,17 @@ def _train(start: Start) -> RunResult:
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 start.accept()
-                view.notice(f"resumed from {checkpoint} at step {stage.step}")
+                view.notice(resumed_line(checkpoint, stage.step, start.config.trainer.steps))
             fit(start, trainer)
             return _result(trainer, stage, start)
+
+
+def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
+    """Where a run continues, or that it was finished before."""
+    line = f"resumed from {checkpoint} at step {step}"
+    if step < steps:
+        return line
+    return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
 
 
 def _result(trainer: Trainer, stage: RlStage, start: Start) -> RunResult:

@@ -42,3 +42,9 @@ def test_a_run_with_nothing_whole_says_so(tmp_path: Path) -> None:
         find_model(tmp_path)
     with pytest.raises(ConfigError, match="is no run"):
         find_model(tmp_path / "nothing")
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer: {steps: 2}\n")
+    with pytest.raises(ConfigError, match="is a run without a checkpoint yet"):
+        find_model(tmp_path)

@@ -171,3 +171,10 @@ def test_changed_settings_are_said_and_kept(tmp_path: Path) -> None:
     assert (line["step"], line["checkpoint"]) == (5, str(path))
     assert load_config([tmp_path / "config.yaml"]) == now
     assert changed_settings(None, now) == {}
+
+
+def test_a_run_that_was_finished_before_says_that_nothing_is_trained() -> None:
+    from rlsdk.trainer.run import resumed_line
+
+    assert resumed_line(Path("c/step_2"), 2, 4) == "resumed from c/step_2 at step 2"
+    assert "nothing is trained; `--trainer.steps 4` continues" in resumed_line(Path("c/step_2"), 2, 2)

@@ -20,7 +20,7 @@ from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report import write_report
 from rlsdk.views.report.curves import charts_of, data_of, others_of
 from rlsdk.views.report.facts import fact_rows, readable, title_of
-from rlsdk.views.report.markup import json_block
+from rlsdk.views.report.markup import json_block, table
 from rlsdk.views.report.record import read_run
 from rlsdk.views.report.samples import sample_section
 from rlsdk.views.report.statistics import student
@@ -166,9 +166,9 @@ def test_the_page_says_what_was_trained_and_which_settings_are_not_the_defaults(
     (tmp_path / "config.yaml").write_text("\n".join(lines))
     text = write_report(tmp_path)[0].read_text()
     assert "qwen-0.5b · openai/gsm8k:main · dapo" in text
-    assert "<th>trainer.steps</th><td>7</td>" in text
-    assert "<th>trainer.seed</th>" not in text  # the default
-    assert "<th>trainer.run_name</th>" not in text
+    assert "<th>trainer.<wbr>steps</th><td>7</td>" in text
+    assert "<th>trainer.<wbr>seed</th>" not in text  # the default
+    assert "<th>trainer.<wbr>run_name</th>" not in text
 
 
 def test_the_first_and_the_last_response_to_a_prompt_stand_side_by_side() -> None:
@@ -322,3 +322,9 @@ def test_a_model_that_the_run_made_for_itself_has_no_name() -> None:
     settings = {"model": {"path": "/home/me/runs/a/model"}, "data": {"train": "reasoning_gym:x"}}
     assert title_of({**settings, "trainer": {"run_name": "a"}}, "copy") == "reasoning_gym:x"
     assert title_of(settings, "b") == "a/model \N{MIDDLE DOT} reasoning_gym:x"
+
+
+def test_names_in_tables_break_between_their_words() -> None:
+    """On a phone `placement.devices_per_n/ode` was cut within a word."""
+    assert "<th>placement.<wbr>devices_<wbr>per_<wbr>node</th>" in table([["placement.devices_per_node", "1"]])
+    assert "<wbr>" not in table([["a.<b>", "0.5"]]).partition("<td>")[2]

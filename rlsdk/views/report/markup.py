@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -46,12 +47,17 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Rows of text, the first cell of each as its heading."""
-    top = f"<thead><tr>{''.join(f'<th>{escaped(name)}</th>' for name in head)}</tr></thead>" if head else ""
+    top = f"<thead><tr>{''.join(f'<th>{_breakable(name)}</th>' for name in head)}</tr></thead>" if head else ""
     body = "".join(
-        f"<tr><th>{escaped(first)}</th>{''.join(f'<td>{escaped(text)}</td>' for text in others)}</tr>"
+        f"<tr><th>{_breakable(first)}</th>{''.join(f'<td>{escaped(text)}</td>' for text in others)}</tr>"
         for first, *others in rows
     )
     return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def _breakable(name: str) -> str:
+    """A name that a narrow screen may break behind its dots, underscores and slashes, and so not within words."""
+    return re.sub(r"([._/])(?=\w)", r"\1<wbr>", escaped(name))
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
