@@ -103,6 +103,13 @@ def test_a_stale_run_in_the_order_of_prompts_does_not_depend_on_the_time(
     assert len({step["policy/grad_norm"] for step in steps}) == 6
 
 
+def test_engines_are_not_said_to_differ_where_it_is_the_weights(model: str, registry: Registry, tmp_path: Path) -> None:
+    """Samples that are a step old have other log-probs under the weights of now, however alike the engines are."""
+    strict = ["--trainer.parity_threshold", "1e-4", "--trainer.parity_action", "error", "--train.optim.lr", "1e-2"]
+    view = run(config_of(model, registry, 3, *stale(1, *strict)), registry, tmp_path / "run")
+    assert view.steps[0]["parity/log_prob_diff_mean"] < 1e-4 < view.steps[1]["parity/log_prob_diff_mean"]
+
+
 def test_stale_runs_differ_from_the_synchronous_one(model: str, registry: Registry, tmp_path: Path) -> None:
     fresh = run(config_of(model, registry, 3), registry, tmp_path / "a")
     old = run(config_of(model, registry, 3, *stale(1)), registry, tmp_path / "b")
