@@ -40,7 +40,7 @@ class Recorded(Simulation):
         self.begun: dict[int, tuple[float, int]] = {}
         self.made: dict[int, tuple[float, float, int]] = {}
         self.groups: dict[int, Bar] = {}
-        self.training: list[Bar] = []
+        self.updates: list[Bar] = []
         self.served_at: dict[int, float] = {}
 
     def start(self, groups: Sequence[int]) -> None:
@@ -54,7 +54,8 @@ class Recorded(Simulation):
 
     def train(self, step: int, groups: Sequence[int]) -> None:
         super().train(step, groups)
-        self.training.append(Bar(f"step {step}", step, self.now, self.now + self.trained_s[-1]))
+        seconds = 0.0 if self.training is None else self.training.left_s
+        self.updates.append(Bar(f"step {step}", step, self.now, self.now + seconds))
         for group in groups:
             begin, end, version = self.made[group]
             self.groups[group] = Bar(f"{group}", step, begin, end, version)
@@ -82,7 +83,7 @@ def record(max_staleness: int) -> Recorded:
 def stream_picture() -> str:
     """Both schedules under each other, on one scale of time."""
     runs = {staleness: record(staleness) for staleness in TITLES}
-    last = max(run.training[-1].end for run in runs.values())
+    last = max(run.updates[-1].end for run in runs.values())
     scale = (WIDTH - LEFT - 14) / last
     body: list[str] = []
     top = 8.0
@@ -112,7 +113,7 @@ def _panel(run: Recorded, title: str, top: float, scale: float) -> tuple[list[st
     for bar, lane in lanes:
         tip = f"group {bar.name}: begun with weights {bar.version}, trained in step {bar.step}"
         body += _bar(bar, rollout_top + lane * (ROW + GAP), ROW, scale, tip)
-    for bar in run.training:
+    for bar in run.updates:
         body += _bar(bar, train_top + 2, 22, scale, f"training of {bar.name}")
     return body, train_top + 44 - top
 
