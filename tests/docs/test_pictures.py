@@ -45,17 +45,17 @@ def test_the_stream_keeps_the_law_that_the_page_states() -> None:
             assert bar.version >= needed
             assert bar.begin >= run.served_at[needed]
     overlaps = [
-        bar for bar in record(1).groups.values() for step in record(1).training if bar.begin < step.end < bar.end
+        bar for bar in record(1).groups.values() for step in record(1).updates if bar.begin < step.end < bar.end
     ]
     assert overlaps
     assert not [
-        bar for bar in record(0).groups.values() for step in record(0).training if bar.begin < step.end < bar.end
+        bar for bar in record(0).groups.values() for step in record(0).updates if bar.begin < step.end < bar.end
     ]
 
 
-def test_the_reshard_is_minimal_and_reaches_both_replicas() -> None:
+def test_the_reshard_is_minimal_and_reaches_both_workers_of_both_replicas() -> None:
     source, target, plan = planned()
-    assert (len(source), len(target)) == (8, 2)
+    assert (len(source), len(target)) == (8, 4)
     assert plan.moved_bytes == plan.lower_bound_bytes
     picture = (FOLDER / "reshard.svg").read_text()
     assert f"{plan.num_bytes / 1e9:.1f} GB in all" in picture

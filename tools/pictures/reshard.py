@@ -44,32 +44,44 @@ def planned() -> tuple[Sequence[WeightLayout], Sequence[WeightLayout], ReshardPl
 
 
 def reshard_picture() -> str:
-    """Bytes from each training rank to each replica, and the boxes of four tensors."""
+    """Bytes from each training rank to each worker of the replicas, and the boxes of four tensors."""
     source, target, plan = planned()
     sent, taken = _routes(plan.buckets)
     nodes = sorted({layout.node for layout in source})
     tall = max(len([one for one in source if one.node == node]) for node in nodes) * (RANK_HEIGHT + GAP) + 30
     places = {("s", at): _slot(at, source, nodes, tall) for at in range(len(source))}
     places |= {("t", at): _slot(at, target, nodes, tall) + 60 for at in range(len(target))}
-    body = [text(LEFT, 18, _title(plan, len(target)), bold=True, size=13), text(LEFT, 36, _facts(plan, source, target))]
+    body = [text(LEFT, 18, _title(plan, target), bold=True, size=13), text(LEFT, 36, _facts(plan, source, target))]
     body += [frame(LEFT - 10, TOP + at * tall, WIDTH - 20, tall - 10) for at in range(len(nodes))]
     body += [text(LEFT, TOP + at * tall + 16, node, bold=True) for at, node in enumerate(nodes)]
-    body += _ribbons(sent, taken, places)
+    body += _ribbons(sent, taken, places, [_name(target, at) for at in range(len(target))])
     for at in range(len(source)):
         body += _rank(LEFT, places["s", at], f"training rank {at}", sum(sent[at].values()), COLORS[at % 4])
     for at in range(len(target)):
-        body += _rank(RIGHT, places["t", at], f"replica {at}, two devices", sum(taken[at].values()), COLORS[5])
+        body += _rank(RIGHT, places["t", at], _name(target, at), sum(taken[at].values()), COLORS[5])
     bottom = TOP + len(nodes) * tall + 22
-    body.append(text(LEFT, bottom, "What replica 0 takes of four tensors, and from which training rank", bold=True))
+    body.append(
+        text(LEFT, bottom, f"What {_name(target, 0)}, takes of four tensors, and from which training rank", bold=True)
+    )
     body += _boxes(plan, bottom + 16)
     return picture(WIDTH, bottom + 190, "A reshard, drawn from its plan", body)
 
 
-def _title(plan: ReshardPlan, replicas: int) -> str:
+def _title(plan: ReshardPlan, target: Sequence[WeightLayout]) -> str:
+    replicas = len({_replica(layout) for layout in target})
     return (
-        f"Qwen3-8B: megatron (tensor parallel 2, pipeline 2, data 2) to {replicas} replicas of vllm, "
-        f"{plan.num_bytes / GB:.1f} GB in all"
+        f"Qwen3-8B: megatron (tensor parallel 2, pipeline 2, data 2) to {replicas} replicas of vllm (tensor parallel "
+        f"{len(target) // replicas}), {plan.num_bytes / GB:.1f} GB in all"
     )
+
+
+def _replica(layout: WeightLayout) -> str:
+    return layout.process.removesuffix(f" {layout.worker}")
+
+
+def _name(target: Sequence[WeightLayout], at: int) -> str:
+    replicas = list(dict.fromkeys(map(_replica, target)))
+    return f"replica {replicas.index(_replica(target[at]))}, {target[at].worker}"
 
 
 def _facts(plan: ReshardPlan, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> str:
@@ -107,6 +119,7 @@ def _ribbons(
     sent: Mapping[int, Mapping[int, int]],
     taken: Mapping[int, Mapping[int, int]],
     places: Mapping[tuple[str, int], float],
+    names: Sequence[str],
 ) -> Iterator[str]:
     """One for each pair; at both ends they share the block's height by bytes."""
     for source, routes in sorted(sent.items()):
@@ -115,7 +128,7 @@ def _ribbons(
             width = max(RANK_HEIGHT * num_bytes / sum(taken[target].values()), 2)
             y0 = places["s", source] + share[0] * RANK_HEIGHT
             y1 = places["t", target] + share[1] * RANK_HEIGHT
-            tip = f"rank {source} to replica {target}: {num_bytes / GB:.2f} GB"
+            tip = f"rank {source} to {names[target]}: {num_bytes / GB:.2f} GB"
             yield ribbon(LEFT + BLOCK, y0, RIGHT, y1, width, COLORS[source % 4], tip)
 
 
@@ -126,7 +139,7 @@ def _middle(routes: Mapping[int, int], which: int) -> float:
 
 
 def _boxes(plan: ReshardPlan, top: float) -> Iterator[str]:
-    """Each tensor as a rectangle, cut as the transfers to replica 0 cut it."""
+    """Each tensor as a rectangle, cut as the transfers to the first worker cut it."""
     width = 180
     for place, name in enumerate(TENSORS):
         shape = plan.tensors[name].shape
