@@ -64,6 +64,18 @@ def handles() -> dict[str, int]:
     return counts
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process and all its children."""
+    total = 0.0
+    for process in (psutil.Process(), *children()):
+        try:
+            times = process.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        total += times.user + times.system
+    return total
+
+
 def mapped_files() -> int:
     """Files that this process has mapped into its memory, shared memory among them, but for libraries."""
     lines = Path("/proc/self/maps").read_text().splitlines() if Path("/proc/self/maps").exists() else []
