@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
+from rlsdk.interfaces import Capability, ConfigError, GenerationRequest, RolloutEngine
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
@@ -29,14 +29,17 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     "top-k 2": {"top_k": 2},
     "top-k 7": {"temperature": 0.77, "top_k": 7},
     "top-k 60": {"temperature": 1.66, "top_k": 60},
-    "top-k 100 when hot": {"temperature": 2.6, "top_k": 100},
-    "temperature 5": {"temperature": 5.0},
     "top-k of more than all": {"top_k": 10_000},
     "top-p 0.35": {"top_p": 0.35},
     "top-p 0.97": {"temperature": 0.68, "top_p": 0.97},
     "top-p when hot": {"temperature": 1.88, "top_p": 0.73},
     "top-k, then top-p": {"temperature": 1.17, "top_k": 12, "top_p": 0.75},
 }
+HOT: Mapping[str, Mapping[str, float]] = {
+    "top-k 100 when hot": {"temperature": 2.6, "top_k": 100},
+    "temperature 5": {"temperature": 5.0},
+}
+"""Where the engine does not refuse them."""
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "min-p 0.05": {"min_p": 0.05},
     "min-p when hot": {"temperature": 1.88, "min_p": 0.25},
@@ -57,6 +60,15 @@ INDICES = (*range(9), 15, 16, 31, 32, 63, 64, 99, 100, 101, 127, 128, 255, 256, 
 """Numbers of samples that are one to an engine that keeps too few of their digits."""
 
 
+def takes_hot(lab: RolloutLab) -> bool:
+    """Whether the engine takes a temperature above 2, which it may refuse."""
+    try:
+        lab.run([lab.ask("hot", lab.prompt(5, 129), max_tokens=1, temperature=2.6, seed=1)])
+    except ConfigError:
+        return False
+    return True
+
+
 class DistributionRequirements:
     """Mixed into `RolloutConformance`."""
 
@@ -65,6 +77,9 @@ class DistributionRequirements:
         """Whole responses follow the model's probabilities, each token given those before it, at many settings of
         temperature and filters: their probability as a whole, and what single draws tell by place and kind."""
         settings = {**SETTINGS, **(FLOORS if Capability.MIN_P in lab.spec.capabilities else {})}
+        takes = takes_hot(lab)
+        measured.told("takes a temperature above 2", takes)
+        settings |= HOT if takes else {}
         requests = [
             lab.ask(name, lab.prompt(5 + at, 130), 24, max_tokens=20, seed=500 + at, **sampling)
             for at, (name, sampling) in enumerate(settings.items())

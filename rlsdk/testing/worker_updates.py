@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, GenerationRequest, RolloutEngine, SamplingParams, TensorMeta, WeightLayout
 from rlsdk.sharding import GenericShardingManager
+from rlsdk.sharding.boxes import covered_elements
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.rollout_lab import collect
 from rlsdk.testing.rollout_plain import PlainModel
@@ -73,6 +74,23 @@ def largest_difference(plain: PlainModel, state: Mapping[str, Tensor], engine: R
         wanted = found.gather(-1, ids[0, len(prompt) :, None])[:, 0]
         worst = max(worst, float((wanted - torch.from_numpy(output.log_probs)).abs().max()))
     return worst
+
+
+def check_foreseen(foreseen: Sequence[WeightLayout], real: Sequence[WeightLayout]) -> None:
+    """What a plan expects of each worker is what it says that it holds.
+
+    Args:
+        foreseen: of the backend's forecast, one for each worker.
+        real: of the engine.
+    """
+    assert len(foreseen) == len(real) == len({layout.process for layout in foreseen})
+    for mine, theirs in zip(foreseen, real, strict=True):
+        assert {meta.name: meta for meta in mine.tensors} == {meta.name: meta for meta in theirs.tensors}
+        assert mine.tied == theirs.tied
+        for meta in theirs.tensors:
+            held, wanted = ([box for name, box in layout.boxes if name == meta.name] for layout in (theirs, mine))
+            assert sum(covered_elements(box, held) for box in wanted) == sum(box.numel for box in wanted)
+            assert sum(box.numel for box in wanted) == covered_elements(Box.whole(meta.shape), held), meta.name
 
 
 def check_workers_take_their_own(

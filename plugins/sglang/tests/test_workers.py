@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cases import Sglang, make_engine
 
-from rlsdk.interfaces import Bucket, WeightSyncError
+from rlsdk.interfaces import Bucket, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
@@ -21,9 +21,11 @@ from rlsdk.testing.worker_updates import (
     BUCKET_BYTES,
     CountedHost,
     bytes_held,
+    check_foreseen,
     check_workers_take_their_own,
     row_ranks,
 )
+from rlsdk_sglang.forecast import forecast
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
@@ -62,6 +64,13 @@ def test_every_scheduler_receives_what_it_holds_and_no_more(replica: Any) -> Non
         assert {box.offset[0] for _, box in mine} == {0, 1, 2, 3}
     assert sum(box.numel for name, box in mine if ".layers.0." in name) == shape.numel() // 2
     check_workers_take_their_own(plain, engine, Sglang.tolerance)
+
+
+def test_the_plan_foresees_what_each_scheduler_says_it_holds(replica: Any) -> None:
+    _, engine = replica
+    work = Workload(row_tokens=64, update_rows=1, running_rows=4)
+    (foreseen,) = forecast([engine.engine.ctx], engine.engine.spec, work).layouts
+    check_foreseen(foreseen, engine.layout())
 
 
 def test_a_source_that_breaks_off_is_an_error_that_names_the_scheduler(replica: Any) -> None:

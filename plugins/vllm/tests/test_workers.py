@@ -10,9 +10,8 @@ import pytest
 from cases import InProcess, make_engine
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, WeightSyncError, Workload
+from rlsdk.interfaces import Bucket, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.boxes import covered_elements
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.rollout_plain import PlainModel
@@ -20,6 +19,7 @@ from rlsdk.testing.worker_updates import (
     BUCKET_BYTES,
     CountedHost,
     bytes_held,
+    check_foreseen,
     check_workers_take_their_own,
     largest_difference,
     row_ranks,
@@ -140,13 +140,4 @@ def test_the_plan_foresees_what_each_worker_says_it_holds(replica: Any) -> None:
     foreseen = forecast(
         [engine.engine.ctx], engine.engine.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)
     ).layouts[0]
-    real = engine.layout()
-    assert len(foreseen) == len(real) == 2
-    assert len({layout.process for layout in foreseen}) == 2
-    for mine, theirs in zip(foreseen, real, strict=True):
-        assert {meta.name: meta for meta in mine.tensors} == {meta.name: meta for meta in theirs.tensors}
-        assert mine.tied == theirs.tied
-        for meta in theirs.tensors:
-            held, wanted = ([box for name, box in layout.boxes if name == meta.name] for layout in (theirs, mine))
-            assert sum(covered_elements(box, held) for box in wanted) == sum(box.numel for box in wanted)
-            assert sum(box.numel for box in wanted) == covered_elements(Box.whole(meta.shape), held), meta.name
+    check_foreseen(foreseen, engine.layout())

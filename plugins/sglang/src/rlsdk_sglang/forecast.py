@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.interfaces import (
+    DTYPE_BYTES,
+    Forecast,
+    RankContext,
+    RankMemory,
+    RolloutSpec,
+    TrainSpec,
+    WeightLayout,
+    Workload,
+)
 from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.replica_devices import spans_nodes
+from rlsdk.kit.worker_forecast import worker_layouts
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
 
@@ -36,5 +48,17 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
     processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    layouts = tuple((tensors.layout_of_replica(ctx, spec, on_host=True),) for ctx in contexts)
+    own = options.url is None
+    layouts = tuple(_layouts(tensors, ctx, spec, own_server=own) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
+
+
+def _layouts(
+    tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, *, own_server: bool
+) -> tuple[WeightLayout, ...]:
+    """Of each scheduler, where it takes its own part and it is known how that is cut; else of the replica."""
+    if own_server and not spans_nodes(ctx) and spec.ep_size in (1, spec.num_devices):
+        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec)
+        if parts is not None:
+            return parts
+    return (tensors.layout_of_replica(ctx, spec, on_host=True),)
