@@ -15,6 +15,8 @@ EXIT_INTERRUPTED = 130
 EXIT_TEMPORARY = 75
 """EX_TEMPFAIL of sysexits.h: ended by the machine before it was done; the same command goes on."""
 _STREAMS = (0, 1, 2)
+_IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+_AGAIN_S = 0.02
 
 
 class Stopped:
@@ -51,6 +53,9 @@ def stop_on_signal(
     terminals = [descriptor for descriptor in _STREAMS if _is_terminal(descriptor)]
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            _send_again(number)
+            return
         if number == signal.SIGHUP:
             _let_go(terminals)
         if stopped.number is not None:
@@ -107,6 +112,22 @@ def _interrupted(number: int) -> None:
 
 def _leave(number: int) -> None:
     sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TEMPORARY)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """The signal struck within Python's import system, which may hold the lock of all imports.
+
+    What is raised there can be lost (callbacks of weak references swallow it), and the lock with it: every thread that
+    imports would then wait for good.
+    """
+    return frame is not None and frame.f_code.co_filename in _IMPORT_SYSTEM
+
+
+def _send_again(number: int) -> None:
+    """In a moment, when the interrupted import has gone on."""
+    timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def _is_terminal(descriptor: int) -> bool:

@@ -136,7 +136,8 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
     if sampling.num_greedy == len(logits):
         tokens = logits.argmax(-1)
     else:
-        tokens = choose(filtered(log_probs.exp(), sampling), noise.to(logits.device))
+        # No comparison with NaN holds, which leads past a vocabulary that is no power of `BRANCH`.
+        tokens = choose(filtered(log_probs.exp(), sampling), noise.to(logits.device)).clamp(max=logits.shape[1] - 1)
         if sampling.num_greedy:
             tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens)
     return tokens, log_probs.gather(1, tokens[:, None])[:, 0]

@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rlsdk.api.signals import stop_on_signal
 
 RUN = """
 import signal, sys, time
@@ -130,3 +133,22 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
         assert process.poll() is None
         assert not (tmp_path / "saved").exists()
         process.kill()
+
+
+def test_a_signal_within_the_import_system_waits_until_its_lock_is_free() -> None:
+    """Ctrl-C once struck in `_get_module_lock.cb`: its `SystemExit` was swallowed while that held the lock of all
+    imports, and the run waited for good."""
+    finished: list[bool] = []
+    scope = {"signal": signal, "finished": finished}
+    code = "def callback():\n    signal.raise_signal(signal.SIGINT)\n    finished.append(True)\n"
+    exec(compile(code, "<frozen importlib._bootstrap>", "exec"), scope)
+    with pytest.raises(SystemExit) as left:
+        interrupted_in(scope["callback"])
+    assert left.value.code == 130
+    assert finished == [True]
+
+
+def interrupted_in(callback: Any) -> None:
+    with stop_on_signal(lambda: None, lambda text: None, has_begun=lambda: False):
+        callback()
+        time.sleep(5)
