@@ -164,3 +164,5 @@ class Driven:
     """Outputs that were asked for on the way (`scripts.look`)."""
     faults: list[str] = field(default_factory=list)
     """What a script found wrong by itself."""
+    apart: list[str] = field(default_factory=list)
+    """Answers that differ from plain torch's: told when the requirement has ended, behind what it looks at itself."""

@@ -27,7 +27,7 @@ def drive(seat: Seat, case: Case) -> Driven:
     engine, different = seat.start(case.spec), list[str]()
     try:
         found = driven(witnessed(engine, case, different), case)
-        found.faults += different
+        found.apart += different
         return found
     finally:
         engine.close()

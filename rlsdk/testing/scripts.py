@@ -33,7 +33,7 @@ def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
                 act(engine, found)
                 found.faults += [f"{name} is left {value} by {_name(act)}" for name, value in torch_modes() - before]
             look_at_the_end(engine, case, found)
-        found.faults += different
+        found.apart += different
         return found
     finally:
         started.close()

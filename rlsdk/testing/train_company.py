@@ -91,12 +91,12 @@ def in_one_process(
     """Two engines, taken through their scripts in turns: the second starts in the middle of the first's, and is closed
     before the first's last call."""
     found, beside = Driven(), Driven()
-    first = witnessed(seat.start(mine.spec), mine, found.faults)
+    first = witnessed(seat.start(mine.spec), mine, found.apart)
     second: TrainEngine | None = None
     try:
         with torch.enable_grad():
             script[0](first, found)
-            second = witnessed(seat.start(theirs.spec, role="other"), theirs, beside.faults)
+            second = witnessed(seat.start(theirs.spec, role="other"), theirs, beside.apart)
             for at in range(max(len(script) - 2, len(their_script))):
                 if at < len(their_script):
                     their_script[at](second, beside)

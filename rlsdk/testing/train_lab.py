@@ -157,7 +157,7 @@ class TrainLab:
         """Keeps what scripts found wrong, until the requirement has ended."""
         for result in results:
             parts = result if isinstance(result, tuple) else (result,)
-            self._faults += [part.faults for part in parts if isinstance(part, Driven)]
+            self._faults += [[*part.faults, *part.apart] for part in parts if isinstance(part, Driven)]
         return results
 
     def new_folder(self, name: str) -> Path:

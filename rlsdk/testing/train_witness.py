@@ -80,8 +80,8 @@ class WitnessedTrainEngine(TrainEngine):
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         self.num_calls += 1
         found = self.engine.forward(batch, outputs)
-        if self.plain is not None:
-            expected = self.plain.forward(batch, outputs)
+        expected = self._right(lambda plain: plain.forward(batch, outputs))
+        if expected is not None:
             for name in outputs:
                 # Rounding of logits grows with them.
                 scale = min(batch.temperature, 1.0)
@@ -94,8 +94,8 @@ class WitnessedTrainEngine(TrainEngine):
         if isinstance(objective, Raising):
             return self._raising(batch, objective)
         found = self._called(lambda: self.engine.forward_backward(batch, objective))
-        if self.plain is not None:
-            expected = self.plain.forward_backward(batch, objective)
+        expected = self._right(lambda plain: plain.forward_backward(batch, objective))
+        if expected is not None:
             self._near("loss", abs(found.loss - expected.loss) / max(abs(expected.loss), 1.0))
             if isinstance(objective, Weighed) and batch.num_rows:
                 self._near("sums", _numbers_apart(found.sums, expected.sums))
@@ -104,8 +104,8 @@ class WitnessedTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         found = self._called(self.engine.optim_step)
-        if self.plain is not None:
-            expected = self.plain.optim_step()
+        expected = self._right(lambda plain: plain.optim_step())
+        if expected is not None and self.plain is not None:
             self._equal("skipped", found.skipped, expected.skipped)
             if not expected.skipped:
                 self._near("grad_norm, relative", abs(found.grad_norm - expected.grad_norm) / (expected.grad_norm or 1))
@@ -129,15 +129,13 @@ class WitnessedTrainEngine(TrainEngine):
     def save_checkpoint(self, path: Path) -> None:
         self._called(lambda: self.engine.save_checkpoint(path))
         CHECKPOINTS.pop(str(path), None)
-        if self.plain is not None:
-            self.plain.save_checkpoint(path)
+        self._right(lambda plain: plain.save_checkpoint(path))
 
     def load_checkpoint(self, path: Path) -> None:
         if str(path) not in CHECKPOINTS:
             self.plain = None
         self._called(lambda: self.engine.load_checkpoint(path))
-        if self.plain is not None:
-            self.plain.load_checkpoint(path)
+        self._right(lambda plain: plain.load_checkpoint(path))
 
     def save_pretrained(self, path: Path) -> None:
         self._called(lambda: self.engine.save_pretrained(path))
@@ -159,8 +157,7 @@ class WitnessedTrainEngine(TrainEngine):
 
     def reset_optimizer(self, optim: object) -> None:
         self._called(lambda: self.engine.reset_optimizer(optim))
-        if self.plain is not None:
-            self.plain.reset_optimizer(optim)
+        self._right(lambda plain: plain.reset_optimizer(optim))
 
     def close(self) -> None:
         self.plain = None
@@ -179,6 +176,18 @@ class WitnessedTrainEngine(TrainEngine):
     def _forget_gradients(self) -> None:
         if self.plain is not None:
             self.plain.model.zero_grad()
+
+    def _right(self, call: Callable[[PlainTrainEngine], T]) -> T | None:
+        """What plain torch answers; None where that is not known, or where it refuses what the engine took: a fault."""
+        if self.plain is None:
+            return None
+        try:
+            return call(self.plain)
+        except Exception as error:
+            self.plain = None
+            said = f"{type(error).__name__}: {error}"
+            self.faults.append(f"call {self.num_calls}: plain torch refuses what the engine took ({said})")
+            return None
 
     def _called(self, call: Callable[[], T]) -> T:
         """What the engine answers; where it refuses, what is right behind that is not known."""

@@ -440,7 +440,8 @@ SCHEMA = {
     "batches": ["note", "prompts", "samples", "tokens", "what"],
     "reshard": [
         "between_nodes_bytes", "bucket_bytes", "busiest_source_bytes", "by_transport", "lower_bound_bytes",
-        "moved_bytes", "num_bytes", "num_parameters", "num_tensors", "receiving_bytes", "sending_bytes", "targets",
+        "moved_bytes", "num_bytes", "num_parameters", "num_tensors", "place_bytes", "predicted_s", "receiving_bytes",
+        "sending_bytes", "targets", "workers",
     ],
     "memory": ["known_bytes", "parts", "phase", "place"],
 }  # fmt: skip

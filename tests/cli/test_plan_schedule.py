@@ -135,9 +135,10 @@ def test_rates_that_cannot_be_are_refused(text: str, said: str) -> None:
 
 def test_the_command_prints_a_row_for_each_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
-    (tmp_path / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    rows = "".join(f'{{"question": "1+{at}", "answer": "{1 + at}"}}\n' for at in range(4))
+    (tmp_path / "rows.jsonl").write_text(rows)
     arguments = [
-        "--model", model, "--data", str(tmp_path / "rows.jsonl"), "--reward", "exact",
+        "--model", model, "--data", str(tmp_path / "rows.jsonl"), "--data.num_eval_rows", "1", "--reward", "exact",
         "--placement.preset", "disaggregated", "--placement.devices_per_node", "8", "--placement.device", "cpu",
         "--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "400",
         "--placement.devices", "{actor: 1}", "--trainer.prompts_per_step", "8", "--schedule.max_staleness", "1",

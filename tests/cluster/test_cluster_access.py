@@ -146,4 +146,4 @@ def test_joining_a_cluster_that_asks_for_no_token_warns() -> None:
             output = Stranger(JOINER, head.stdout.readline().strip()).output()
             head.stdin.close()
     assert "JOINED" in output, output[-800:]
-    assert "asks for no token: whoever reaches its ports can run code" in output
+    assert "asks for no token: anyone who reaches its ports can run code" in output

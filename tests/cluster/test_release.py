@@ -22,6 +22,7 @@ class Slow:
         self.now = 0.0
         self.free_after_s = free_after_s
         monkeypatch.setattr(nodes, "node_capacities", self.capacities)
+        monkeypatch.setattr(nodes, "find_down", lambda node_ids: [])
         monkeypatch.setattr(nodes.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(nodes.time, "sleep", self.sleep)
         monkeypatch.setattr(ray.util, "placement_group_table", lambda: {"a": {**HELD, "state": state}})

@@ -267,7 +267,7 @@ class SizeInSeed(Rewritten):
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
-        if seed is None or self.ctx.rank == 0:
+        if seed is None:
             return request
         return replace(request, sampling=replace(request.sampling, seed=(seed + self.spec.max_running) % 2**63))
 
