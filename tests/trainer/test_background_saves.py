@@ -64,7 +64,7 @@ def test_generation_goes_on_while_a_checkpoint_is_written(model: str, registry: 
             finish, step = begin(writing), stage.step
             return lambda: (step == 2 or sampled.wait(30), finish())[1]
 
-        journal = stage.source._journal
+        journal = stage.source._history._journal
         assert journal is not None
         record = journal.sample
         journal.sample = lambda *args: (stage.step == 1 and sampled.set(), record(*args))[1]  # type: ignore[method-assign]

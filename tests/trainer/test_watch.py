@@ -38,7 +38,7 @@ def said(*steps: Mapping[str, float]) -> list[str]:
             "every sample scored alike (mean 0), so",
         ),
         (NOTHING, "every sample of a prompt scored alike (mean 0.4)"),
-        ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is right"),
+        ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is correct"),
         ({"policy/skipped_updates": 1.0}, "gradients are not finite"),
         ({"policy/grad_norm": float("nan")}, "gradients are not finite"),
         ({"policy/loss": float("inf")}, "gradients are not finite"),
