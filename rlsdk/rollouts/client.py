@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlsdk.interfaces import DeadlineError, FinishReason, GenerationOutput, GenerationRequest
+from rlsdk.interfaces import DeadlineError, FinishReason, GenerationOutput, GenerationRequest, WorkerError
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
 from rlsdk.rollouts.flights import Flight, Waiter, fail, reissued
 from rlsdk.rollouts.health import Event, State
@@ -269,9 +269,12 @@ class GenerationClient:
         """Asks one replica for as long as it has work, through any number of its lives."""
         line = self._lines[at]
         while True:
-            if not line.samples and line.error is None:
+            while not line.samples and line.error is None:
                 self._work[at].clear()
-                await self._work[at].wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._work[at].wait(), LOOK_S)
+                if line.health.state is State.RETIRED:  # lost while it had nothing to make, as in a sync
+                    line.error = WorkerError(f"{line.replica.name} was lost and stays away")
             life = line.life
             if line.error is None:
                 try:

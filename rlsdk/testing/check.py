@@ -26,6 +26,9 @@ class TestConformance({suite}):
     backend = {backend!r}
 {settings}'''
 
+NOTHING_RAN = 5
+"""Of pytest's exit codes: no test was collected, or `-k` left none."""
+
 
 def check_backend(
     name: str,
@@ -41,12 +44,12 @@ def check_backend(
         name: of a backend; where a train and a rollout backend share it, both are run.
         kind: of the one that is meant.
         settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
-        only: as pytest's `-k`.
+        only: as pytest's `-k`: names of requirements, or parts of them.
         verbose: shows pytest's own output too.
 
     Raises:
         PluginError: no usable backend has this name.
-        ConfigError: a suite has no such setting.
+        ConfigError: a suite has no such setting, or no requirement goes by `only`.
         RlsdkError: the run ended without a report.
     """
     kinds = _kinds(name, kind)
@@ -58,7 +61,13 @@ def check_backend(
             file = Path(folder) / f"test_{found.value}.py"
             body = "".join(f"    {key} = {value!r}\n" for key, value in (settings or {}).items())
             file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
-            reports.append(_run(file, only, verbose, _python(name, found)))
+            report = _run(file, only, verbose, _python(name, found))
+            reports += [] if report is None else [report]
+        if not reports:
+            raise ConfigError(
+                f"--only {only!r}: no requirement of {name!r} goes by that; expected names as reports have them, or "
+                f"parts of them: --only 'update or stop'. Without it all are run: rlsdk plugins check {name}"
+            )
         return read_reports(reports)
 
 
@@ -96,8 +105,8 @@ def _python(name: str, kind: BackendKind) -> str:
     return isolation.python if isolation else sys.executable
 
 
-def _run(file: Path, only: str, verbose: bool, python: str) -> Path:
-    """The report of one file, run by this interpreter."""
+def _run(file: Path, only: str, verbose: bool, python: str) -> Path | None:
+    """The report of one file, run by this interpreter; None: `only` names nothing in it."""
     report = file.with_suffix(".json")
     # A folder of its own, so that no configuration of the caller's reaches the run.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -108,6 +117,8 @@ def _run(file: Path, only: str, verbose: bool, python: str) -> Path:
     ]  # fmt: skip
     with file.with_suffix(".txt").open("w+", encoding="utf-8") as output:
         code = run_tied(command, file.parent, None if verbose else output)
+        if only and code == NOTHING_RAN:
+            return None
         if not report.exists():
             output.seek(0)
             said = f":\n{output.read()[-6000:]}" if not verbose else ""

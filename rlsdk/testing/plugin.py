@@ -49,6 +49,13 @@ class Collector:
         self.unclosed: dict[Any, str] = {}
         """Suite -> why what its requirements shared could not be closed."""
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """`-k` knows requirements by the names that reports give them, too."""
+        for item in items:
+            if (mark := item.get_closest_marker(MARK)) is not None:
+                item.extra_keyword_matches.add(mark.args[0])
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.items = {item.nodeid: item for item in session.items if item.get_closest_marker(MARK) is not None}
 

@@ -101,7 +101,11 @@ def test_what_may_pass_is_tried_again(service: Service, path: str, attempts: int
         ("/500", 3, r"answered 500: '{\"error\": \"a secret place.{,300}'\.\.\. \(3 attempts\)$"),
         ("/drops", 3, r"cannot be reached: .+ \(3 attempts\)$"),
         ("/404", 1, r"answered 404: '{\"error\": \"no such thing\"}'$"),
-        ("/redirect", 1, r"redirects to 'http://example.invalid/score', which is not followed; name the URL that it redirects to$"),
+        (
+            "/redirect",
+            1,
+            r"redirects to 'http://example.invalid/score', which is not followed; name the URL that it redirects to$",
+        ),
         ("/gzip", 1, r"answered compressed"),
         ("/html", 1, r"answered no scores: the body: Invalid JSON.*: '<html>hello</html>'$"),
         ("/deep", 1, r"answered no scores: the body: Invalid JSON: recursion limit"),

@@ -129,6 +129,32 @@ def test_one_that_dies_whenever_it_comes_back_is_given_up_by_the_limit_in_the_en
         asyncio.run(run_all(replicas, [request(0)], Reviving(replicas, max_restarts=2)))
 
 
+class LostInASync(Reviving):
+    """The first replica is given up while it has nothing to make: nobody asks it for anything."""
+
+    async def revive(self, at: int, life: int, error: BaseException) -> None:
+        if self.health[at].state is State.RETIRED:
+            raise WorkerError("the first of the two is given up")
+        await super().revive(at, life, error)
+
+
+def test_where_the_last_is_given_up_while_it_is_idle_requests_hear_of_it() -> None:
+    """They waited for good: the replica had died in a sync, its restarts in vain, and it had no request to fail."""
+    replicas = [FakeReplica("0"), FakeReplica("dies always", dies_after=0)]
+    restarts = LostInASync(replicas, max_restarts=1)
+    restarts.health[0].handle(Event.FAILED)
+
+    async def retired_later() -> None:
+        running = asyncio.create_task(run_all(replicas, [request(0)], restarts))
+        while restarts.health[1].state is not State.RETIRED:
+            await asyncio.sleep(0.01)
+        restarts.health[0].handle(Event.GIVEN_UP)
+        await asyncio.wait_for(running, 20)
+
+    with pytest.raises(WorkerError, match="given up|replica_restarts"):
+        asyncio.run(retired_later())
+
+
 class DeafReplica(FakeReplica):
     """Does not even answer that it has nothing, until it is made anew."""
 

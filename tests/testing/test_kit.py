@@ -148,6 +148,10 @@ def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None
     named = [found.name for found in suite.findings if found.outcome is Outcome.PASSED]
     assert all(name.startswith("registration.") or "greedy" in name for name in named)
     assert len(named) > 4
+    (suite,) = check_backend("transformers", only="registration.light")
+    assert [found.name for found in suite.findings] == ["registration.light"]
+    with pytest.raises(ConfigError, match="--only 'greddy': no requirement of 'transformers' goes by that"):
+        check_backend("transformers", only="greddy")
     with pytest.raises(ConfigError, match="RolloutConformance has no setting 'tp_sise'; did you mean 'tp_size'"):
         check_backend("transformers", settings={"tp_sise": 2})
     with pytest.raises(PluginNotFoundError, match="no backend is named 'transfomers'; did you mean 'transformers'"):
