@@ -151,7 +151,7 @@ def test_where_the_last_is_given_up_while_it_is_idle_requests_hear_of_it() -> No
         restarts.health[0].handle(Event.GIVEN_UP)
         await asyncio.wait_for(running, 20)
 
-    with pytest.raises(WorkerError, match="given up|replica_restarts"):
+    with pytest.raises(WorkerError, match=r"given up|replica_restarts"):
         asyncio.run(retired_later())
 
 
