@@ -135,8 +135,8 @@ class WorkerPools:
         return tuple(self._reservation(pool, device)[1] for device in devices)
 
     def every(self) -> list[WorkerHandle]:
-        """All workers that were started and are known to have been up."""
-        return [worker for pool in self._workers.values() for worker in pool if worker.info is not None]
+        """All workers that were started, those among them that are not up yet."""
+        return [worker for pool in self._workers.values() for worker in pool]
 
     def close(self, grace_s: float) -> None:
         """Gives hosts `grace_s` seconds to close, ends every worker, gives the devices back."""
