@@ -10,7 +10,7 @@ from rlsdk.rollouts.lines import Replica, Restarts
 from rlsdk.rollouts.packed import PackedOutputs
 from rlsdk.rollouts.pump import Collected, Lost, Pump
 from rlsdk.rollouts.rollouter import single_turn
-from rlsdk.rollouts.schedule import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts.schedule import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
 from rlsdk.rollouts.seeds import request_seed
 from rlsdk.rollouts.stream import RolloutStream, StreamOptions
 
@@ -35,6 +35,7 @@ __all__ = [
     "Restarts",
     "RolloutStream",
     "Sample",
+    "Sampled",
     "Schedule",
     "Start",
     "StreamOptions",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlsdk.rollouts.events import Sampled
 from rlsdk.rollouts.group import Group, GroupTask, Sample
 
 GREEDY = "greedy"
@@ -75,6 +76,8 @@ class Delivery:
     into: Inbox
     recording: Recording | None
     made: Mapping[int, Made]
+    tells_sampled: bool = False
+    """`into` receives a `Sampled` when the last token of a group was drawn, too."""
 
 
 class CollectedGroup:
@@ -89,6 +92,13 @@ class CollectedGroup:
         self._samples: dict[int, Sample] = {}
         self._baseline: Sample | None = None
         self._left = task.num_samples + task.greedy_baseline
+        self._unsampled = self._left if delivery.tells_sampled else 0
+
+    def sampled(self) -> None:
+        """One more sample draws no token any more."""
+        self._unsampled -= 1
+        if not self._unsampled:
+            self._done(Sampled(self._task.ordinal))
 
     def take(self, name: str, index: int, sample: Sample | BaseException) -> None:
         if isinstance(sample, BaseException):

@@ -48,6 +48,14 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """The last token of a group was drawn; its grades are still to come. Comes before `Finished`, which says as much
+    where a driver leaves this out."""
+
+    group: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """A group was made and graded."""
 
@@ -61,4 +69,4 @@ class Updated:
     step: int
 
 
-Event = Published | Finished | Updated
+Event = Published | Sampled | Finished | Updated

@@ -34,8 +34,19 @@ class Order(ABC):
 
     running: int = 0
     """Started, not finished."""
+    ungraded: set[int]
+    """Of these, the groups that draw no token any more."""
     next_group: int
     """Ordinal of the next group that will be started."""
+
+    @property
+    def drawing(self) -> int:
+        """Groups that may still draw a token."""
+        return self.running - len(self.ungraded)
+
+    @abstractmethod
+    def runs(self, group: int) -> bool:
+        """It was started, and is not finished."""
 
     @abstractmethod
     def start(self, served: int) -> list[Start]:
@@ -94,14 +105,18 @@ class PromptOrder(Order):
         self._started = done
         """Newest step whose groups were started."""
         self.next_group = next_group
+        self.ungraded = set()
         self._open: deque[_OpenStep] = deque()
         """Oldest first."""
 
+    def runs(self, group: int) -> bool:
+        return any(group in step.waiting for step in self._open)
+
     def start(self, served: int) -> list[Start]:
-        """See `Order`. Where samples drain, a step begins when the one before it is made: which groups share a decoding
-        step must not depend on the time."""
+        """See `Order`. Where samples drain, a step begins when the one before it is sampled: which groups share a
+        decoding step must not depend on the time."""
         commands: list[Start] = []
-        while self._started < self._limits.newest(served) and not (self._limits.drains and self.running):
+        while self._started < self._limits.newest(served) and not (self._limits.drains and self.drawing):
             self._started += 1
             step = _OpenStep(self._started, self._limits.groups_per_step)
             self._open.append(step)
@@ -114,6 +129,7 @@ class PromptOrder(Order):
         if step is None:
             return None
         step.waiting.discard(group)
+        self.ungraded.discard(group)
         self.running -= 1
         (step.accepted if accepted else step.rejected).append(group)
         if accepted or step.started >= self._limits.max_groups_per_step:
@@ -172,6 +188,7 @@ class FinishOrder(Order):
         self._keep = {group for groups in planned.values() for group in groups}
         self._again = dict(again)
         self.next_group = next_group
+        self.ungraded = set()
         self._admitted = done * limits.groups_per_step
         """Groups that were started and not rejected, trained ones included."""
         self._due: dict[int, int] = {}
@@ -183,6 +200,9 @@ class FinishOrder(Order):
         self._num_finished = 0
         self._rejected = 0
         """Since a step was trained."""
+
+    def runs(self, group: int) -> bool:
+        return group in self._due
 
     def start(self, served: int) -> list[Start]:
         """See `Order`. AReaL's admission (arXiv 2505.24298, section 4.2) in groups."""
@@ -198,6 +218,7 @@ class FinishOrder(Order):
         due = self._due.pop(group, None)
         if due is None:
             return None
+        self.ungraded.discard(group)
         self.running -= 1
         self._running[due] -= 1
         spare = self._limits.max_groups_per_step - self._limits.groups_per_step

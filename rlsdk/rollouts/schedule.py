@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Start, Train, Updated
+from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
 from rlsdk.rollouts.orders import FinishOrder, Limits, Order, PromptOrder
 
-__all__ = ["Command", "Event", "Finished", "Hold", "Publish", "Published", "Schedule", "Start", "Train", "Updated"]
+__all__ = [
+    "Command", "Event", "Finished", "Hold", "Publish", "Published", "Sampled", "Schedule", "Start", "Train", "Updated",
+]  # fmt: skip
 
 
 class Schedule:
@@ -51,7 +53,7 @@ class Schedule:
             next_group: ordinal of the first new group to start.
             max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
             order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
-            drains: weights are published only when no group is under way.
+            drains: weights are published only when no group draws tokens; grades may still be on their way.
             max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
                 that all are trained.
             again: groups that were started before a restart and not trained, by the step of their `Start`.
@@ -77,6 +79,8 @@ class Schedule:
         """Newest step whose weights were kept aside, or published."""
         self._publishing = False
         self._training = False
+        self._older: set[int] = set()
+        """Groups that had no grades yet when newer weights than theirs were published."""
 
     @property
     def next_group(self) -> int:
@@ -89,11 +93,17 @@ class Schedule:
         return self._order.running
 
     @property
+    def serves_newest(self) -> bool:
+        """Whatever starts now starts with the newest weights."""
+        return self.served == self.trained and not self._publishing
+
+    @property
     def settled(self) -> bool:
-        """The newest weights are served, or nobody will need them and all that older ones began is made."""
-        if self._publishing:
+        """The newest weights are served, or nobody will need them; and where samples drain, all that older ones began
+        is made and graded."""
+        if self._publishing or self._older:
             return False
-        return self.served == self.trained or (self._needs_no_weights() and not self._order.running)
+        return self.serves_newest or (self._needs_no_weights() and not self._order.running)
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none when the run is over already."""
@@ -113,7 +123,13 @@ class Schedule:
                 self._expect(self._publishing and step == self._held, event)
                 self.served, self._publishing = step, False
                 return self._follow(self._order.start(step))
+            case Sampled(group):
+                self._expect(self._order.runs(group), event)
+                if not self._replaces_groups:
+                    self._order.ungraded.add(group)
+                return self._follow([])
             case Finished(group, accepted):
+                self._older.discard(group)
                 commands = self._order.finish(group, accepted)
                 self._expect(commands is not None, event)
                 return self._follow(commands or [])
@@ -125,7 +141,7 @@ class Schedule:
     def _follow(self, starts: Sequence[Start]) -> list[Command]:
         """What follows from where everything stands now."""
         commands: list[Command] = list(starts)
-        if self.limits.drains and self.served is not None and not self._order.running and not self._publishing:
+        if self.limits.drains and self.served is not None and not self._order.drawing and not self._publishing:
             commands += self._order.start(self.served)
         return [*commands, *self._hold(), *self._publish(), *self._train()]
 
@@ -142,12 +158,19 @@ class Schedule:
         if self.limits.drains and not self._is_drained():
             return []
         self._publishing = True
+        if self.limits.drains:
+            self._older |= self._order.ungraded
         return [Publish(self._held)]
 
+    @property
+    def _replaces_groups(self) -> bool:
+        """A group may be followed by another one with the same weights, which only its grades decide."""
+        return self.limits.max_groups_per_step > self.limits.groups_per_step
+
     def _is_drained(self) -> bool:
-        """All that the weights now served may begin was begun and is made."""
+        """All that the weights now served may begin was begun, and draws no token any more."""
         assert self.served is not None
-        return not self._order.running and self._order.has_started(self.limits.newest(self.served))
+        return not self._order.drawing and self._order.has_started(self.limits.newest(self.served))
 
     def _train(self) -> list[Command]:
         """The next step, when it is whole and its turn has come."""

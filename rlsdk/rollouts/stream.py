@@ -94,6 +94,7 @@ class RolloutStream:
         *,
         record: Record | None = None,
         made: Mapping[int, Made] | None = None,
+        tells_sampled: bool = False,
     ) -> None:
         """Begins these groups, first ones first; returns at once.
 
@@ -102,10 +103,11 @@ class RolloutStream:
             into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
             record: called with each sample.
             made: by ordinal of the group, samples that are not made again.
+            tells_sampled: `into` receives a `Sampled`, too, when a group waits for nothing but grades.
         """
         inbox = self._done if into is None else into
         recording = None if record is None else Recording(record, inbox)
-        delivery = Delivery(into=inbox, recording=recording, made=made or {})
+        delivery = Delivery(into=inbox, recording=recording, made=made or {}, tells_sampled=tells_sampled)
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
     def interrupt(self, timeout_s: float) -> None:
@@ -223,11 +225,16 @@ class RolloutStream:
             receivers = {}
             for index in range(part.num_samples):
                 deliver = functools.partial(collected.take, name, index)
-                receivers[index] = Receiver(functools.partial(self._answered, part, prompt, deliver))
+                receivers[index] = Receiver(functools.partial(self._answered, part, prompt, deliver, collected))
             self._requests(part, name).whole(receivers)
 
     def _answered(
-        self, task: GroupTask, prompt: Span, deliver: Deliver, output: GenerationOutput | BaseException
+        self,
+        task: GroupTask,
+        prompt: Span,
+        deliver: Deliver,
+        collected: CollectedGroup,
+        output: GenerationOutput | BaseException,
     ) -> None:
         if isinstance(output, BaseException):
             # Later: what `deliver` may raise is no fault of the replica's.
@@ -236,6 +243,7 @@ class RolloutStream:
         span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
         self._last_sample = time.monotonic()
         self._grading.add(task, Trajectory(spans=(prompt, span), finish_reason=output.finish_reason), deliver)
+        collected.sampled()
 
     def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:
         """What is sampled for a group, with the name of its requests: its samples, and the greedy one."""
@@ -255,17 +263,20 @@ class RolloutStream:
                 requests = self._requests(part, name)
                 for index in range(part.num_samples):
                     if (name, index) in made:
+                        collected.sampled()
                         collected.keep(name, index, made[name, index])
                         continue
                     deliver = functools.partial(collected.take, name, index)
-                    work.append(self._sample(part, requests.of_sample(index), deliver))
+                    work.append(self._sample(part, requests.of_sample(index), deliver, collected))
             await asyncio.gather(*work)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             collected.fail(error)
 
-    async def _sample(self, task: GroupTask, generate: SampleGenerate, deliver: Deliver) -> None:
+    async def _sample(
+        self, task: GroupTask, generate: SampleGenerate, deliver: Deliver, collected: CollectedGroup
+    ) -> None:
         try:
             trajectory = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
         except BatchError as error:
@@ -277,6 +288,7 @@ class RolloutStream:
         else:
             self._last_sample = time.monotonic()
             self._grading.add(task, trajectory, deliver)
+            collected.sampled()
 
 
 def _failed(error: BaseException) -> Sample:

@@ -21,6 +21,7 @@ from rlsdk.rollouts import (
     Publish,
     Published,
     RolloutStream,
+    Sampled,
     Schedule,
     Start,
     Train,
@@ -309,6 +310,8 @@ class GroupSource:
                 self.timeline.lengths.made(item, accepted=accepted)
                 self._times.note("made", self._ledger.open[ordinal])
                 self._handle(Finished(ordinal, accepted))
+            case Sampled():
+                self._handle(item)
             case Updated():
                 if self._config.overlaps:
                     self._close_groups()
@@ -334,7 +337,7 @@ class GroupSource:
                 case Publish(step):
                     self._times.note("publish", step)
                     self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
-                case Start() as start if self._quiet and self._schedule.settled:
+                case Start() as start if self._quiet and self._schedule.serves_newest:
                     self._kept.append(start)
                 case Start(step, groups):
                     self._start(step, groups)
@@ -365,7 +368,8 @@ class GroupSource:
         self._history.started(step, groups)
         tasks = [self._task(ordinal, step) for ordinal in groups]
         made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
-        self._stream.start(tasks, self._inbox, record=self._history.record, made=made)
+        tells = self._config.overlaps and self._drains
+        self._stream.start(tasks, self._inbox, record=self._history.record, made=made, tells_sampled=tells)
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
         """The prompt of this ordinal as a group.

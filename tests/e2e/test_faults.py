@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,23 +28,27 @@ TWO_REPLICAS = [
 class Running:
     """A command that runs, and the processes of it that do the work."""
 
-    def __init__(self, arguments: Sequence[str], name: str, cwd: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], name: str, cwd: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.run = cwd / "runs" / name
         self.output = cwd / f"{name}.txt"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command(*arguments, "--trainer.run_name", name), cwd=cwd, env=environment(), stdout=output,
-                stderr=subprocess.STDOUT,
+                command(*arguments, "--trainer.run_name", name), cwd=cwd, stdout=output, stderr=subprocess.STDOUT,
+                env={**environment(), **(variables or {})},
             )  # fmt: skip
 
     def worker(self, name: str) -> psutil.Process | None:
         """The process that hosts the roles of a device, `POOL-DEVICE`, while it lives."""
-        log = str(self.run / "logs" / f"{name}.log")
-        for process in descendants(self.process.pid):
-            with suppress(OSError, psutil.Error):
-                alive = process.status() != psutil.STATUS_ZOMBIE
-                if alive and os.readlink(f"/proc/{process.pid}/fd/1") == log:
-                    return process
+        return next((one for one in descendants(self.process.pid) if self.name_of(one) == name), None)
+
+    def name_of(self, process: psutil.Process) -> str | None:
+        """`POOL-DEVICE` of a worker of this run that lives; None: it is none."""
+        with suppress(OSError, psutil.Error):
+            log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+            if log.parent == self.run / "logs" and process.status() != psutil.STATUS_ZOMBIE:
+                return log.stem
         return None
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> psutil.Process:
@@ -71,7 +75,13 @@ class Running:
 
 @contextmanager
 def running(model: str, name: str, cwd: Path, *extra: str) -> Iterator[Running]:
-    run = Running(["train", "--model", model, *TASK, *TWO_REPLICAS, *extra], name, cwd)
+    with watched(Running(["train", "--model", model, *TASK, *TWO_REPLICAS, *extra], name, cwd)) as run:
+        yield run
+
+
+@contextmanager
+def watched(run: Running) -> Iterator[Running]:
+    """Ends with it whatever it started, and sees that nothing of it is left."""
     try:
         yield run
     finally:

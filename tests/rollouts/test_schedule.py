@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.rollouts import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
 from rlsdk.rollouts.events import Event
 
 
@@ -24,6 +24,8 @@ class Driver:
         self.commands = deque(schedule.begin())
         self.running: dict[int, int] = {}
         """Ordinal -> the weights that were served when it began."""
+        self.graded: dict[int, int] = {}
+        """The same of groups that are sampled, whose grades are on their way."""
         self.made: dict[int, int] = {}
         self.began: dict[int, int] = {}
         self.publishing: int | None = None
@@ -31,21 +33,26 @@ class Driver:
         self.seen: list[tuple[int, ...]] = []
 
     def run(self, rejects: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        while self.commands or self.running or self.updating is not None or self.publishing is not None:
+        while self.commands or self.running or self.graded or self.updating is not None or self.publishing is not None:
             self.turn(rejects)
 
     def turn(self, rejects: set[int]) -> None:
         """One event, drawn from those that may come now."""
-        choices = [*(["command"] if self.commands else []), *(["finish"] if self.running else [])]
+        choices = [*(["command"] if self.commands else []), *(["finish", "sample"] if self.running else [])]
+        choices += ["grade"] if self.graded else []
         choices += ["update"] if self.updating is not None else []
         choices += ["publish"] if self.publishing is not None else []
         match self.random.choice(choices):
             case "command":
                 self.carry_out()
-            case "finish":
+            case "finish":  # a driver that does not tell what is sampled
+                self.finish(self.running, rejects)
+            case "sample":
                 group = self.random.choice(sorted(self.running))
-                self.made[group] = self.running.pop(group)
-                self.tell(Finished(group, group not in rejects))
+                self.graded[group] = self.running.pop(group)
+                self.tell(Sampled(group))
+            case "grade":
+                self.finish(self.graded, rejects)
             case "update":
                 self.trained, self.updating = self.updating or 0, None
                 self.tell(Updated(self.trained))
@@ -53,8 +60,15 @@ class Driver:
                 self.served, self.publishing = self.publishing or 0, None
                 self.tell(Published(self.served))
 
+    def finish(self, of: dict[int, int], rejects: set[int]) -> None:
+        group = self.random.choice(sorted(of))
+        self.made[group] = of.pop(group)
+        self.tell(Finished(group, group not in rejects))
+
     def tell(self, event: Event) -> None:
         self.commands.extend(self.schedule.handle(event))
+        if self.drains and self.schedule.settled:  # A checkpoint may be written: older groups could not be made again.
+            assert all(served == self.served for served in self.graded.values())
 
     def carry_out(self) -> None:
         match self.commands.popleft():
@@ -158,7 +172,13 @@ def test_a_restart_makes_what_was_open_again_and_loses_nothing(
 
     driver = Driver(machine(0, 0, {}), random, groups=groups, staleness=staleness, drains=drains, done=0)
     for _ in range(events):
-        if driver.commands or driver.running or driver.updating is not None or driver.publishing is not None:
+        if (
+            driver.commands
+            or driver.running
+            or driver.graded
+            or driver.updating is not None
+            or driver.publishing is not None
+        ):
             driver.turn(set())
     # What a checkpoint behind the last update knows: trained groups, and the bound of all others that were begun.
     done = driver.trained
@@ -255,10 +275,35 @@ def test_the_synchronous_run_is_publish_start_train() -> None:
     assert schedule.handle(Published(1)) == [Start(2, range(2, 4))]
 
 
+def test_grades_on_their_way_hold_up_neither_the_next_groups_nor_weights_but_a_checkpoint() -> None:
+    schedule = Schedule(groups_per_step=1, last_step=4, max_staleness=1)
+    assert schedule.begin() == [Publish(0)]
+    assert schedule.handle(Published(0)) == [Start(1, range(1))]
+    assert schedule.handle(Sampled(0)) == [Start(2, range(1, 2))]
+    assert schedule.handle(Finished(0)) == [Train(1, (0,))]
+    assert schedule.handle(Sampled(1)) == []
+    assert schedule.handle(Updated(1)) == [Hold(1), Publish(1)]
+    assert schedule.handle(Published(1)) == [Start(3, range(2, 3))]
+    assert (schedule.serves_newest, schedule.settled) == (True, False)
+    assert schedule.handle(Finished(1)) == [Train(2, (1,))]
+    assert schedule.settled
+
+
+def test_where_groups_may_be_replaced_the_weights_wait_for_grades() -> None:
+    schedule = Schedule(groups_per_step=1, last_step=4, max_staleness=1, max_groups_per_step=2)
+    schedule.begin()
+    schedule.handle(Published(0))
+    assert schedule.handle(Sampled(0)) == []
+    assert schedule.handle(Finished(0, accepted=False)) == [Start(1, range(1, 2))]
+    assert schedule.handle(Finished(1)) == [Start(2, range(2, 3)), Train(1, (1,))]
+
+
 def test_a_driver_that_answers_out_of_turn_is_told() -> None:
     schedule = Schedule(groups_per_step=1, last_step=2)
     schedule.begin()
     with pytest.raises(ValueError, match="cannot come now"):
         schedule.handle(Finished(0))
+    with pytest.raises(ValueError, match="cannot come now"):
+        schedule.handle(Sampled(0))
     with pytest.raises(ValueError, match="cannot come now"):
         schedule.handle(Updated(1))

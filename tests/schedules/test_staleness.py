@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,32 @@ def slow_publish(stage: RlStage) -> None:
     manager.sync = slow  # type: ignore[method-assign]
 
 
+def slow_grades(stage: RlStage) -> None:
+    """Every sample is graded long after it was sampled."""
+
+    def late(found: Future[Any]) -> None:
+        time.sleep(0.1)
+
+    grade_behind(stage, late)
+
+
+def grade_behind(stage: RlStage, wait: Callable[[Future[Any]], None]) -> None:
+    """Grades are given when `wait`, which takes them, has come back."""
+    grading = stage.source._stream._grading
+    submit = grading._grader.submit
+
+    def give(found: Future[Any], later: Future[Any]) -> None:
+        wait(found)
+        later.set_result(found.result())
+
+    def behind(samples: Any) -> Future[Any]:
+        later: Future[Any] = Future()
+        threading.Thread(target=give, args=(submit(samples), later), daemon=True).start()
+        return later
+
+    grading._grader.submit = behind
+
+
 def run_with(config: RunConfig, registry: Registry, folder: Path, change: Change, **more: Any) -> Recorder:
     view = Recorder()
     with trainer_of(config, registry, folder, view, **more) as (trainer, stage, _):
@@ -91,7 +119,7 @@ def test_a_stale_run_in_the_order_of_prompts_does_not_depend_on_the_time(
     config = config_of(model, registry, 6, *stale(staleness, "--eval.every_steps", "3"))
     runs = [
         run_with(config, registry, tmp_path / change.__name__, change)
-        for change in (slow_learner, slow_engine, slow_publish)
+        for change in (slow_learner, slow_engine, slow_publish, slow_grades)
     ]
     for other in runs[1:]:
         assert other.steps == runs[0].steps
@@ -101,6 +129,39 @@ def test_a_stale_run_in_the_order_of_prompts_does_not_depend_on_the_time(
     assert [step["schedule/staleness_mean"] for step in steps] == [min(at, staleness) for at in range(6)]
     assert [step["schedule/length_bias"] for step in steps] == [0.0] * 6
     assert len({step["policy/grad_norm"] for step in steps}) == 6
+
+
+def test_grades_that_are_on_their_way_do_not_keep_the_replicas_from_newer_weights(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Those of the second step are given when the weights of the first one's update are served: a slow reward hides
+    behind the generation of the third step."""
+    config = config_of(model, registry, 4, *stale(1))
+    whole, view = run(config, registry, tmp_path / "whole"), Recorder()
+    served, seen, in_time = threading.Event(), list[int](), list[bool]()
+
+    def wait(found: Future[Any]) -> None:
+        seen.append(len(found.result()))
+        if 16 < sum(seen) <= 32:
+            in_time.append(served.wait(20))
+
+    with trainer_of(config, registry, tmp_path / "run", view) as (trainer, stage, _):
+        manager, synced = stage.learner.session.weights(), list[int]()
+        sync = manager.sync
+
+        def told(version: int, **kwargs: Any) -> Any:
+            found = sync(version, **kwargs)
+            synced.append(version)
+            if len(synced) == 2:
+                served.set()
+            return found
+
+        manager.sync = told  # type: ignore[method-assign]
+        grade_behind(stage, wait)
+        trainer.fit()
+    assert in_time
+    assert all(in_time)
+    assert view.steps == whole.steps
 
 
 def test_engines_are_not_said_to_differ_where_it_is_the_weights(model: str, registry: Registry, tmp_path: Path) -> None:
