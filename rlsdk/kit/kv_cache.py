@@ -8,10 +8,17 @@ from rlsdk.interfaces import DTYPE_BYTES
 
 
 def bytes_per_token(config: Any, dtype: str) -> int:
-    """Of keys and values of one token over all layers."""
+    """Of keys and values of one token over all layers.
+
+    Of latent attention (arXiv 2405.04434, section 2.1) engines and transformers keep the latent vector, and the rotated
+    part of the key, which all heads share.
+    """
     text = config.get_text_config()
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return int(2 * text.num_hidden_layers * kv_heads * head_size(config) * DTYPE_BYTES[dtype])
+    if getattr(text, "kv_lora_rank", None):
+        one = text.kv_lora_rank + text.qk_rope_head_dim
+    else:
+        one = 2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(config)
+    return int(text.num_hidden_layers * one * DTYPE_BYTES[dtype])
 
 
 def head_size(config: Any) -> int:

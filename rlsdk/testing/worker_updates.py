@@ -62,9 +62,10 @@ def bytes_held(layout: WeightLayout) -> int:
     return sum(4 * box.numel for _, box in layout.boxes)
 
 
-def largest_difference(plain: PlainModel, state: Mapping[str, Tensor], engine: RolloutEngine) -> float:
+def largest_difference(
+    plain: PlainModel, state: Mapping[str, Tensor], engine: RolloutEngine, prompt: tuple[int, ...] = (5, 6, 9, 30, 7)
+) -> float:
     """Of the log-probs of some samples from those of the weights given."""
-    prompt = (5, 6, 9, 30, 7)
     request = GenerationRequest(request_id="x", prompt_ids=prompt, n=3, sampling=SamplingParams(max_tokens=12))
     right, worst = plain.with_state(state), 0.0
     for output in asyncio.run(collect(engine, [request])):

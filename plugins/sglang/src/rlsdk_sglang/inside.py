@@ -45,6 +45,7 @@ def install() -> None:
 
     _listen_where_told()
     _skip_experts_elsewhere()
+    _attend_to_latents_as_stored()
     register_sampler_backend("pytorch", ContractSampler)
     # Nothing but the request says where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
@@ -105,6 +106,21 @@ def _skip_experts_elsewhere() -> None:
         return sum(forward(layer, x, topk._replace(topk_ids=one, topk_weights=w), config) for one, w in choices)
 
     fused_moe_native.moe_forward_native = of_own_experts
+
+
+def _attend_to_latents_as_stored() -> None:
+    """Latent attention always computes with the latent keys and values that the cache holds.
+
+    Of a prompt of which nothing is cached, SGLang (0.5.23) expands them, and does not store what it expanded. Its torch
+    path for CPUs looks into the cache all the same, and takes the latent ones that it finds there for expanded ones:
+    such prompts get wrong log-probs, or fail on shapes.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import (
+        AttentionBackendRegistry,
+        _dispatch_mla_subtype,
+    )
+
+    AttentionBackendRegistry.register("torch_native", _dispatch_mla_subtype)
 
 
 def _spared(send_signal: Callable[[psutil.Process, int], None]) -> Callable[[psutil.Process, int], None]:

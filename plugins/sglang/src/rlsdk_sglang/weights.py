@@ -119,7 +119,8 @@ class Hand:
         if part == "weights":
             return [piece.memory for parts in PIECES.values() for piece in parts]
         pool = inside.RUNNERS[0].token_to_kv_pool
-        return [*pool.k_buffer, *pool.v_buffer]
+        # Latent attention keeps one tensor of a layer for both.
+        return [*pool.kv_buffer] if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
 
 
 PIECES: dict[str, list[Piece]] = {}
