@@ -22,7 +22,7 @@ from rlsdk.kit.prefixes import Prefixes
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""
 MIN_SAVED = 0.15
-"""Share of a rectangle's places that packing must save before it is cheaper: it unpacks in every layer; measured on CPU."""
+"""Share of a rectangle's places that packing must save, since it unpacks in every layer; measured on CPU."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that `packed_attention` computes."""
 _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks")
@@ -278,5 +278,5 @@ def _varlen(
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     left = -1 if window is None else window - 1
     at, longest = rows.offsets, rows.max_length
-    out = varlen_attn(q, k, v, at, at, longest, longest, scale=scaling, window_size=(left, 0))
-    return cast(Tensor, out if rows.home is None else out.index_select(0, rows.home))[None]
+    out = cast(Tensor, varlen_attn(q, k, v, at, at, longest, longest, scale=scaling, window_size=(left, 0)))
+    return (out if rows.home is None else out.index_select(0, rows.home))[None]

@@ -1,4 +1,4 @@
-"""Tokens with the same prefix, found once: under causal attention they have the same hidden state and the same log-prob.
+"""Tokens with the same prefix, found once: under causal attention their hidden states and log-probs are the same.
 
 The samples of a prompt share the prompt, all prompts of a chat share its system message, and a policy that is sure of
 itself samples one response many times. What is computed once per distinct prefix gives every row the same numbers and
