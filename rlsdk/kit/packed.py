@@ -129,8 +129,12 @@ def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedR
     tokens = run.nonzero()[:, 0]
     read = row.new_full((prefixes.count,), len(row)).scatter_reduce(0, prefixes.index[tokens], tokens, "amin")
     have = read < len(row)
-    slot = (have.cumsum(0) - 1).clamp(min=0)
-    read, index = read[have], slot[prefixes.index]
+    # In the batch's order: a prefix may end a row first, where it is not run, and be run for a later one.
+    read, order = read[have].sort()
+    slot = torch.zeros_like(prefixes.first).index_copy(
+        0, have.nonzero()[order, 0], torch.arange(len(read), device=row.device)
+    )
+    index = slot[prefixes.index]
     kept = torch.zeros_like(batch.lengths, dtype=torch.bool).index_fill(0, row[read], True)
     if len(read) < len(tokens):
         tokens = (run & kept[row]).nonzero()[:, 0]
