@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.cluster.splitting import as_run, split_groups, split_rows
+from rlsdk.cluster.splitting import as_run, split_groups, split_near, split_rows
 from rlsdk.cluster.stored_fields import Piece, StoredFields, merged
 from rlsdk.interfaces import BatchError
 
@@ -82,20 +82,20 @@ class BatchRef:
     def cut(self, parts: int, *, whole_groups: bool = False) -> list[list[int]] | None:
         """Row numbers of each of `parts` shares of nearly equal token count; None: one share of every row.
 
-        With `whole_groups` rows of equal `uid` go to the same share.
+        With `whole_groups` rows of equal `uid` go to the same share; without, where that is nearly as even.
 
         Raises:
             BatchError: whole groups of a batch without `uid`.
         """
         if parts == 1:
             return None
-        lengths = self.lengths.tolist()
-        if not whole_groups:
-            return split_rows(lengths, parts)
-        uids = self.batch.rows.get("uid")
-        if uids is None:
+        lengths, uids = self.lengths.tolist(), self.batch.rows.get("uid")
+        if uids is None and whole_groups:
             raise BatchError("uid: required here but missing; groups can only be kept whole where rows say theirs")
-        return split_groups(lengths, (uids if self.rows is None else uids[self.rows]).tolist(), parts)
+        if uids is None:
+            return split_rows(lengths, parts)
+        groups = (uids if self.rows is None else uids[self.rows]).tolist()
+        return (split_groups if whole_groups else split_near)(lengths, groups, parts)
 
     def stored(self) -> StoredRows:
         """All of these rows, for a worker that reads them out of the whole batch."""

@@ -14,7 +14,7 @@ from typing import Any
 from rlsdk.cluster.dispatch import MethodSpec, Split, asks_whole_groups, methods_of
 from rlsdk.cluster.engine_thread import EngineThread
 from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import split_groups, split_rows
+from rlsdk.cluster.splitting import split_groups, split_near, split_rows
 from rlsdk.interfaces import Batch, ConfigError, DeadlineError, Parallel, nearest
 
 _CONCURRENT_CALLS = 8
@@ -100,9 +100,11 @@ class InProcessGroup:
         if spec.split is Split.DATA:
             first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Batch))
             row_ids = first["row_id"]
-            cut = split_rows(first.lengths.tolist(), self._dp_size)
-            if asks_whole_groups((*args, *kwargs.values())):
-                cut = split_groups(first.lengths.tolist(), first["uid"].tolist(), self._dp_size)
+            lengths = first.lengths.tolist()
+            cut = split_rows(lengths, self._dp_size)
+            if "uid" in first:
+                whole = asks_whole_groups((*args, *kwargs.values()))
+                cut = (split_groups if whole else split_near)(lengths, first["uid"].tolist(), self._dp_size)
             arguments = [self._part(args, kwargs, cut[place.dp_rank]) for place in self._parallel]
         ranks = range(self.world_size) if spec.split in (Split.ALL, Split.DATA) else range(1)
         futures = {rank: self._call(rank, spec, method, *arguments[rank]) for rank in ranks}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _DIFFERENCING_LIMIT = 4096
 """Rows times parts up to which largest differencing is used: a millisecond's work."""
+_UNEVEN = 0.1
+"""By how much groups that stay together may make the heaviest part heavier."""
 
 
 def split_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -40,6 +42,17 @@ def split_groups(lengths: Sequence[int], groups: Sequence[int], parts: int) -> l
     members = list(rows.values())
     cut = split_rows([sum(lengths[row] for row in group) for group in members], parts)
     return [sorted(row for group in part for row in members[group]) for part in cut]
+
+
+def split_near(lengths: Sequence[int], groups: Sequence[int], parts: int) -> list[list[int]]:
+    """As `split_groups` where that makes no part much heavier, else as `split_rows`: what rows of one group have in
+    common is computed once where they are together (`rlsdk.kit.prefixes`)."""
+    rows, whole = split_rows(lengths, parts), split_groups(lengths, groups, parts)
+    return whole if _heaviest(lengths, whole) <= (1 + _UNEVEN) * _heaviest(lengths, rows) else rows
+
+
+def _heaviest(lengths: Sequence[int], cut: Sequence[Sequence[int]]) -> int:
+    return max(sum(lengths[row] for row in part) for part in cut)
 
 
 def longest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:

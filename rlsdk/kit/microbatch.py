@@ -15,8 +15,9 @@ def micro_batches(
     max_rows: int | None = None,
     min_count: int = 1,
     groups: Tensor | None = None,
+    near: Tensor | None = None,
 ) -> list[Tensor]:
-    """Row indices of each forward and backward pass; every row once, rows of like length together.
+    """Row indices of each forward and backward pass; every row once, rows of similar length together.
 
     Args:
         lengths: `[B]` int64 tokens of each row.
@@ -25,6 +26,8 @@ def micro_batches(
         min_count: at least so many passes (some are empty when rows run out), so that all ranks make the same number.
         groups: `[B]` int64; rows of equal numbers stay in one pass, and a group over the limit goes alone. For
             objectives that compare rows (`whole_groups`).
+        near: `[B]` int64; rows of equal numbers are neighbours where there are several passes, so that what they have
+            in common is mostly computed once (`rlsdk.kit.prefixes`).
 
     Returns:
         Index tensors, int64, on the CPU. One pass that holds all rows keeps their order.
@@ -42,7 +45,7 @@ def micro_batches(
         return _of_whole_groups(
             lengths if max_rows is None else torch.ones_like(lengths), limit, min_count, groups.cpu()
         )
-    order = torch.argsort(lengths, stable=True)
+    order = torch.argsort(lengths, stable=True) if near is None else _neighbours(lengths, near.cpu())
     cost = lengths[order] if max_rows is None else torch.ones_like(order)
     if min_count <= 1 and int(cost.sum()) <= limit:
         return [torch.arange(len(order))]
@@ -51,6 +54,11 @@ def micro_batches(
         _halve_longest(cut)
     passes = [order[start:stop] for start, stop in cut]
     return passes + [order[:0]] * (min_count - len(passes))
+
+
+def rows_that_belong_together(batch: Batch) -> Tensor | None:
+    """The `near` of `micro_batches`: by `uid` where the batch has it."""
+    return batch.rows.get("uid")
 
 
 def groups_to_keep(batch: Batch, objective: Objective | None) -> Tensor | None:
@@ -64,6 +72,16 @@ def _of_whole_groups(cost: Tensor, limit: int, min_count: int, groups: Tensor) -
     totals = cost.new_zeros(len(numbers)).index_add(0, index, cost)
     passes = micro_batches(totals, max_tokens=limit, min_count=min_count)
     return [torch.isin(index, members).nonzero()[:, 0] for members in passes]
+
+
+def _neighbours(lengths: Tensor, near: Tensor) -> Tensor:
+    """`[B]` int64: the rows' order by the longest of those that are equal in `near`, then by `near`, then by length."""
+    _, index = torch.unique(near, return_inverse=True)
+    longest = lengths.new_zeros(len(near)).scatter_reduce(0, index, lengths, "amax")[index]
+    order = torch.argsort(lengths, stable=True)
+    for key in (index, longest):
+        order = order[torch.argsort(key[order], stable=True)]
+    return order
 
 
 def _cut_by_cost(cost: list[int], limit: int) -> list[tuple[int, int]]:

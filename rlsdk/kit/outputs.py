@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.packed import HiddenStates, run_backbone
+from rlsdk.kit.prefixes import Prefixes, distinct_prefixes
 from rlsdk.kit.progress import advance
 
 CHUNK_ELEMENTS = 1 << 25
@@ -59,9 +60,10 @@ def compute_outputs(
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
     if batch.num_tokens == 0:
         return _of_nothing(model, head, batch, names)
-    states = run_backbone(_backbone(model)[1], batch, packed=packed, need_last=head is Head.SCORE)
+    prefixes = distinct_prefixes(batch)
+    states = run_backbone(_backbone(model)[1], batch, prefixes, packed=packed, need_last=head is Head.SCORE)
     if head is Head.LM:
-        return _token_outputs(model, batch, names, states)
+        return _token_outputs(model, batch, prefixes, names, states)
     if head is Head.SCORE:
         return {"scores": head_numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
     tokens = (batch.position_ids > 0).nonzero()[:, 0]
@@ -69,17 +71,23 @@ def compute_outputs(
     return {"values": _at(tokens, head_numbers(model, states.flat[states.index[tokens - 1]]), batch)}
 
 
-def _token_outputs(model: nn.Module, batch: Batch, names: Sequence[str], states: HiddenStates) -> dict[str, Tensor]:
+def _token_outputs(
+    model: nn.Module, batch: Batch, prefixes: Prefixes, names: Sequence[str], states: HiddenStates
+) -> dict[str, Tensor]:
     wanted = batch.position_ids > 0
     if "response_mask" in batch:
         wanted = wanted & batch["response_mask"]
     tokens = wanted.nonzero()[:, 0]
-    hidden, targets = states.flat[states.index[tokens - 1]], batch["input_ids"][tokens]
+    # Once for each prefix, whichever rows it stands in.
+    asked = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
+    ends = prefixes.first[asked]
+    hidden, targets = states.flat[states.index[ends - 1]], batch["input_ids"][ends]
     want_entropy = "entropy" in names
     log_probs, entropy = token_log_probs(model, hidden, targets, batch.temperature, entropy=want_entropy)
-    found = {"log_probs": _at(tokens, log_probs, batch)}
+    which = (asked.cumsum(0) - 1)[prefixes.index[tokens]]
+    found = {"log_probs": _at(tokens, log_probs[which], batch)}
     if want_entropy:
-        found["entropy"] = _at(tokens, entropy, batch)
+        found["entropy"] = _at(tokens, entropy[which], batch)
     return {name: found[name] for name in names}
 
 

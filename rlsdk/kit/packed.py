@@ -1,13 +1,15 @@
-"""Rows of unequal length through a transformers model, without padding where padding costs, and always exact.
+"""Rows of unequal length through a transformers model, each prefix once, without padding where padding costs: exact.
 
 Two forms of the same numbers. *Rectangle*: rows are padded on the right; with causal attention a pad stands behind
-every real token, so no real token ever sees one and no mask is needed. *Packed*: all rows end to end in one row, so
-linear layers see real tokens only; attention alone unpacks to a rectangle (CPU) or runs over varying lengths (CUDA).
+every real token, so no real token ever sees one and no mask is needed. *Packed*: tokens end to end in one row, those
+with the same prefix once (`kit.prefixes`), so linear layers see nothing twice and no pads; attention alone unpacks,
+to a rectangle (CPU) or to rows of varying lengths (CUDA).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -15,29 +17,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Batch, ConfigError
+from rlsdk.kit.prefixes import Prefixes
 
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""
-MAX_PADDING = 0.15
-"""Share of pads up to which the rectangle is cheaper than unpacking in every layer; measured on CPU."""
+MIN_SAVED = 0.15
+"""Share of a rectangle's places that packing must save, since it unpacks in every layer; measured on CPU."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that `packed_attention` computes."""
 _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks")
 """What a few families pass to their attention and `packed_attention` does not know."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """How a packed row is cut: passed to the attention of every layer."""
+    """How attention unpacks a packed row of `U` tokens: passed to every layer. `M` tokens of `R` rows, end to end."""
 
     row: Tensor
-    """`[N]` int64: which row a token belongs to."""
+    """`[M]` int64: which row a token belongs to."""
     position: Tensor
-    """`[N]` int64: its position there."""
+    """`[M]` int64: its position there."""
     offsets: Tensor
-    """`[B + 1]` int32."""
-    num_rows: int
-    max_length: int
+    """`[R + 1]` int32."""
+    token: Tensor | None
+    """`[M]` int64: where each stands in the packed row; None where that is the order of both and `M` is `U`."""
+    home: Tensor | None
+    """`[U]` int64: which of the `M` speaks for a token of the packed row; None as above."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def max_length(self) -> int:
+        return int(self.offsets.diff().max())
 
 
 @dataclass(frozen=True)
@@ -72,44 +85,70 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def run_backbone(
-    backbone: nn.Module, batch: Batch, *, packed: bool | None = None, need_last: bool = True
+    backbone: nn.Module, batch: Batch, prefixes: Prefixes, *, packed: bool | None = None, need_last: bool = True
 ) -> HiddenStates:
     """Runs the model below its head.
 
     Args:
         backbone: a transformers base model from `kit.hf.build_model`.
         batch: `input_ids`, on the model's device; at least one token.
+        prefixes: of the batch.
         packed: which form; None: the cheaper one.
-        need_last: False where nothing is read from a row's last token (nothing follows it that it could predict): a
-            rectangle then leaves its last column out.
+        need_last: False where nothing is read from a row's last token (nothing follows it that it could predict): it is
+            left out.
 
     Raises:
         ConfigError: `packed` was asked of a model that cannot.
     """
     able = backbone.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
-    longest = int(batch.lengths.max())
-    area = longest * batch.num_rows
-    if packed is None:
-        dense = batch.lengths.device.type == "cpu" and area - batch.num_tokens <= MAX_PADDING * area
-        packed = able and not dense
-    if not packed:
-        width = longest if need_last or longest == 1 else longest - 1
-        input_ids = batch.padded("input_ids", length=longest)[:, :width]
-        hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
-        return HiddenStates(hidden.flatten(0, 1), batch.row_of_token * width + batch.position_ids)
-    if not able:
+    if packed and not able:
         raise ConfigError(f"{type(backbone).__name__} cannot run packed rows: leave `packed` at None")
-    rows = PackedRows(
-        row=batch.row_of_token,
-        position=batch.position_ids,
-        offsets=batch.offsets.int(),
-        num_rows=batch.num_rows,
-        max_length=longest,
+    longest = int(batch.lengths.max())
+    width = longest if need_last or longest == 1 else longest - 1
+    if packed is not False and able:
+        rows, index, read = _pack(batch, prefixes, need_last=width == longest)
+        saved = batch.num_rows * width - len(read)
+        if packed or batch.lengths.device.type != "cpu" or saved > MIN_SAVED * batch.num_rows * width:
+            ids, positions = batch["input_ids"][read], batch.position_ids[read]
+            hidden = backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_rows=rows)
+            return HiddenStates(hidden.last_hidden_state[0], index)
+    input_ids = batch.padded("input_ids", length=longest)[:, :width]
+    hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+    return HiddenStates(hidden.flatten(0, 1), batch.row_of_token * width + batch.position_ids)
+
+
+def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedRows, Tensor, Tensor]:
+    """(How to unpack, where each token of the batch stands in the packed row, which tokens make it up).
+
+    Rows whose every prefix another row has too are not unpacked at all.
+    """
+    row, position = batch.row_of_token, batch.position_ids
+    run = torch.ones_like(row, dtype=torch.bool)
+    if not need_last:
+        run[(batch.offsets[1:] - 1)[batch.lengths > 0]] = False
+    tokens = run.nonzero()[:, 0]
+    read = row.new_full((prefixes.count,), len(row)).scatter_reduce(0, prefixes.index[tokens], tokens, "amin")
+    have = read < len(row)
+    # In the batch's order: a prefix may end a row first, where it is not run, and be run for a later one.
+    read, order = read[have].sort()
+    slot = torch.zeros_like(prefixes.first).index_copy(
+        0, have.nonzero()[order, 0], torch.arange(len(read), device=row.device)
     )
-    hidden = backbone(
-        input_ids=batch["input_ids"][None], position_ids=rows.position[None], use_cache=False, packed_rows=rows
-    ).last_hidden_state
-    return HiddenStates(hidden[0], torch.arange(batch.num_tokens, device=hidden.device))
+    index = slot[prefixes.index]
+    kept = torch.zeros_like(batch.lengths, dtype=torch.bool).index_fill(0, row[read], True)
+    if len(read) < len(tokens):
+        tokens = (run & kept[row]).nonzero()[:, 0]
+    lengths = torch.zeros_like(batch.lengths).index_add(0, row[tokens], torch.ones_like(tokens))[kept]
+    shared = len(read) < len(tokens)
+    place = torch.empty_like(row).scatter(0, tokens, torch.arange(len(tokens), device=row.device))
+    rows = PackedRows(
+        row=(kept.cumsum(0) - 1)[row[tokens]],
+        position=position[tokens],
+        offsets=F.pad(lengths.cumsum(0), (1, 0)).int(),
+        token=index[tokens] if shared else None,
+        home=place[read] if shared else None,
+    )
+    return rows, index, read
 
 
 def packed_attention(
@@ -126,7 +165,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention in transformers' calling convention: `[B, heads, T, D]` in, `[B, T, heads, D]` out.
 
-    With `packed_rows`, B is 1 and T runs over all rows end to end. `attention_mask` is what `window_for_mask` made.
+    With `packed_rows`, B is 1 and T runs over the packed row. `attention_mask` is what `window_for_mask` made.
     `softcap` bounds the scores by a tanh; `s_aux` `[heads]` is a score that takes part in the softmax and carries no
     value (an attention sink). Dropout is ignored.
 
@@ -151,7 +190,7 @@ def packed_attention(
     else:
         out = _causal_in_full(query, key, value, scaling, sliding_window, softcap, s_aux)
     out = out.transpose(1, 2)
-    return (out if packed_rows is None else out[packed_rows.row, packed_rows.position][None]), None
+    return (out if packed_rows is None else _gathered(out, packed_rows)), None
 
 
 def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> Tensor | None:
@@ -168,9 +207,20 @@ def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = 
 
 
 def _spread(tensor: Tensor, rows: PackedRows) -> Tensor:
-    """`[1, heads, N, D]` to `[B, heads, T, D]`, zeros where no token stands."""
+    """`[1, heads, U, D]` to `[R, heads, T, D]`, zeros where no token stands."""
+    tokens = tensor[0].transpose(0, 1)
+    if rows.token is not None:
+        tokens = tokens.index_select(0, rows.token)
     out = tensor.new_zeros(rows.num_rows, rows.max_length, tensor.shape[1], tensor.shape[3])
-    return out.index_put((rows.row, rows.position), tensor[0].transpose(0, 1)).transpose(1, 2)
+    return out.index_put((rows.row, rows.position), tokens).transpose(1, 2)
+
+
+def _gathered(out: Tensor, rows: PackedRows) -> Tensor:
+    """`[R, T, heads, D]` to `[1, U, heads, D]`."""
+    row, position = rows.row, rows.position
+    if rows.home is not None:
+        row, position = row[rows.home], position[rows.home]
+    return out[row, position][None]
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
@@ -226,9 +276,11 @@ def _varlen(
 
     groups = query.shape[1] // key.shape[1]
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    if rows.token is not None:
+        q, k, v = (tensor.index_select(0, rows.token) for tensor in (q, k, v))
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     left = -1 if window is None else window - 1
     at, longest = rows.offsets, rows.max_length
-    out = varlen_attn(q, k, v, at, at, longest, longest, scale=scaling, window_size=(left, 0))
-    return cast(Tensor, out)[None]
+    out = cast(Tensor, varlen_attn(q, k, v, at, at, longest, longest, scale=scaling, window_size=(left, 0)))
+    return (out if rows.home is None else out.index_select(0, rows.home))[None]

@@ -33,7 +33,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parts import TRAIN_PARTS
@@ -223,7 +223,11 @@ class TorchTrainEngine(TrainEngine):
             return []
         limits, groups = self.spec, groups_to_keep(batch, objective)
         return micro_batches(
-            batch.lengths, max_tokens=limits.micro_batch_tokens, max_rows=limits.micro_batch_rows, groups=groups
+            batch.lengths,
+            max_tokens=limits.micro_batch_tokens,
+            max_rows=limits.micro_batch_rows,
+            groups=groups,
+            near=rows_that_belong_together(batch),
         )
 
     def _split_precision(self) -> dict[str, torch.nn.Parameter]:

@@ -95,7 +95,7 @@ class PolicyLearner:
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
         group = self._group(role)
-        needed = self.session.put(batch.keep(("input_ids", "response_mask")))
+        needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
         with self.session.turns.using(role):
             answer: Batch = group.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
         return answer[output]
@@ -149,7 +149,7 @@ class PolicyLearner:
             for step in updates:
                 key = (id(step.batch), tuple(step.fields))
                 if key not in stored:
-                    stored[key] = self.session.put(step.batch.keep(("input_ids", *step.fields)))
+                    stored[key] = self.session.put(step.batch.keep(("input_ids", "uid", *step.fields)))
                 method = "add_gradient" if step.adds else "update"
                 waiting.append(group.submit(method, stored[key].select(step.rows), step.objective))
             added: list[ForwardBackwardResult] = []

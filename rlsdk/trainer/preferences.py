@@ -90,7 +90,7 @@ class PairStage(Stage):
         with self.session.turns.using(actor.name, training=True):
             result: MiniBatchResult = actor.run(
                 "update",
-                self.session.put(batch.keep(("input_ids", *objective.fields))),
+                self.session.put(batch.keep(("input_ids", "uid", *objective.fields))),
                 objective,
                 timeout_s=self.options.update_timeout_s,
             )
@@ -144,7 +144,7 @@ class PairStage(Stage):
         return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs"))
 
     def _forward(self, role: RoleGroup, batch: Batch, output: str) -> Tensor:
-        needed = self.session.put(batch.keep(("input_ids", "response_mask")))
+        needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
         with self.session.turns.using(role.name):
             answer: Batch = role.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
         return answer[output]

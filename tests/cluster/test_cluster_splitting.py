@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
 from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import as_run, longest_first, split_groups, split_rows
+from rlsdk.cluster.splitting import as_run, longest_first, split_groups, split_near, split_rows
 from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, BatchError
 
@@ -106,3 +106,11 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_batch() -> None:
     assert len(pickle.dumps(ref.stored())) < 300
     assert len(pickle.dumps(ref.select(torch.arange(500, 70_000)).stored())) < 300
     assert len(pickle.dumps(ref.select([5, 3, 9]).stored())) < 500
+
+
+def test_groups_stay_together_where_that_is_nearly_as_even_and_part_where_it_is_not() -> None:
+    groups = [at // 4 for at in range(64)]
+    together = split_near([7] * 64, groups, 4)
+    assert all(len({groups[row] for row in part}) == 4 for part in together)
+    # Two groups for three parts: whole ones would leave a part without work.
+    assert [len(part) for part in split_near([7] * 6, [0, 0, 0, 1, 1, 1], 3)] == [2, 2, 2]

@@ -77,3 +77,25 @@ def test_groups_stay_whole_and_within_the_limit_unless_one_alone_is_over_it(
     for rows, owner in zip(passes, owners, strict=True):
         cost = int(lengths[rows].sum()) if by == "tokens" else len(rows)
         assert cost <= limit or len(owner) == 1
+
+
+@given(
+    lengths=LENGTHS,
+    limit=st.integers(1, 120),
+    min_count=st.integers(1, 9),
+    by=st.sampled_from(["tokens", "rows"]),
+    seed=st.integers(0, 9),
+)
+def test_rows_that_belong_together_are_neighbours_and_no_limit_gives_way(
+    lengths: torch.Tensor, limit: int, min_count: int, by: str, seed: int
+) -> None:
+    near = torch.randint(-4, 4, (len(lengths),), generator=torch.Generator().manual_seed(seed)) * 10**15
+    passes = micro_batches(lengths, **{f"max_{by}": limit}, min_count=min_count, near=near)
+    assert len(passes) >= min_count
+    assert sorted(torch.cat(passes).tolist()) == list(range(len(lengths)))
+    for rows in passes:
+        cost = int(lengths[rows].sum()) if by == "tokens" else len(rows)
+        assert cost <= limit or len(rows) == 1
+    if sum(len(rows) > 0 for rows in passes) > 1:
+        runs = [key for key, _ in itertools.groupby(near[torch.cat(passes)].tolist())]
+        assert len(runs) == len(set(runs))

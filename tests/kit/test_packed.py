@@ -83,17 +83,27 @@ def ragged() -> Batch:
     return Batch.from_rows([torch.randint(2, 64, (n,), generator=generator).tolist() for n in (1, 3, 17, 9, 2, 30, 4)])
 
 
+def related() -> Batch:
+    """Rows that begin alike, as samples of a prompt do, with two that are equal and one that another goes on from."""
+    ids = ragged()["input_ids"].tolist()
+    prompt, other = ids[:9], ids[20:23]
+    ends = [ids[30:34], ids[30:36], [*ids[30:33], 2], ids[40:41], ids[30:36], []]
+    return Batch.from_rows([*(prompt + end for end in ends), other, other + ids[50:60], [7]])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_equals_its_own_eager_attention_in_both_forms(family: str, tmp_path: Path) -> None:
     config_class, extra = FAMILIES[family]
     path = write_model(tmp_path, config_class, **extra)
-    model, batch = build_model(ModelSpec(path=path)), ragged()
+    model = build_model(ModelSpec(path=path))
     assert can_pack(model)
+    plain = load_plain_model(path, attn_implementation="eager")
     with torch.no_grad():
-        expected = plain_outputs(load_plain_model(path, attn_implementation="eager"), batch)["log_probs"]
-        for packed in (False, True):
-            found = compute_outputs(model, Head.LM, batch, ("log_probs",), packed=packed)["log_probs"]
-            torch.testing.assert_close(found, expected, rtol=0, atol=4e-6)
+        for batch in (ragged(), related()):
+            expected = plain_outputs(plain, batch)["log_probs"]
+            for packed in (False, True):
+                found = compute_outputs(model, Head.LM, batch, ("log_probs",), packed=packed)["log_probs"]
+                torch.testing.assert_close(found, expected, rtol=0, atol=4e-6)
 
 
 def test_recurrent_models_run_as_rectangles_and_refuse_to_pack(tmp_path: Path) -> None:
@@ -148,14 +158,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
 
 def test_packed_rows_carry_no_padding_through_linear_layers(tiny: nn.Module) -> None:
     batch = ragged()
-    assert tokens_through_linear_layers(tiny, batch, True) == {batch.num_tokens}
+    # Nothing follows a row's last token, so it is left out.
+    assert tokens_through_linear_layers(tiny, batch, True) == {batch.num_tokens - batch.num_rows}
 
 
 def test_the_cheapest_form_is_packed_for_ragged_rows_and_a_rectangle_for_even_ones(tiny: nn.Module) -> None:
-    even = Batch.from_rows([[1] * n for n in (11, 12, 12, 12)])
-    assert tokens_through_linear_layers(tiny, ragged(), None) == {ragged().num_tokens}
-    # Nothing follows a row's last token, so the rectangle leaves it out.
+    even = Batch.from_rows([[first] * n for first, n in ((5, 11), (6, 12), (7, 12), (8, 12))])
+    assert tokens_through_linear_layers(tiny, ragged(), None) == {ragged().num_tokens - ragged().num_rows}
     assert tokens_through_linear_layers(tiny, even, None) == {4 * 11}
+
+
+def test_what_rows_share_goes_through_linear_layers_once(tiny: nn.Module) -> None:
+    rows = [[5, 6, 7, 8, 9], [5, 6, 7, 8, 10], [5, 6, 7, 4, 4], [5, 6, 7, 8, 9], [6, 5, 7]]
+    assert tokens_through_linear_layers(tiny, Batch.from_rows(rows), None) == {5 + 2}
 
 
 def test_rows_do_not_see_each_other(tiny: nn.Module) -> None:

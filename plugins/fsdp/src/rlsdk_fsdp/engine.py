@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -31,7 +32,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.parking import Parking
@@ -231,13 +232,20 @@ class FsdpTrainEngine(TrainEngine):
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch; as many on every rank, at least one."""
         tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
-        groups = groups_to_keep(batch, objective)
-        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, groups=groups)
+        cut = functools.partial(
+            micro_batches,
+            batch.lengths,
+            max_tokens=tokens,
+            max_rows=rows,
+            groups=groups_to_keep(batch, objective),
+            near=rows_that_belong_together(batch),
+        )
+        mine = cut()
         most = torch.tensor(len(mine))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         if len(mine) == int(most):
             return mine
-        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=int(most), groups=groups)
+        return cut(min_count=int(most))
 
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a micro-batch on the device; without rows the model still runs, and so do its collectives."""
