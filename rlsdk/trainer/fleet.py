@@ -13,6 +13,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Protocol
 
 from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.cluster.daemons import dead_daemon
 from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
 from rlsdk.rollouts.health import Event, Health, State
 from rlsdk.trainer.ranks import MortalGroup, SomeRanks
@@ -52,6 +53,7 @@ class Fleet(ServedWeights):
         drains: bool,
         timeout_s: float,
         notice: Callable[[str], None],
+        dead_daemon: Callable[[], str | None] = dead_daemon,
     ) -> None:
         """Starts nothing.
 
@@ -65,6 +67,8 @@ class Fleet(ServedWeights):
             drains: weights are published only when all samples are made.
             timeout_s: of each call of the actor, and of a sync's waits for ranks.
             notice: called with what happened.
+            dead_daemon: a daemon of the cluster that has ended: without it no process is started, and asking for one
+                ends in Ray's end of this process a minute later.
         """
         super().__init__(session, timeout_s=timeout_s)
         self._group = group
@@ -73,6 +77,7 @@ class Fleet(ServedWeights):
         self._max_restarts = max_restarts
         self._keeps_copy, self._drains = keeps_copy, drains
         self._notice = notice
+        self._dead_daemon = dead_daemon
         self.health: Sequence[Health] = [Health() for _ in range(session.rollout.world_size)]
         self._restarts = 0
         self._way = threading.RLock()
@@ -136,7 +141,12 @@ class Fleet(ServedWeights):
         found: Future[None] = Future()
         found.set_running_or_notify_cancel()
         self._lost(at, life, error, found)
-        await asyncio.wrap_future(found)
+        waiting = asyncio.wrap_future(found)
+        while not (await asyncio.wait({waiting}, timeout=LOOK_S))[0]:
+            if (dead := self._dead_daemon()) is not None:
+                with self._changed:
+                    self._retire(at, _without_daemon(at, dead))
+        waiting.result()
 
     def _lost(self, at: int, life: int, error: BaseException, waiting: Future[None] | None = None) -> None:
         """Begins a restart, unless one is under way or behind."""
@@ -157,12 +167,15 @@ class Fleet(ServedWeights):
         """Called with the state in hand; False where it was lost too often."""
         health, error = self.health[at], self._errors[at]
         said = shorten(str(error).splitlines()[0], SAID)
+        if (dead := self._dead_daemon()) is not None:
+            self._retire(at, _without_daemon(at, dead))
+            return False
         if health.in_a_row >= self._max_restarts:
-            health.handle(Event.GIVEN_UP)
-            self._errors[at] = ReplicasLostError(
+            lost = ReplicasLostError(
                 f"replica {at} of {self._session.rollout.backend!r} was lost and is not started again "
                 f"(faults.replica_restarts {self._max_restarts}): {error}"
             )
+            self._retire(at, lost)
             self._notice(f"warning: replica {at} is lost for good after {health.in_a_row} restarts in a row: {said}")
             return False
         health.handle(Event.RESTART)
@@ -171,6 +184,16 @@ class Fleet(ServedWeights):
             f"row); others take what it had: {said}"
         )
         return True
+
+    def _retire(self, at: int, error: ReplicasLostError) -> None:
+        """It stays away, unless it serves. Called with the state in hand."""
+        health = self.health[at]
+        if health.state is State.RETIRED or health.serves:
+            return
+        health.handle(Event.FAILED)
+        health.handle(Event.GIVEN_UP)
+        self._errors[at] = error
+        self._tell(at)
 
     def _tell(self, at: int) -> None:
         """Answers who waits for a replica, where its fate is known. Called with the state in hand."""
@@ -196,6 +219,8 @@ class Fleet(ServedWeights):
             self._lost(at, life, error)
             return
         with self._changed:
+            if self.health[at].state is not State.RESTARTING:  # given up meanwhile
+                return
             self.health[at].handle(Event.STARTED, life)
             self._restarts += 1
             self._tell(at)
@@ -242,13 +267,11 @@ class Fleet(ServedWeights):
         with self._changed:
             health = self.health[at]
             if health.life == life and health.state is State.SYNCING:
-                health.handle(Event.FAILED)
-                health.handle(Event.GIVEN_UP)
-                self._errors[at] = ReplicasLostError(
+                lost = ReplicasLostError(
                     "every rollout replica was lost while newer weights waited to be published: the weights that "
                     "samples under way were begun with are gone"
                 )
-                self._tell(at)
+                self._retire(at, lost)
 
     # With the way in hand:
 
@@ -300,6 +323,12 @@ class Fleet(ServedWeights):
                 if self.health[rank].serves or self.health[rank].state is State.SYNCING:
                     self.health[rank].handle(Event.SYNCED)
                 self._tell(rank)
+
+
+def _without_daemon(at: int, dead: str) -> ReplicasLostError:
+    return ReplicasLostError(
+        f"replica {at} was lost, and cannot be started again: a daemon of this run's Ray cluster has ended ({dead})"
+    )
 
 
 def fleet_of(

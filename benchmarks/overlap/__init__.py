@@ -1,0 +1,1 @@
+"""What overlap of training and generation gains, measured, and what the simulator says of it."""
