@@ -114,7 +114,8 @@ def run_generation(
 
     config, registry = configured(path, settings, checkpoint=checkpoint, sections=GENERATION)
     rows = Table()
-    for prompt, responses in sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n):
+    sampled = sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
+    for prompt, responses in sampled:
         for response in responses:
             line: dict[str, Any] = {"prompt": prompt.text, "response": response}
             rows.append(line if prompt.answer is None else {**line, "answer": prompt.answer})
@@ -139,8 +140,12 @@ def configured(
     from rlsdk.trainer.inference import find_model
 
     registry = Registry.discover()
-    source = find_model(path, lambda text: print(text, file=sys.stderr), checkpoint=checkpoint)
+    source = find_model(path, _to_stderr, checkpoint=checkpoint)
     base = [source.config] if source.config else []
     flags = [*settings.flags, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
     config = load_config([*base, *settings.files], flags, registry, values=settings.values, sections=sections)
     return with_absolute_paths(config), registry
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)

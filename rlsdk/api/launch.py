@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlsdk.api.models import check_same_model
 from rlsdk.api.resolve import Resolved, Training
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
@@ -55,7 +56,9 @@ def launch(
     """
     from rlsdk.trainer.run_folder import check_resume
 
-    check_resume(resolved.config, resolved.training.checkpoints)
+    checkpoint = check_resume(resolved.config, resolved.training.checkpoints)
+    if checkpoint is not None:
+        check_same_model(resolved.config, checkpoint)
     resolved = replace(resolved, config=in_its_own_folder(resolved.config))
     with _folder(resolved.config) as run_dir:
         for text in (*resolved.notices, *notes_on_environment(resolved.config)):

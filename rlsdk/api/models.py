@@ -11,6 +11,9 @@ from typing import Any
 from rlsdk.config import RunConfig, roles
 from rlsdk.interfaces import ConfigError
 
+SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
+"""Fields of a `config.json` that tensors take their shapes from."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -63,3 +66,25 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         raise ConfigError(
             f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
         ) from error
+
+
+def check_same_model(config: RunConfig, checkpoint: Path) -> None:
+    """Refuses to go on from a checkpoint of a model of another shape, before anything is started.
+
+    A checkpoint that holds no model in Hugging Face form is left to the engine, which compares every tensor.
+
+    Raises:
+        ConfigError: names the fields of `config.json` that differ.
+    """
+    file = checkpoint / "model" / "config.json"
+    if config.model.path is None or not file.is_file():
+        return
+    here, there = model_fields(config), fields_of(str(file.parent), None, "trainer.resume")
+    known = [name for name in SHAPE if here.get(name) is not None and there.get(name) is not None]
+    differ = [f"{name} {there[name]!r} there and {here[name]!r} here" for name in known if here[name] != there[name]]
+    if differ:
+        raise ConfigError(
+            f"model.path {config.model.path!r}: {str(checkpoint)!r} was saved from another model "
+            f"({', '.join(differ)}); resume with the model that it was saved from, or start anew: "
+            "--trainer.resume never, or another --trainer.run_name"
+        )

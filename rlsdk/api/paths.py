@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.config import RunConfig
+from rlsdk.config.base import FIELDS_ONLY
 
 FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
 """`file.py:fn`, in whatever field."""
@@ -33,7 +34,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     resume = fields["trainer"]["resume"]
     if resume not in ("auto", "never"):
         changed["trainer"]["resume"] = absolute_folder(resume)
-    return config if changed == fields else RunConfig.model_validate(changed)
+    return config if changed == fields else RunConfig.model_validate(changed, context=FIELDS_ONLY)
 
 
 def _changed(value: Any, place: str) -> Any:

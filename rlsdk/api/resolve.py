@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from rlsdk.api.findings import Findings
 from rlsdk.api.limits import check_limits
 from rlsdk.api.models import model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
-from rlsdk.config import PairTraining, Role, RunConfig, check_run, config_error, pair_problems, pair_roles, roles
+from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_problems, pair_roles, roles
 from rlsdk.config.declared import with_declared_roles
 from rlsdk.config.role_names import ACTOR
 from rlsdk.registry import Registry
@@ -79,65 +81,101 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
         DataError: a data file is not there.
     """
     check_limits()
-    registry = Registry.discover()
-    if training is Training.RL:
-        return _resolve_rl(settings, registry, device)
-    config = with_absolute_paths(settings.load(registry))
+    registry, found = Registry.discover(), Findings()
+    quickstart = training is Training.RL and not settings.names_a_task
+    config = _read(settings, training, registry, found, quickstart=quickstart)
 
-    from rlsdk.trainer.data_sources import check_rows, check_sources
-    from rlsdk.trainer.roles import resolve_device, role_devices
+    from rlsdk.trainer.roles import resolve_device
 
-    device = resolve_device(config.placement)
-    model, kind = model_fields(config), training.pairs
-    names = kind.role_names if kind is not None else None
-    problems = list(pair_problems(config, kind)) if kind is not None else []
-    problems += check_run(
-        config,
-        registry,
-        model.get("model_type"),
-        device,
-        devices=role_devices(config, device, train_only=True, needed=names),
-        table=pair_roles(config, kind, roles(config, needed=names)) if kind is not None else None,
-        train_only=True,
-        model=model,
-    )
-    if problems:
-        raise config_error(problems)
-    check_sources(config, registry)
-    check_rows(config, registry, holds_out=kind is None)
-    return Resolved(training=training, config=config, registry=registry, device=device)
-
-
-def _resolve_rl(settings: Settings, registry: Registry, device: str | None) -> Resolved:
-    quickstart = not settings.names_a_task
-    base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
-    config = with_absolute_paths(with_declared_roles(settings.load(registry, base), registry))
-
-    from rlsdk.trainer.data_sources import check_rows, check_sources
-    from rlsdk.trainer.reward_check import inspect_rewards
-    from rlsdk.trainer.roles import resolve_device, role_devices
-
-    if device is None or config.placement.device != "auto":
+    if training is not Training.RL or device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
-    model = {"model_type": "llama"} if quickstart else model_fields(config)
-    devices = role_devices(config, device)
-    kind = model.get("model_type")
-    problems = check_run(checked, registry, kind, device, devices=devices, model=model, models=other_models(checked))
-    found, notices = inspect_rewards(config.rewards)
-    if problems := [*problems, *found]:
-        raise config_error(problems)
-    check_sources(config, registry)
-    check_rows(config, registry, holds_out=True)
+    nothing: Mapping[str, Any] = {}
+    model = {"model_type": "llama"} if quickstart else found.look(lambda: model_fields(config), nothing)
+    _check_data(config, registry, found, holds_out=training.pairs is None)
+    if training is Training.RL:
+        notices = _check_rl(checked, registry, found, device, model)
+    else:
+        notices = []
+        _check_supervised(checked, training.pairs, registry, found, device, model)
+    if found:
+        found.refuse()
     return Resolved(
-        training=Training.RL,
-        config=config,
-        registry=registry,
-        device=device,
-        makes_model=quickstart,
-        notices=notices,
+        training=training, config=config, registry=registry, device=device, makes_model=quickstart, notices=notices
     )
+
+
+def _read(
+    settings: Settings, training: Training, registry: Registry, found: Findings, *, quickstart: bool
+) -> RunConfig:
+    """The configuration with absolute paths, for looking at it only where `found` says what is wrong."""
+    base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
+    config, problems = settings.read(registry, base)
+    found.add(problems)
+    if config is None:
+        found.refuse()
+    read = config
+    if training is Training.RL:
+        read = found.look(lambda: with_declared_roles(config, registry), config)
+    return with_absolute_paths(read)
+
+
+def _check_data(config: RunConfig, registry: Registry, found: Findings, *, holds_out: bool) -> None:
+    from rlsdk.trainer.data_sources import check_rows, source_checks
+
+    are_there = [found.look(check, False) for check in source_checks(config, registry)]
+    if all(are_there):
+        found.look(lambda: check_rows(config, registry, holds_out=holds_out), None)
+
+
+def _check_rl(
+    config: RunConfig, registry: Registry, found: Findings, device: str, model: Mapping[str, Any]
+) -> Sequence[str]:
+    """Returns what a person should know of the rewards."""
+    from rlsdk.trainer.reward_check import inspect_rewards
+    from rlsdk.trainer.roles import role_devices
+
+    devices = found.look(lambda: role_devices(config, device), None)
+    nothing: Mapping[str, Mapping[str, Any]] = {}
+    models = found.look(lambda: other_models(config), nothing)
+    kind = model.get("model_type")
+    found.add(
+        found.look(lambda: check_run(config, registry, kind, device, devices=devices, model=model, models=models), [])
+    )
+    problems, notices = inspect_rewards(config.rewards)
+    found.add(problems)
+    return notices
+
+
+def _check_supervised(
+    config: RunConfig,
+    kind: PairTraining | None,
+    registry: Registry,
+    found: Findings,
+    device: str,
+    model: Mapping[str, Any],
+) -> None:
+    from rlsdk.trainer.roles import role_devices
+
+    names = kind.role_names if kind is not None else None
+    if kind is not None:
+        found.add(pair_problems(config, kind))
+    devices = found.look(lambda: role_devices(config, device, train_only=True, needed=names), None)
+
+    def problems() -> list[Problem]:
+        return check_run(
+            config,
+            registry,
+            model.get("model_type"),
+            device,
+            devices=devices,
+            table=pair_roles(config, kind, roles(config, needed=names)) if kind is not None else None,
+            train_only=True,
+            model=model,
+        )
+
+    found.add(found.look(problems, []))
 
 
 def with_model_path(config: RunConfig, path: str) -> RunConfig:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config import RunConfig, load_config
+from rlsdk.config import Problem, RunConfig, load_config
 from rlsdk.config.describe import describe_options
+from rlsdk.config.load import read_config
 from rlsdk.config.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import Registry
@@ -41,6 +42,14 @@ class Settings:
             ConfigError: lists all that is wrong.
         """
         return load_config([*base, *self.files], list(self.flags), registry, values=self.values)
+
+    def read(self, registry: Registry, base: Sequence[Path] = ()) -> tuple[RunConfig | None, list[Problem]]:
+        """The same, with what is wrong as a list: see `read_config`.
+
+        Raises:
+            ConfigError: a file cannot be read, or a run asks for code that it may not ask for.
+        """
+        return read_config([*base, *self.files], list(self.flags), registry, values=self.values)
 
 
 def from_keywords(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, model_validator
 
 from rlsdk.config.problem import Problem, rejected
 
 Options = dict[str, JsonValue]
 """Parameters that only the named component or backend knows; validated by it."""
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+FIELDS_ONLY = {"fields_only": True}
+"""Context of a validation that looks at each field alone; `problems_in` says the rest."""
 
 
 class Section(BaseModel):
@@ -31,10 +34,34 @@ class Section(BaseModel):
         return iter(())
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if found := list(self.problems()):
+    def _check(self, info: ValidationInfo) -> Self:
+        if info.context != FIELDS_ONLY and (found := list(self.problems())):
             raise rejected(found)
         return self
+
+
+def problems_in(section: Section, path: str = "") -> Iterator[Problem]:
+    """Yields what is wrong between the fields of a section and of all sections in it, those within first."""
+    within = [found for name in type(section).model_fields for found in _in_value(getattr(section, name), name)]
+    try:
+        own = list(section.problems())
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        if not within:
+            raise
+        own = []  # What follows from values that are refused already.
+    for problem in (*within, *own):
+        yield replace(problem, path=f"{path}.{problem.path}" if path and problem.path else path or problem.path)
+
+
+def _in_value(value: object, path: str) -> Iterator[Problem]:
+    if isinstance(value, Section):
+        yield from problems_in(value, path)
+    elif isinstance(value, tuple):
+        for at, item in enumerate(value):
+            yield from _in_value(item, f"{path}.{at}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _in_value(item, f"{path}.{key}")
 
 
 def empty_tuple() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from rlsdk.config.base import Options
@@ -23,6 +24,9 @@ from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, 
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
 """Ends of the names of architectures that have a head of labels."""
+
+NIXL = ("nixl", "nixl_cu13", "nixl_cu12")
+"""Packages that hold the library of the transport of that name: one for each version of CUDA."""
 
 
 def check_run(
@@ -165,6 +169,12 @@ def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
             "sharding.transport",
             "'in_process': expected another, because placement gives actor and rollout processes of their own; "
             "auto takes the quickest that reaches",
+        )
+    if chosen == "nixl" and not any(map(find_spec, NIXL)):
+        yield Problem(
+            "sharding.transport",
+            "'nixl' needs the package nixl here and in the environment of every worker; it is not installed: run "
+            "`pip install 'rlsdk[nixl]'`, or choose another; auto takes the quickest that reaches",
         )
     kinds = {device_of(placement, role, device) for role in (ACTOR, ROLLOUT)}
     if chosen == "cuda_ipc" and "cpu" in kinds:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlsdk.config.base import FIELDS_ONLY, problems_in
 from rlsdk.config.explain import dotted, explain
 from rlsdk.config.fields import annotation_at, keys_at, members
 from rlsdk.config.options import build_options
@@ -19,7 +20,7 @@ from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import Place, Tree
 from rlsdk.config.trust import check_trust, is_of_run, take_trust_flag
 from rlsdk.config.yaml_text import read_value, write_yaml
-from rlsdk.interfaces import BackendKind, PluginError
+from rlsdk.interfaces import BackendKind, ConfigError, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
 
 SECTIONS: Mapping[str, BackendKind] = {
@@ -58,6 +59,29 @@ def load_config(
         ConfigError: lists all that is wrong: path, value, what was expected, nearest name, file and line or flag; or
             all the code that a run asks for.
     """
+    config, problems = read_config(files, overrides, registry, values=values, sections=sections)
+    if config is None or problems:
+        raise config_error(problems)
+    return config
+
+
+def read_config(
+    files: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    sections: Collection[str] | None = None,
+) -> tuple[RunConfig | None, list[Problem]]:
+    """As `load_config`, with what is wrong as a list: so that a command can go on looking, and say all of it together.
+
+    Returns:
+        The configuration, for looking at it only where the list is not empty; None where a field cannot be read, or
+        where it asks for code that it may not ask for. And what is wrong.
+
+    Raises:
+        ConfigError: a file cannot be read; or nothing is wrong but code that a run asks for.
+    """
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
     tree = _merged([Path(file) for file in files], [Path(file) for file in more], flags, values or {})
@@ -67,11 +91,15 @@ def load_config(
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
     problems += [problem for backend in backends for problem in backend.check_options(tree)]
     config, found = _validate(tree, backends)
-    if config is None or problems or found:
-        raise config_error([_as_written(problem, tree, backends) for problem in (*problems, *found)])
-    if not trusted:
-        _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
-    return config
+    problems = [_as_written(problem, tree, backends) for problem in (*problems, *found)]
+    if config is not None and not trusted:
+        try:
+            _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
+        except ConfigError:
+            if not problems:
+                raise
+            config = None
+    return config, problems
 
 
 def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override], values: Mapping[str, Any]) -> Tree:
@@ -229,6 +257,11 @@ def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | Non
     def keys(place: Place) -> Sequence[str]:
         return (*keys_at(RunConfig, place), *(backend.name for backend in backends if place == (backend.section,)))
 
+    try:
+        config = RunConfig.model_validate(tree.data, context=FIELDS_ONLY)
+        return config, list(problems_in(config))
+    except ValidationError:
+        pass  # Asked again with what is wrong between the fields of other sections.
     try:
         return RunConfig.model_validate(tree.data), []
     except ValidationError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,9 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
     path = _file(Path(where), said) if where.endswith(".py") else _module(where, said)
     if path is None:
         return Form.OWN  # not written in Python: the grading process will see
-    node = _definition(path, name, said)
+    tree = _parsed(path, said)
+    node = _definition(tree, path, name, said)
+    _check_imports(tree, path, said)
     return (
         _form(node, options or {}, said) if isinstance(node, ast.FunctionDef) and not node.decorator_list else Form.OWN
     )
@@ -68,15 +71,51 @@ def _module(name: str, said: str) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
-def _definition(path: Path, name: str, said: str) -> ast.AST | None:
-    """What defines the name at the top of a file; None where that cannot be told from the source."""
+def _parsed(path: Path, said: str) -> ast.Module:
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         line = (error.text or "").strip()
         raise ConfigError(f"{said}: {path}:{error.lineno} is no Python: {error.msg}: {line[:80]}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{said}: {str(path)!r} cannot be read as Python: {error}") from error
+
+
+def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
+    """Refuses a file whose first statements import a package that is not there.
+
+    Only what comes before any other statement is looked at: what follows may depend on one, such as a change of
+    `sys.path`. Nothing is imported, so what fails inside a package is not seen.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # the docstring
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module is not None and not node.level else []
+        else:
+            return
+        for name in names:
+            package = name.partition(".")[0]
+            if not _is_there(package):
+                raise ConfigError(
+                    f"{said}: {path}:{node.lineno} imports {name!r}, and there is no module {package!r} here. Is it "
+                    f"installed in {sys.prefix}?"
+                )
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package can be found where the grading process looks; imports nothing."""
+    if package in sys.stdlib_module_names or package in sys.modules:
+        return True
+    here = [str(Path.cwd())]
+    found = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, here)
+    return found is not None
+
+
+def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST | None:
+    """What defines the name at the top of a file; None where that cannot be told from the source."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name in defined:
         return defined[name]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, PluginNotFoundError, RlsdkError, nearest
@@ -53,6 +54,10 @@ def check_backend(
         RlsdkError: the run ended without a report.
     """
     kinds = _kinds(name, kind)
+    if find_spec("pytest") is None:
+        raise RlsdkError(
+            "the conformance suites run with pytest, which is not installed here; run `pip install 'rlsdk[check]'`"
+        )
     for found in kinds:
         _known(found, settings or {})
     with tempfile.TemporaryDirectory(prefix="rlsdk-check-") as folder:

@@ -44,7 +44,7 @@ from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.streams import connect_judges, eval_options, evaluation_of, open_stream
 from rlsdk.trainer.text import TokenCodec
-from rlsdk.trainer.watch import off_policy_warning, uneven_notice
+from rlsdk.trainer.watch import off_policy_warning, repeated_notice, uneven_notice
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -80,6 +80,8 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     decay = config.train.ema_decay
     if config.schedule.uncorrected:
         view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
+    if notice := repeated_notice(trainer, len(materials.train_prompts)):
+        view.notice(notice)
     if config.algorithm.name == POLICY_GRADIENT:
         loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
         if notice := uneven_notice(config.trainer):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -88,15 +89,17 @@ def _holds_out(config: RunConfig) -> bool:
     return config.data.eval is None and any(measure.config.data is None for measure in measures)
 
 
-def check_sources(config: RunConfig, registry: Registry) -> None:
-    """Refuses data that are not there before the run has a folder or a process.
-
-    Raises:
-        ConfigError, DataError: a source of `data` cannot be found; the message begins with its field.
-    """
+def source_checks(config: RunConfig, registry: Registry) -> Iterator[Callable[[], bool]]:
+    """A check for each source of data that the configuration names: returns True, or raises ConfigError or DataError
+    where it is not there; the message begins with its field. They need no folder and no process."""
     kinds = registry.usable(ComponentKind.DATASET)
     for field, name in source_names(config).items():
-        try:
-            check_source(name, kinds=kinds)
-        except (ConfigError, DataError) as error:
-            raise type(error)(f"{field}: {error}") from error
+        yield functools.partial(_check_source, field, name, kinds)
+
+
+def _check_source(field: str, name: str, kinds: Collection[str]) -> bool:
+    try:
+        check_source(name, kinds=kinds)
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{field}: {error}") from error
+    return True

@@ -197,7 +197,7 @@ def grades_in(groups: Iterable[Group]) -> list[Grade]:
 
 
 def check_failures(summary: GradeSummary, max_share: float, view: RunView) -> None:
-    """Shows what went wrong with rewards.
+    """Shows what went wrong with rewards: as a notice, or in the error that ends the run.
 
     Raises:
         BatchError: more samples failed than `max_share` allows.
@@ -205,9 +205,9 @@ def check_failures(summary: GradeSummary, max_share: float, view: RunView) -> No
     text = summary.text("rewards")
     if text is None:
         return
-    view.notice(text)
     share = summary.num_failed / summary.num_samples
     if share > max_share:
         raise BatchError(
             f"{text}. That is {share:.0%} of the step, more than reward_limits.max_failure_share {max_share:.0%}"
         )
+    view.notice(text)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import Measure, RunConfig
+from rlsdk.config.explain import shown
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
+from rlsdk.data.render import Template
 from rlsdk.interfaces import CheckpointError, ConfigError, nearest
 from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
 from rlsdk.trainer.devices import start_cluster
@@ -176,16 +178,24 @@ def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
 
 
 def sample_prompts(
-    config: RunConfig, registry: Registry, texts: Sequence[str], *, num_prompts: int, num_samples: int
+    config: RunConfig,
+    registry: Registry,
+    texts: Sequence[str],
+    *,
+    num_prompts: int,
+    num_samples: int,
+    notice: Notice = silent,
 ) -> list[tuple[Prompt, list[str]]]:
     """Responses to prompts that were typed, or to the first evaluation prompts of the data: no others are tokenized.
 
     Args:
         config: of the run that trained the model, with `model.path` as it is to be used.
         registry: of what is installed.
-        texts: rendered like rows of the data: system prompt, prompt template, chat template.
+        texts: rendered like rows of the data: system prompt, prompt template, chat template. A template that needs
+            several fields of a row is left out.
         num_prompts: without `texts`: of the data.
         num_samples: to each prompt.
+        notice: receives a line where the template does not take the text as its `{prompt}`.
 
     Raises:
         ConfigError: neither texts nor data.
@@ -193,10 +203,8 @@ def sample_prompts(
     tokenizer = load_run_tokenizer(config.model)
     prompts: Sequence[Prompt]
     if texts:
-        field = config.data.prompt_field
+        form, field = typed_format(prompt_format(config), notice)
         rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
-        # What is typed has no answer, whatever the rows of the data call theirs.
-        form = replace(prompt_format(config), answer_field=PromptFormat.answer_field)
         prompts = PromptDataset(rows, tokenizer, form, name="prompts")
     elif config.data.train is None and config.data.eval is None and not config.data.mixture:
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
@@ -211,6 +219,29 @@ def sample_prompts(
     ):
         groups = sample_all(stream, prompts, draw, seed=(config.trainer.seed, "generate"))
     return [(prompt, [sample.text for sample in group.samples]) for prompt, group in zip(prompts, groups, strict=True)]
+
+
+def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:
+    """How a typed text becomes a prompt, and the field of a row that holds the text.
+
+    A typed text has no other fields: it stands for `{prompt}`, or for the one field that the template asks for; where
+    the template asks for several, the text is the whole user message.
+
+    Args:
+        form: of the run's data.
+        notice: receives a line where the text is not the template's `{prompt}`.
+    """
+    form = replace(form, answer_field=PromptFormat.answer_field)  # no answer, whatever the data call theirs
+    fields = list(dict.fromkeys(Template(form.prompt_template).fields))
+    if fields == ["prompt"]:
+        return form, form.prompt_field
+    template = shown(form.prompt_template, 60)
+    if len(fields) == 1:
+        notice(f"prompt: the text is put in for {fields[0]!r} of data.prompt_template {template}")
+        return form, fields[0]
+    needs = f"asks for {fields} of a row" if fields else "takes no field"
+    notice(f"prompt: the text is the whole user message, because data.prompt_template {template} {needs}")
+    return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field
 
 
 @contextmanager

@@ -164,24 +164,29 @@ def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() and (is_checkpoint_name(path.name) or (path / MANIFEST).exists())
 
 
-def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> None:
-    """Looks for a checkpoint that is named, before the run has a folder.
+def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
+    """Looks for the checkpoint that the run would go on from, before it has a folder: None where it starts afresh.
 
     Raises:
         ConfigError: as `find_checkpoint`.
     """
     if config.trainer.run_name is not None:
         check_run_name(config.trainer.run_name)
-    choice = config.trainer.resume
-    if choice in ("auto", "never"):
-        return
+    choice, keep = config.trainer.resume, config.trainer.keep_checkpoints
+    if choice == "never" or (choice == "auto" and config.trainer.run_name is None):
+        return None
     # By sizes only: `find_checkpoint` reads the content once the run has its folder.
+    if choice == "auto":
+        return CheckpointStore(Path(config.trainer.run_dir) / str(config.trainer.run_name) / folder, keep).newest()
     named = Path(choice)
     if _is_checkpoint(named):
         if problems := faults(named):
             raise ConfigError(f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}")
-    elif not CheckpointStore(named / folder, config.trainer.keep_checkpoints).find():
+        return named
+    store = CheckpointStore(named / folder, keep)
+    if not store.find():
         raise ConfigError(_no_checkpoint(choice, folder))
+    return store.newest()
 
 
 def _no_checkpoint(choice: str, folder: str) -> str:

@@ -106,6 +106,18 @@ def uneven_notice(trainer: TrainerConfig) -> str | None:
     )
 
 
+def repeated_notice(trainer: TrainerConfig, num_rows: int) -> str | None:
+    """What to say where a step takes more prompts than the data has, so that rows come several times in one step."""
+    asked = trainer.prompts_per_step
+    if asked <= num_rows:
+        return None
+    return (
+        f"warning: trainer.prompts_per_step {asked} is more than the {num_rows} training rows, so every step takes "
+        f"each row about {asked / num_rows:.2g} times, and an epoch is less than a step. For one group a row add "
+        f"`--trainer.prompts_per_step {num_rows}`; for more samples of each, raise trainer.samples_per_prompt"
+    )
+
+
 def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str | None:
     """What to say of a loss without a ratio (`on_policy_only`) that makes several updates of a step's samples.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from rlsdk.cli import main
 from rlsdk.diagnosis.cluster import cluster
+from rlsdk.trainer.checkpoint import CheckpointStore
 
 TASK = ["--model", "m1", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"]
 
@@ -21,6 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"question": f"{a}+1=", "answer": str(a + 1)}) for a in range(20)]
     (made / "rows.jsonl").write_text("\n".join(rows))
     (made / "mine.py").write_text("def fn(sample):\n    return 1.0\n")
+    (made / "imports.py").write_text(
+        '"""Mine."""\nimport json\nfrom no_such_thing.part import x\n\n\ndef fn(sample):\n    return 1.0\n'
+    )
     (made / "run.yaml").write_text("trainer: {steps: 3}\n")
     (made / "empty.jsonl").write_text("")
     (made / "typo.jsonl").write_text('{"promt": "1+1", "answer": "2"}\n' * 8)
@@ -56,6 +61,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--algorithm", "gpro"], ["did you mean 'grpo'?"]),
         (["--tracking.trackers", "[jsonl, wand]"], ["did you mean 'wandb'?"]),
         (["--reward", "mine.py"], ["expected FILE.py:FUNCTION, such as mine.py:my_function"]),
+        (["--reward", "imports.py:fn"], ["imports.py:3 imports 'no_such_thing.part'", "Is it installed in"]),
         (["--model", "bare"], ["model.path", "holds no config.json", "Hugging Face"]),
         (["-model", "m1"], ["flags begin with two dashes: --model"]),
         (["run.yaml"], ["a file is given as --config run.yaml"]),
@@ -84,6 +90,55 @@ def test_a_mistake_costs_one_line_and_nothing_is_started(
     assert [part for part in said if part not in printed.err] == [], printed.err
     assert "Errno" not in printed.err
     assert sorted(folder.iterdir()) == before
+
+
+def test_all_that_is_wrong_with_a_start_is_said_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is not there, a model that is too small, a library that is missing, two fields that do not agree and
+    a function that does not exist are five mistakes, which cost five starts."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("rlsdk.config.check.NIXL", ("no_nixl_here",))
+    main_exits_with(
+        2,
+        ["train", "--model", "m1", "--data", "row.jsonl", "--reward", "mine.py:fm", "--rollout.max_response_tokens",
+         "4096", "--sharding.transport", "nixl", "--trainer.steps", "2", "--train.optim.schedule", "linear",
+         "--train.optim.warmup_steps", "50", "--trainer.export_every_steps", "3", "--trainer.save_every_steps", "2"],
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert "error: 6 problems in the configuration:" in said
+    fields = ["trainer.export_every_steps: 3", "train.optim.warmup_steps: 50", "data.train", "mine.py:fm",
+              "rollout.max_response_tokens: 4096", "sharding.transport: 'nixl'"]  # fmt: skip
+    assert [field for field in fields if field not in said] == [], said
+    assert "did you mean 'rows.jsonl'?" in said
+    assert "pip install 'rlsdk[nixl]'" in said
+
+
+def test_a_resumed_run_with_another_model_is_refused_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    checkpoint = folder / "runs" / "old" / "checkpoints" / "step_00000002"
+    other = json.loads((folder / "m1" / "config.json").read_text()) | {"hidden_size": 192}
+
+    with CheckpointStore(checkpoint.parent, 1).write(2, {}) as draft:
+        (draft / "model").mkdir()
+        (draft / "model" / "config.json").write_text(json.dumps(other))
+    main_exits_with(2, ["train", *TASK, "--trainer.run_name", "old"])
+    said = capsys.readouterr().err
+    assert "hidden_size 192 there and 128 here" in said
+    assert "--trainer.resume never" in said
+    shutil.rmtree(folder / "runs")
+
+
+def test_a_check_of_a_misspelt_backend_says_so_even_without_pytest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlsdk.testing.check.find_spec", lambda name: None)
+    main_exits_with(2, ["plugins", "check", "trch"])
+    assert "did you mean 'torch'?" in capsys.readouterr().err
+    main_exits_with(1, ["plugins", "check", "torch", "--kind", "train"])
+    assert "pip install 'rlsdk[check]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

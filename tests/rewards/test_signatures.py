@@ -139,7 +139,7 @@ def test_nothing_is_run_by_looking(tmp_path: Path) -> None:
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize("code", ["f = make()", "from other import f", "from other import *", "def g(): ...\nf = g"])
+@pytest.mark.parametrize("code", ["f = make()", "from json import f", "from json import *", "def g(): ...\nf = g"])
 def test_what_the_source_does_not_show_is_left_to_the_grading_process(code: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(f"{code}\n")
     assert inspect_target(f"{tmp_path / 'odd.py'}:f") is Form.OWN

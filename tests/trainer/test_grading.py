@@ -94,6 +94,14 @@ def test_every_reward_is_a_figure_by_its_name() -> None:
     assert summary.failures == {"timeout": 1, "inapplicable": 1}
 
 
+class Noted(RunView):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.said.append(text)
+
+
 def test_failed_samples_get_the_score_that_is_asked_for_and_stay_failures() -> None:
     grades = grades_of(booked(), failed_score=-1.0)
     assert [grade.score for grade in grades] == [1.0, 3.0, -1.0, -1.0, -1.0]
@@ -101,8 +109,12 @@ def test_failed_samples_get_the_score_that_is_asked_for_and_stay_failures() -> N
     assert [grade.substituted for grade in grades] == [False, False, True, True, False]
     summary = GradeSummary.of(grades, ["right"])
     assert (summary.num_failed, summary.accuracy) == (2, 0.4)
+    view = Noted()
     with pytest.raises(BatchError, match=r"2 of 5 samples have no score .* more than reward_limits.max_failure_share"):
-        check_failures(summary, 0.3, RunView())
+        check_failures(summary, 0.3, view)
+    assert view.said == [], "the error says it"
+    check_failures(summary, 0.5, view)
+    assert len(view.said) == 1
 
 
 def test_the_accuracy_is_that_of_the_first_reward_that_is_for_a_sample() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.data import DataRow, PromptFormat
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.inference import find_model
+from rlsdk.trainer.inference import find_model, typed_format
 
 
 def save(run: Path, step: int) -> Path:
@@ -48,3 +49,23 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_called_one(tmp_path: Pa
     (tmp_path / "config.yaml").write_text("trainer: {steps: 2}\n")
     with pytest.raises(ConfigError, match="is a run without a checkpoint yet"):
         find_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "said"),
+    [
+        ("{prompt} Think.", "why? Think.", None),
+        ("{metadata.word}>", "why?>", "put in for 'metadata.word'"),
+        ("{a} and {b}", "why?", "is the whole user message"),
+        ("{prompt} of {b}", "why?", "is the whole user message"),
+    ],
+)
+def test_a_typed_prompt_needs_no_field_of_the_data(template: str, prompt: str, said: str | None) -> None:
+    """The README's own command failed on the README's own run, whose template asks for `metadata.word`."""
+    notices: list[str] = []
+    form = PromptFormat(prompt_field="text", answer_field="solution", prompt_template=template)
+    form, field = typed_format(form, notices.append)
+    (row,) = form.select([DataRow(row={field: "why?"}, source="--prompt 1")])
+    assert row.prompt == prompt
+    assert len(notices) == (said is not None)
+    assert all(str(said) in text for text in notices)

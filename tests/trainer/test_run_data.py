@@ -13,7 +13,7 @@ from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
-from rlsdk.trainer.data_sources import check_sources
+from rlsdk.trainer.data_sources import source_checks
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.run_data import (
     first_prompts,
@@ -93,7 +93,7 @@ def test_one_source_gives_what_it_always_gave(tmp_path: Path, registry: Registry
 def test_a_source_of_a_mixture_that_is_not_there_is_named_by_its_field(tmp_path: Path, registry: Registry) -> None:
     parts = [{"source": source(tmp_path, "a", 3)}, {"source": str(tmp_path / "aa.jsonl")}]
     with pytest.raises(DataError, match=r"data\.mixture\.1\.source: .*did you mean 'a\.jsonl'"):
-        check_sources(config_of("--data.mixture", json.dumps(parts)), registry)
+        _ = [check() for check in source_checks(config_of("--data.mixture", json.dumps(parts)), registry)]
 
 
 def test_a_source_that_evaluation_uses_up_is_named(tmp_path: Path, registry: Registry, tokenizer: Any) -> None:

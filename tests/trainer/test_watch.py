@@ -8,7 +8,7 @@ import pytest
 
 from rlsdk.algorithms import losses
 from rlsdk.config import TrainerConfig
-from rlsdk.trainer.watch import LearningWatch, off_policy_warning, uneven_notice
+from rlsdk.trainer.watch import LearningWatch, off_policy_warning, repeated_notice, uneven_notice
 
 WELL = {
     "reward/groups_with_signal": 0.5,
@@ -83,3 +83,13 @@ def test_updates_without_a_ratio_are_warned_of_from_the_second_one_on() -> None:
     assert off_policy_warning("gpg", losses.policy_gradient, TrainerConfig(updates_per_step=1)) is None
     for loss in (losses.ppo_clip, losses.gspo, losses.cispo, losses.sapo):
         assert off_policy_warning("other", loss, twice) is None
+
+
+def test_a_step_that_takes_every_row_many_times_is_said() -> None:
+    """1,000 prompts a step of 64 rows trained without a word."""
+    said = repeated_notice(TrainerConfig(prompts_per_step=1000), 64)
+    assert said is not None
+    assert "trainer.prompts_per_step 1000 is more than the 64 training rows" in said
+    assert "each row about 16 times" in said
+    assert "`--trainer.prompts_per_step 64`" in said
+    assert repeated_notice(TrainerConfig(prompts_per_step=64), 64) is None
