@@ -80,7 +80,7 @@ def strike(fault: Fault, folder: Path, model: str, whole: Run, seed: int) -> Out
 
 
 def _some_step(run: Run, chance: random.Random) -> None:
-    """Comes back at some moment behind the second step, before the last two."""
+    """Comes back at some moment after the second step, before the last two."""
     after = chance.randint(2, max(2, run.steps - 3))
     run.wait_for(lambda: run.steps_logged() >= after, f"step {after}")
     run.look()
@@ -142,7 +142,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _damaged(run: Run, chance: random.Random) -> None:
-    """Killed behind its second checkpoint, of which then one bit is another."""
+    """Killed after its second checkpoint, one bit of which is changed then."""
     run.wait_for(lambda: len(run.store.whole()) >= 2, "second checkpoint")
     run.look()
     assert run.process is not None

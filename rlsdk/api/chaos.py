@@ -21,7 +21,7 @@ save: a checkpoint is written; restart: what a first fault has ended is coming b
 PATIENCE = 6
 """Steps in which a moment may come, with the process there."""
 LAST_STEPS = 2
-"""Of a run: behind them it could not show that it goes on."""
+"""Of a run: after them it could not show that it goes on."""
 STEPS_PER_FAULT = 3
 _NOTICED = ("was lost", "graded again", "error:")
 

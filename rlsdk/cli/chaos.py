@@ -67,7 +67,7 @@ def run(
         )
         save(args, folder, outcomes)
     say.print(table_of(outcomes))
-    costs = [f"{outcome.fault} behind step {outcome.step} of {outcome.run}: {outcome.cost}" for outcome in outcomes]
+    costs = [f"{outcome.fault} after step {outcome.step} of {outcome.run}: {outcome.cost}" for outcome in outcomes]
     for outcome, said in zip(outcomes, costs, strict=True):
         if outcome.cost:
             say.print(said, markup=False)
@@ -129,7 +129,7 @@ def line_of(outcome: Outcome) -> str:
     if not outcome.struck:
         return f"{outcome.fault}: the moment did not come"
     wrong = "; ".join(outcome.wrong)
-    return f"{outcome.fault} behind step {outcome.step}: recovered after {_seconds(outcome.recover_s)} {wrong}"
+    return f"{outcome.fault} after step {outcome.step}: recovered after {_seconds(outcome.recover_s)} {wrong}"
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:

@@ -29,7 +29,7 @@ class Record(Protocol):
         ...
 
     def put_down(self) -> None:
-        """Called behind samples that came together."""
+        """Called after samples that came together."""
         ...
 
 

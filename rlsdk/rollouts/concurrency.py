@@ -140,7 +140,7 @@ class ConcurrencyMeter:
             now: seconds of any clock.
             tokens: that it has decoded in its life.
             samples: that finished with this answer.
-            running: samples under way, behind this answer.
+            running: samples under way after this answer.
             waiting: requests wait for a place.
             used: share of its memory for keys and values that running samples hold; None: unknown.
         """

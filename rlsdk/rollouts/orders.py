@@ -178,7 +178,7 @@ class FinishOrder(Order):
 
         Args:
             limits: numbers of the schedule.
-            done: steps that lie behind.
+            done: steps that were made before.
             next_group: ordinal of the first new group.
             again: groups that were started before, by the step that is their bound, and are made again.
             planned: groups of steps that were trained before, and are trained again.

@@ -49,7 +49,7 @@ class Schedule:
         Args:
             groups_per_step: that a step trains.
             last_step: after which nothing is started.
-            done: steps that lie behind (a resumed run).
+            done: steps that were made before (a resumed run).
             next_group: ordinal of the first new group to start.
             max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
             order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
@@ -57,7 +57,7 @@ class Schedule:
             max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
                 that all are trained.
             again: groups that were started before a restart and not trained, by the step of their `Start`.
-            planned: groups that steps behind `done` trained before the restart, and train again.
+            planned: groups that steps after `done` trained before the restart, and train again.
         """
         most = max(groups_per_step, max_groups_per_step or groups_per_step)
         self.limits = Limits(

@@ -49,7 +49,7 @@ class History:
         return self._recorded.trained
 
     def resume(self, step: int, *, newest_version: int | None = None) -> Mapping[SampleSeed, GenerationOutput]:
-        """Reads what was made behind `step`.
+        """Reads what was made after `step`.
 
         Args:
             step: of the checkpoint.
@@ -70,7 +70,7 @@ class History:
         return {key: unfinished_from(one) for key, one in self._recorded.unfinished.items()}
 
     def begin(self, step: int) -> None:
-        """This process goes on, or begins, behind this step."""
+        """This process goes on, or begins, after this step."""
         if self._journal is not None:
             if not self.is_resumed:
                 self._journal.clear()

@@ -134,7 +134,7 @@ class GroupSource:
         self._times = PoolTimes(times)
 
     def begin(self, step: int) -> None:
-        """Before the first `next` of this process, behind this step."""
+        """Before the first `next` of this process, which follows this step."""
         self._times.begin(resumed=self._history.is_resumed)
         self._history.begin(step)
 
@@ -214,11 +214,11 @@ class GroupSource:
 
     @property
     def epoch(self) -> int:
-        """Full passes over the data that are behind the last step that was trained."""
+        """Full passes over the data up to the last step that was trained."""
         return int(self._state["prompts"]["epoch"])
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Where the data stands behind the last step that was trained, and which groups were started and not trained:
+        """Where the data stands after the last step that was trained, and which groups were started and not trained:
         they are made again."""
         return self._state
 
@@ -231,7 +231,7 @@ class GroupSource:
         self._history.saved(oldest - self._config.max_staleness - 1)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
-        """Goes to where `state` was taken, behind `step`, with weights of this version. Samples that were made before
+        """Goes to where `state` was taken, after `step`, with weights of this version. Samples that were made before
         the restart are not made again.
 
         Raises:

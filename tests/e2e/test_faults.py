@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,15 +28,13 @@ TWO_REPLICAS = [
 class Running:
     """A command that runs, and the processes of it that do the work."""
 
-    def __init__(
-        self, arguments: Sequence[str], name: str, cwd: Path, variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], name: str, cwd: Path) -> None:
         self.run = cwd / "runs" / name
         self.output = cwd / f"{name}.txt"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command(*arguments, "--trainer.run_name", name), cwd=cwd, stdout=output, stderr=subprocess.STDOUT,
-                env={**environment(), **(variables or {})},
+                command(*arguments, "--trainer.run_name", name), cwd=cwd, env=environment(), stdout=output,
+                stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def worker(self, name: str) -> psutil.Process | None:
