@@ -13,7 +13,7 @@ import torch
 
 from rlsdk.config import Role, RunConfig, dump_config, load_config, sft_optim_spec
 from rlsdk.config.recipes import recipe_names
-from rlsdk.interfaces import BatchError, ConfigError, WeightSyncError
+from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
@@ -264,6 +264,28 @@ def test_weights_that_do_not_reach_the_replicas_end_the_run(model: str, registry
             trainer.fit()
 
 
+def test_engines_are_compared_in_every_step_and_not_in_the_first_alone(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """From the second step on the sampler's log-probs are half a nat too low."""
+    gate = ["--trainer.parity_threshold", "0.01", "--trainer.parity_action", "error"]
+    with trainer_of(config_of(model, registry, 3, *gate), registry, tmp_path / "gate", Recorder()) as (
+        trainer,
+        stage,
+        _,
+    ):
+        learn = stage.learner.learn
+
+        def drifted(batch: Any, step: int, clock: Any) -> Any:
+            low = batch["rollout_log_probs"] - 0.5
+            return learn(batch if step == 0 else batch.with_tokens(rollout_log_probs=low), step, clock)
+
+        stage.learner.learn = drifted  # type: ignore[method-assign]
+        with pytest.raises(ParityError, match=r"differ by 0\.50\d\d nats on average"):
+            trainer.fit()
+        assert stage.step == 2
+
+
 def test_a_callback_that_raises_ends_the_run_after_a_save(model: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, registry, 5, "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]")
     with trainer_of(config, registry, tmp_path / "called", Recorder()) as (trainer, _, _):
@@ -416,7 +438,8 @@ def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_dat
 def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, registry, 1, "--algorithm", "remax", "--trainer.samples_per_prompt", "2")
     batches: list[Any] = []
-    with trainer_of(config, registry, tmp_path / "remax", Recorder()) as (trainer, stage, _):
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "remax", view) as (trainer, stage, _):
         learn = stage.learner.learn
 
         def seen(batch: Any, step: int, clock: Any) -> Any:
@@ -436,6 +459,7 @@ def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: R
     assert mask[last].all()
     gain = batch["scores"] - batch["baseline_scores"]
     assert torch.allclose(batch["advantages"][last], gain, atol=1e-6)
+    assert view.steps[0]["policy/entropy"] == pytest.approx(-float(batch["rollout_log_probs"][mask].mean()))
 
 
 @pytest.mark.parametrize("name", recipe_names())
