@@ -34,6 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: Sequence[Out
     monkeypatch.setattr(run_tests, "LINES", tmp_path / "lines")
     monkeypatch.setattr(run_tests, "suites", lambda: [outcomes[0].suite])
     monkeypatch.setattr(run_tests, "run", run)
+    monkeypatch.setattr(run_tests, "lines_of", lambda sources: {})
     monkeypatch.setattr(sys, "argv", ["run_tests"])
     with pytest.raises(SystemExit) as ended:
         run_tests.main()
