@@ -46,7 +46,7 @@ def test_a_second_try_that_passes_is_written_down_and_the_next_time_there_is_non
 ) -> None:
     whole = outcome(code=0)
     assert runs(monkeypatch, tmp_path, [outcome(FLAKY), whole]) == (0, ["all", FLAKY])
-    assert f"PASSED ONLY AT THE SECOND TRY, now in unsteady.txt, mend it: {FLAKY}" in capsys.readouterr().out
+    assert f"PASSED ONLY AT THE SECOND TRY, now in unsteady.txt, fix it: {FLAKY}" in capsys.readouterr().out
     [(name, when)] = run_tests.unsteady(tmp_path / "unsteady.txt").items()
     assert (name, len(when)) == (FLAKY, len("2026-01-01"))
 

@@ -3,8 +3,7 @@
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
 run once more when nothing else runs: what then passes does not stop a landing, but is written into `tests/unsteady.txt`
-with the date, and named at the end, for somebody to mend. A test that stands in that list gets no second try: mend it,
-and take its line out.
+with the date, and named at the end. A test that stands in that list gets no second try: fix it, and remove its line.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ def add_unsteady(file: Path, names: Sequence[str]) -> None:
 def report_unsteady(outcomes: Sequence[Outcome], listed: dict[str, str], passed_late: Sequence[str]) -> list[str]:
     """What a person reads at the end of a run."""
     failed = {name for outcome in outcomes for name in outcome.bad}
-    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, mend it: {name}" for name in passed_late]
+    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, fix it: {name}" for name in passed_late]
     for name, when in listed.items():
         again = "failed again, and gets no second try" if name in failed else "passed at once"
         lines.append(f"unsteady since {when}, {again}: {name}")
