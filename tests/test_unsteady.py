@@ -34,6 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: Sequence[Out
     monkeypatch.setattr(run_tests, "LINES", tmp_path / "lines")
     monkeypatch.setattr(run_tests, "suites", lambda: [outcomes[0].suite])
     monkeypatch.setattr(run_tests, "run", run)
+    monkeypatch.setattr(run_tests, "lines_of", lambda sources: {})
     monkeypatch.setattr(sys, "argv", ["run_tests"])
     with pytest.raises(SystemExit) as ended:
         run_tests.main()
@@ -45,7 +46,7 @@ def test_a_second_try_that_passes_is_written_down_and_the_next_time_there_is_non
 ) -> None:
     whole = outcome(code=0)
     assert runs(monkeypatch, tmp_path, [outcome(FLAKY), whole]) == (0, ["all", FLAKY])
-    assert f"PASSED ONLY AT THE SECOND TRY, now in unsteady.txt, mend it: {FLAKY}" in capsys.readouterr().out
+    assert f"PASSED ONLY AT THE SECOND TRY, now in unsteady.txt, fix it: {FLAKY}" in capsys.readouterr().out
     [(name, when)] = run_tests.unsteady(tmp_path / "unsteady.txt").items()
     assert (name, len(when)) == (FLAKY, len("2026-01-01"))
 

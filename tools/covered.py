@@ -23,11 +23,10 @@ FOLDER = "COVERED_FOLDER"
 """Environment variable: where each process leaves its lines, as JSON."""
 
 
-def start(*, main: bool) -> None:
-    """Marks what is imported from here on. The main process counts files that nothing imports, too."""
-    sources = os.environ[SOURCES].split(",")
-    matcher = FileMatcher(sources=sources)
-    slipcover = Slipcover(source=sources if main else None)
+def start() -> None:
+    """Marks what is imported from here on. Files that no process imports are counted once, by `tools/run_tests.py`."""
+    matcher = FileMatcher(sources=os.environ[SOURCES].split(","))
+    slipcover = Slipcover()
     wrap_pytest(slipcover, matcher)
     ImportManager(slipcover, matcher).__enter__()
 
@@ -43,7 +42,7 @@ def start(*, main: bool) -> None:
 
 
 if SOURCES in os.environ:
-    start(main=__name__ == "__main__")
+    start()
 
 if __name__ == "__main__":
     import pytest

@@ -97,7 +97,7 @@ def _torch_index_answers() -> bool:
 
 
 def _pip_settings() -> dict[str, str]:
-    """uv does not read pip's environment; whoever set these for pip means them for any installer."""
+    """uv does not read pip's environment; a user who set these for pip means them for any installer."""
     pairs = {"UV_FIND_LINKS": "PIP_FIND_LINKS", "UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL"}
     return {uv: os.environ[pip] for uv, pip in pairs.items() if pip in os.environ and uv not in os.environ}
 

@@ -3,8 +3,7 @@
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
 run once more when nothing else runs: what then passes does not stop a landing, but is written into `tests/unsteady.txt`
-with the date, and named at the end, for somebody to mend. A test that stands in that list gets no second try: mend it,
-and take its line out.
+with the date, and named at the end. A test that stands in that list gets no second try: fix it, and remove its line.
 """
 
 from __future__ import annotations
@@ -57,6 +56,11 @@ class Suite:
         return self.paths[0] if self.paths[0].parent.name == "plugins" else None
 
     @property
+    def sources(self) -> list[str]:
+        """Folders of the repository whose lines are counted."""
+        return ["rlsdk", *([f"plugins/{self.plugin.name}/src"] if self.plugin else [])]
+
+    @property
     def python(self) -> Path:
         """A plugin whose engine pins versions that the core does not share (`tested.txt`) has its own environment."""
         if self.plugin is None or not (self.plugin / "tested.txt").exists():
@@ -104,7 +108,7 @@ def main() -> None:
             if not again.code:
                 passed_late += what
                 outcomes[at] = joined(outcome, again)
-    print(coverage())
+    print(coverage(sorted({source for suite in chosen for source in suite.sources})))
     add_unsteady(UNSTEADY, passed_late)
     for line in report_unsteady(outcomes, listed, passed_late):
         print(line)
@@ -128,18 +132,17 @@ def suites() -> list[Suite]:
 
 def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
-    sources = ["rlsdk", *([f"plugins/{suite.plugin.name}/src"] if suite.plugin else [])]
     command = [
         str(suite.python), str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN, *(only or map(str, suite.paths)),
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
-        "--durations=6", "--durations-min=5",
+        "--durations=6", "--durations-min=5", "-rs",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,
-        "COVERED_SOURCES": ",".join(sources),
+        "COVERED_SOURCES": ",".join(suite.sources),
         "COVERED_FOLDER": str(LINES),
     }
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
@@ -190,7 +193,7 @@ def add_unsteady(file: Path, names: Sequence[str]) -> None:
 def report_unsteady(outcomes: Sequence[Outcome], listed: dict[str, str], passed_late: Sequence[str]) -> list[str]:
     """What a person reads at the end of a run."""
     failed = {name for outcome in outcomes for name in outcome.bad}
-    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, mend it: {name}" for name in passed_late]
+    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, fix it: {name}" for name in passed_late]
     for name, when in listed.items():
         again = "failed again, and gets no second try" if name in failed else "passed at once"
         lines.append(f"unsteady since {when}, {again}: {name}")
@@ -205,18 +208,27 @@ def show(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def coverage() -> str:
+def coverage(sources: Sequence[str]) -> str:
     """Of all folders together: the share of lines that ran, and the files with the smallest."""
     ran: dict[str, set[int]] = {}
-    lines: dict[str, set[int]] = {}
+    lines = lines_of(sources)
     for part in LINES.glob("*.json"):
         for name, found in json.loads(part.read_text(encoding="utf-8")).items():
             ran.setdefault(name, set()).update(found["executed_lines"])
             lines.setdefault(name, set()).update(found["executed_lines"], found["missing_lines"])
-    shares = sorted((len(ran[name]) / len(lines[name]), name) for name in lines if lines[name])
+    shares = sorted((len(ran.get(name, ())) / len(lines[name]), name) for name in lines if lines[name])
     num_ran, num_lines = (sum(map(len, of.values())) for of in (ran, lines))
     least = [f"{share:5.0%}  {name}" for share, name in shares[:LEAST]]
     return "\n".join([*least, f"coverage: {num_ran / max(num_lines, 1):.1%} of {num_lines} lines"])
+
+
+def lines_of(sources: Sequence[str]) -> dict[str, set[int]]:
+    """Every file of these folders -> its lines: also of those that no process imported."""
+    from slipcover import Slipcover
+
+    os.chdir(ROOT)  # slipcover names files from here
+    files = Slipcover(source=list(sources)).get_coverage()["files"]
+    return {name: {*found["executed_lines"], *found["missing_lines"]} for name, found in files.items()}
 
 
 if __name__ == "__main__":

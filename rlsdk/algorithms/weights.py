@@ -2,7 +2,7 @@
 
 The weights travel with the rows, so a loss is `sum(loss_weight * per-token loss)` however rows are cut into
 micro-batches and ranks. An aggregation gives the shares; rows that carry no loss and tokens off the mask are cut out
-here, for all of them alike.
+here, whatever the aggregation.
 """
 
 from __future__ import annotations

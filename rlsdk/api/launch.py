@@ -1,4 +1,4 @@
-"""From a checked run to what it came to: its folder, its engines, its end. Commands and the Python API alike."""
+"""From a checked run to what it came to: its folder, its engines, its end. For commands and the Python API."""
 
 from __future__ import annotations
 

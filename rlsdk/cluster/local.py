@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import re
@@ -23,6 +24,12 @@ from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.interfaces import RlsdkError, WorkerError
 
 _log = logging.getLogger(__name__)
+
+# Of CPython's stable interface: the operating system's handler of a signal, which any thread may read and set.
+_getsig = ctypes.pythonapi.PyOS_getsig
+_getsig.argtypes, _getsig.restype = (ctypes.c_int,), ctypes.c_void_p
+_setsig = ctypes.pythonapi.PyOS_setsig
+_setsig.argtypes, _setsig.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
 
 _STORE_BYTES = 2 << 30
 _LEAST_SHARED_BYTES = 256 << 20
@@ -214,14 +221,17 @@ def temporary_parent() -> str:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the program's SIGTERM handler; this puts a handler that the program had set back."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Puts the program's SIGTERM handler back, which Ray replaces twice: in Python, on the main thread only; and below
+    Python, from any thread, by one that prints a stack of C++ and aborts the program if that takes over three seconds.
+    """
+    before, below = signal.getsignal(signal.SIGTERM), _getsig(signal.SIGTERM)
     try:
         yield
     finally:
         if callable(before):
-            with suppress(ValueError):  # not the main thread: Ray did not touch it either
+            with suppress(ValueError):  # not the main thread: Ray did not replace it in Python either
                 signal.signal(signal.SIGTERM, before)
+            _setsig(signal.SIGTERM, below)
 
 
 @contextmanager

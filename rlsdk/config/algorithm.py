@@ -60,7 +60,7 @@ class LengthConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Groups whose samples all scored alike teach nothing to a group estimator: other prompts take their place."""
+    """Groups whose samples all have the same score teach a group estimator nothing: other prompts take their place."""
 
     enabled: bool = False
     """Starts another group for each that has no signal, so that a step trains `trainer.prompts_per_step` with some."""

@@ -23,7 +23,7 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
     dtype: Literal["auto"] | DtypeName = "auto"
-    """Of parameters as computed with, in training and rollout alike; the optimizer's own copy of weights is float32.
+    """Of the parameters that training and rollout compute with; the optimizer keeps its own copy in float32.
     auto: bfloat16 where the actor is on a GPU, float32 on a CPU."""
     trust_remote_code: bool = False
     """Runs code that comes with the model. Off unless asked for."""
@@ -99,13 +99,13 @@ class RolloutConfig(Section):
     backend: str = "transformers"
     """Registered rollout backend; `rlsdk plugins list` shows them."""
     temperature: PositiveFloat = 1.0
-    """What logits are divided by, when sampling and in training alike."""
+    """Logits are divided by it, in sampling and in training."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Samples from the likeliest tokens that together have this probability; 1: all."""
+    """Nucleus sampling: the smallest set of tokens with a total probability of at least `top_p`; 1: all."""
     top_k: NonNegativeInt = 0
-    """Samples from so many likeliest tokens; 0: all."""
+    """Samples from the `top_k` most probable tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Samples from tokens of at least this share of the likeliest one's probability; 0: all."""
+    """Samples from tokens whose probability is at least `min_p` times that of the most probable one; 0: all."""
     max_response_tokens: PositiveInt = 1024
     """Tokens, the stop token included; longer responses are cut and marked truncated. Of one turn at most, with a
     rollouter that has several."""

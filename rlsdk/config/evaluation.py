@@ -50,11 +50,11 @@ class EvalSetConfig(Section):
     temperature: NonNegativeFloat = 1.0
     """0: greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Nucleus: the likeliest tokens that together have this probability."""
+    """Nucleus sampling: the smallest set of tokens with a total probability of at least `top_p`."""
     top_k: NonNegativeInt = 0
-    """The likeliest so many tokens; 0: all."""
+    """The most probable tokens, by number; 0: all."""
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Tokens of at least this share of the likeliest one's probability."""
+    """Tokens whose probability is at least `min_p` times that of the most probable one."""
     max_response_tokens: PositiveInt | None = None
     """Tokens; null: as `rollout.max_response_tokens`."""
     rewards: tuple[RewardConfig, ...] = empty_tuple()

@@ -51,7 +51,7 @@ class PreferencesConfig(Section):
     """DPO: share of the pairs that are taken to be the wrong way round."""
     sft_coef: NonNegativeFloat = 0.0
     """DPO: weight of the better answer's negative log-likelihood per token beside the loss, so that the answer does not
-    become less likely (Pang et al. 2024; 0.2 in Llama 3). Use it where the two answers of a pair are alike."""
+    become less likely (Pang et al. 2024; 0.2 in Llama 3). Use it where the two answers of a pair are similar."""
 
     def problems(self) -> Iterator[Problem]:
         known = self.epochs is None  # else steps follow from the data: asked again once it was read

@@ -1,4 +1,4 @@
-"""Train and evaluation rows that share no question, told apart by content."""
+"""Train and evaluation rows that share no question, compared by content."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class SamplingParams:
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     min_p: float = 0.0
-    """Keeps tokens of at least this share of the likeliest one's probability. Needs `Capability.MIN_P`."""
+    """Keeps tokens whose probability is at least `min_p` times the largest. Needs `Capability.MIN_P`."""
     stop_token_ids: tuple[int, ...] = ()
     """A response ends with (and contains) the first of these. Nothing else stops it: the engine adds no token of
     its own, so the caller names the end-of-sequence token here."""

@@ -1,4 +1,4 @@
-"""TrainEngine: what holds a model and changes it. One object per rank, all ranks called alike (SPMD)."""
+"""TrainEngine: what holds a model and changes it. One object per rank, all ranks get the same calls (SPMD)."""
 
 from __future__ import annotations
 

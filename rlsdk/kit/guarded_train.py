@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class GuardedTrainEngine(TrainEngine):
-    """Refuses what the engine cannot do now, alike on every rank, and passes on what it can; `TrainEngine` says what an
-    engine can rely on.
+    """Refuses what the engine cannot do now, on every rank, and passes on what it can; `TrainEngine` says what engines
+    can rely on.
 
     What was offloaded is refused also where it costs nothing to keep (a CPU), so that a run that works there works on a
     GPU.

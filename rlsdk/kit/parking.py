@@ -1,4 +1,4 @@
-"""Device memory lent back: values wait on the host while the tensors that show them stay as they are."""
+"""Offload to host memory: values wait on the host, and the tensors that show them stay as they are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the ranks of one group find each other without a race for a port.
 
-Rank 0's process opens a listening socket on a free port before anybody is told the number, and keeps it open until
+Rank 0's process opens a listening socket on a free port before it gives the number to others, and keeps it open until
 torch's store takes over that very socket. Nobody else can get the port in between, and a rank that connects early
 waits in the socket's queue instead of being refused.
 

@@ -58,7 +58,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: dict[str, list[Piece]] = {}
         self._held: dict[int, tuple[Tensor, tuple[Part, ...]]] = {}
-        """By storage. Kept alive: storages are told apart by their address."""
+        """By storage. Kept alive: a storage is known by its address."""
 
     def stand_in(self, source: Source) -> Tensor:
         """A tensor without values."""

@@ -127,11 +127,6 @@ class HttpClient:
         return bytes(data)
 
 
-def is_url(name: str) -> bool:
-    """Whether a reward is named by a URL."""
-    return name.startswith(("http://", "https://"))
-
-
 def check_url(url: str) -> str:
     """The URL.
 

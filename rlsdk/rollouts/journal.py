@@ -23,7 +23,6 @@ from rlsdk.rollouts.records import record_of, unfinished_record
 FOLDER = "journal"
 """Of a run's folder."""
 FORMAT = 1
-MAX_LINE_BYTES = 1 << 30
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 _NAME = "segment_{order:06d}_step_{step:08d}.jsonl"
 

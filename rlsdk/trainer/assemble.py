@@ -5,19 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, comparable_log_probs
 from rlsdk.config.schema import POLICY_GRADIENT
 from rlsdk.data import PromptStream
-from rlsdk.interfaces import (
-    Algorithm,
-    BackendKind,
-    SyncReport,
-    Trajectory,
-)
+from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
@@ -26,9 +21,7 @@ from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.fleet import Fleet, fleet_of
 from rlsdk.trainer.history import History
 from rlsdk.trainer.materials import Materials
-from rlsdk.trainer.parts import (
-    build_algorithm,
-)
+from rlsdk.trainer.parts import build_algorithm
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
 from rlsdk.trainer.pool_times import FILE as TIMES_FILE
@@ -53,7 +46,7 @@ if TYPE_CHECKING:
 
 def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
     """Reinforcement learning on a running session."""
-    trainer, view = config.trainer, materials.output.view
+    view, exact = materials.output.view, session.actor.role.model.dtype == "float32"
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
     stream = open_stream(
@@ -61,10 +54,37 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     )
     connect_judges(materials.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
-    exact = session.actor.role.model.dtype == "float32"
+    phase = RolloutPhase(_sampling(session, weights, state, expects_change=exact), stream, view)
+    for notice in _notices(config, registry, len(materials.train_prompts)):
+        view.notice(notice)
+    publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
+    algorithm = algorithm_of(config, registry, materials)
+    evaluate = evaluation_of(
+        config, materials.eval_prompts, materials.sampling, stream, session.rollout.spec.log_prob_kind
+    )
+    return RlStage(
+        _source(config, materials, stream, publisher, algorithm),
+        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
+        phase,
+        publisher,
+        evaluate,
+        materials.output,
+        _options(config, materials),
+        _settings(config),
+        state,
+        eval_options(config),
+        _average(config, session),
+        weights,
+    )
+
+
+def _sampling(
+    session: Session, weights: ServedWeights, state: TrainerState, *, expects_change: bool
+) -> Callable[[], AbstractContextManager[SyncReport]]:
+    """The context in which samples are made: the rollout has the devices, and serves the newest weights."""
 
     def sync() -> SyncReport:
-        report = weights.sync(state.policy_version, expect_change=exact and state.expects_change)
+        report = weights.sync(state.policy_version, expect_change=expects_change and state.expects_change)
         state.expects_change = False
         return report
 
@@ -76,27 +96,34 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
             finally:
                 weights.leave()
 
-    phase = RolloutPhase(enter, stream, view)
-    decay = config.train.ema_decay
+    return enter
+
+
+def _notices(config: RunConfig, registry: Registry, num_prompts: int) -> Iterator[str]:
+    """Settings that can spoil a run: stale samples, rows that come twice, updates of unequal size or without a ratio."""
     if config.schedule.uncorrected:
-        view.notice("warning: stale samples are trained without a correction (schedule.uncorrected)")
-    if notice := repeated_notice(trainer, len(materials.train_prompts)):
-        view.notice(notice)
+        yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
+    if notice := repeated_notice(config.trainer, num_prompts):
+        yield notice
     if config.algorithm.name == POLICY_GRADIENT:
         loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
         if notice := uneven_notice(config.trainer):
-            view.notice(notice)
+            yield notice
         if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
-            view.notice(warning)
-    publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
-    algorithm = algorithm_of(config, registry, materials)
-    source = GroupSource(
+            yield warning
+
+
+def _source(
+    config: RunConfig, materials: Materials, stream: RolloutStream, publisher: Publisher, algorithm: Algorithm
+) -> GroupSource:
+    """Where the groups of a step come from."""
+    return GroupSource(
         stream,
         prompts_of(config, materials),
         draw_of(algorithm, materials),
-        groups_per_step=trainer.prompts_per_step,
-        steps=trainer.steps,
-        seed=trainer.seed,
+        groups_per_step=config.trainer.prompts_per_step,
+        steps=config.trainer.steps,
+        seed=config.trainer.seed,
         publisher=publisher,
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
@@ -104,48 +131,40 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
         history=_history(config, materials),
         times=materials.output.run_dir / TIMES_FILE,
     )
-    return RlStage(
-        source,
-        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
-        phase,
-        publisher,
-        evaluation_of(
-            config,
-            materials.eval_prompts,
-            materials.sampling,
-            stream,
-            session.rollout.spec.log_prob_kind,
+
+
+def _options(config: RunConfig, materials: Materials) -> RlOptions:
+    return RlOptions(
+        temperature=config.rollout.temperature,
+        reward_names=[reward.title for reward in config.rewards],
+        max_failure_share=config.reward_limits.max_failure_share,
+        shown_samples=SampleLog(
+            count=config.tracking.samples_per_step,
+            max_tokens=config.tracking.tokens_per_sample,
+            pieces=TokenCodec(materials.tokenizer).pieces,
         ),
-        materials.output,
-        RlOptions(
-            temperature=config.rollout.temperature,
-            reward_names=[reward.title for reward in config.rewards],
-            max_failure_share=config.reward_limits.max_failure_share,
-            shown_samples=SampleLog(
-                count=config.tracking.samples_per_step,
-                max_tokens=config.tracking.tokens_per_sample,
-                pieces=TokenCodec(materials.tokenizer).pieces,
-            ),
-            max_staleness=config.schedule.max_staleness,
-            preempt_s=config.faults.preempt_s,
-        ),
-        StageSettings(
-            steps=trainer.steps,
-            save_every=trainer.save_every_steps,
-            saves_last=True,
-            folder="checkpoints",
-            exports=True,
-            export_every=trainer.export_every_steps,
-        ),
-        state,
-        eval_options(config),
-        None
-        if decay is None
-        else PolicyAverage(
-            session, decay, timeout_s=config.deadlines.save_s, update_timeout_s=config.deadlines.update_s
-        ),
-        weights,
+        max_staleness=config.schedule.max_staleness,
+        preempt_s=config.faults.preempt_s,
     )
+
+
+def _settings(config: RunConfig) -> StageSettings:
+    return StageSettings(
+        steps=config.trainer.steps,
+        save_every=config.trainer.save_every_steps,
+        saves_last=True,
+        folder="checkpoints",
+        exports=True,
+        export_every=config.trainer.export_every_steps,
+    )
+
+
+def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
+    """The moving average of the policy's weights, where it is asked for."""
+    if (decay := config.train.ema_decay) is None:
+        return None
+    deadlines = config.deadlines
+    return PolicyAverage(session, decay, timeout_s=deadlines.save_s, update_timeout_s=deadlines.update_s)
 
 
 def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:

@@ -103,7 +103,7 @@ def _with_answer(ways: np.ndarray, count: int, mine: int) -> np.ndarray:
 
 
 def clustered_error(groups: Sequence[Sequence[float]]) -> float | None:
-    """Standard error of the mean over all values, which come in groups: the samples of a prompt are alike.
+    """Standard error of the mean over all values, which come in groups: the samples of a prompt are correlated.
 
     sqrt(G / (G - 1) * sum over groups of (sum of their deviations from the mean) ** 2) / N: the clustered standard
     error of Miller 2024 ("Adding Error Bars to Evals", arXiv:2411.00640, section 2.2) with the correction for few

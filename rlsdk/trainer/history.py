@@ -40,7 +40,7 @@ class History:
 
     @property
     def record(self) -> Record | None:
-        """Is told of every sample."""
+        """Gets every sample."""
         return self._journal
 
     @property

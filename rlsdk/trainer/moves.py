@@ -1,4 +1,4 @@
-"""Which calls bring the roles of a pool from what is on its devices to what shall be there: pure."""
+"""Which calls bring the roles of a pool from what is on its devices to what is needed there: pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Move:
 def moves(
     seats: Sequence[Seat], here: Mapping[str, frozenset[str]], wanted: Mapping[str, frozenset[str]]
 ) -> list[Move]:
-    """The calls that bring the roles of one pool from what is on its devices to what shall be.
+    """The calls that bring the roles of one pool from what is on its devices to what is needed there.
 
     What leaves goes before anything comes, so at no time is there more than before or more than after. Of one role
     optimizer and gradients leave before the weights, and come after them; weights come before the key-value cache.

@@ -5,16 +5,22 @@ from __future__ import annotations
 import functools
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining, pair_roles
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run_folder import find_checkpoint
-from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, trainer_of
+from rlsdk.trainer.start import (
+    RunResult,
+    Start,
+    fit,
+    in_lives,
+    leave_model,
+    load_best,
+    prepared,
+    result_of,
+    trainer_of,
+)
 from rlsdk.trainer.supervised import pair_stage, read_pairs
-
-if TYPE_CHECKING:
-    pass
 
 
 def run_pairs(start: Start, kind: PairTraining) -> RunResult:
@@ -41,24 +47,6 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
                 start.view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
             start.accept()
             fit(start, trainer)
-            if (best := trainer.load_best()) is not None:
-                start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
-        export_model(
-            session,
-            materials.tokenizer,
-            start.run_dir / "model",
-            trainer.card(),
-            timeout_s=start.config.deadlines.save_s,
-        )
-    return RunResult(
-        run_dir=start.run_dir,
-        steps=stage.step,
-        stopped=start.stop(),
-        seconds=0.0,
-        checkpoint=start.run_dir / "model",
-        first_eval=stage.evaluations.first or {},
-        last_eval=stage.evaluations.last or stage.last,
-        best=trainer.best,
-        best_checkpoint=trainer.best_checkpoint,
-        ended_early=trainer.ended_early,
-    )
+            load_best(start, trainer)
+        model = leave_model(start, trainer)
+    return result_of(start, trainer, stage.evaluations.last or stage.last, model)

@@ -12,7 +12,6 @@ from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import read_state
-from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import roles
@@ -20,11 +19,10 @@ from rlsdk.trainer.run_folder import find_checkpoint
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS
 from rlsdk.trainer.sft_run import supervise
-from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, trainer_of
+from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, result_of, trainer_of
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
-    from rlsdk.trainer.rl import RlStage
 
 
 def run_train(start: Start) -> RunResult:
@@ -56,7 +54,7 @@ def _train(start: Start) -> RunResult:
                 start.accept()
                 view.notice(resumed_line(checkpoint, stage.step, start.config.trainer.steps))
             fit(start, trainer)
-            return _result(trainer, stage, start)
+            return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
 
 
 def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
@@ -65,21 +63,6 @@ def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
     if step < steps:
         return line
     return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
-
-
-def _result(trainer: Trainer, stage: RlStage, start: Start) -> RunResult:
-    return RunResult(
-        run_dir=start.run_dir,
-        steps=stage.step,
-        stopped=start.stop(),
-        seconds=0.0,
-        checkpoint=trainer.last_checkpoint,
-        first_eval=stage.evaluations.first or {},
-        last_eval=stage.evaluations.last,
-        best=trainer.best,
-        best_checkpoint=trainer.best_checkpoint,
-        ended_early=trainer.ended_early,
-    )
 
 
 def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:

@@ -1,4 +1,4 @@
-"""Prompts to groups, through the stream: for training, evaluation and `rlsdk generate` alike."""
+"""Prompts to groups, through the stream: for training, evaluation and `rlsdk generate`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,17 @@ from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run_folder import find_checkpoint
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
-from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, trainer_of
+from rlsdk.trainer.start import (
+    RunResult,
+    Start,
+    fit,
+    in_lives,
+    leave_model,
+    load_best,
+    prepared,
+    result_of,
+    trainer_of,
+)
 from rlsdk.trainer.supervised import sft_stage
 
 
@@ -33,25 +43,8 @@ def _train_supervised(start: Start) -> RunResult:
         start = replace(start, config=materials.config, table=_sft_table(materials.config, start.device))
         session = start.start_all(cluster)
         done, trainer = supervise(start, materials, session, measured=True)
-        export_model(
-            session,
-            materials.tokenizer,
-            start.run_dir / "model",
-            trainer.card(),
-            timeout_s=start.config.deadlines.save_s,
-        )
-    return RunResult(
-        run_dir=start.run_dir,
-        steps=done.step,
-        stopped=start.stop(),
-        seconds=0.0,
-        checkpoint=start.run_dir / "model",
-        first_eval=done.evaluations.first or {},
-        last_eval={**done.last, **done.evaluations.last},
-        best=trainer.best,
-        best_checkpoint=trainer.best_checkpoint,
-        ended_early=trainer.ended_early,
-    )
+        model = leave_model(start, trainer)
+    return result_of(start, trainer, {**done.last, **done.evaluations.last}, model)
 
 
 def supervise(
@@ -67,8 +60,7 @@ def supervise(
             start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
         start.accept()
         fit(start, trainer)
-        if (best := trainer.load_best()) is not None:
-            start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+        load_best(start, trainer)
     return stage, trainer
 
 

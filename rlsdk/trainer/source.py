@@ -44,7 +44,7 @@ class _Begin:
 
 @dataclass(frozen=True)
 class _End:
-    """The driver's thread shall end."""
+    """Ends the driver's thread."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class GroupSource:
         self._seed = seed
         self._publisher = publisher
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """What the driver is told."""
+        """Events for the driver."""
         self._ready: queue.SimpleQueue[StepGroups | BaseException] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -124,7 +124,7 @@ class GroupSource:
         self._quiet = False
         self._failed: BaseException | None = None
         self._due: list[Event] = []
-        """What a synchronous run is told with the next `next`: until then the devices are training's."""
+        """Events that a synchronous run gets with the next `next`: until then training has the devices."""
         self._finished: dict[int, Group] = {}
         self._rejected: set[int] = set()
         """Of these, the ones that were not accepted."""

@@ -208,6 +208,42 @@ def fit(start: Start, trainer: Trainer) -> None:
         trainer.fit()
 
 
+def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
+    """What a stage came to; `in_lives` adds the seconds.
+
+    Args:
+        start: of the run.
+        trainer: whose stage is over.
+        last: figures of the last evaluation.
+        checkpoint: what the run leaves: its last checkpoint, or the folder of its model.
+    """
+    return RunResult(
+        run_dir=start.run_dir,
+        steps=trainer.stage.step,
+        stopped=start.stop(),
+        seconds=0.0,
+        checkpoint=checkpoint,
+        first_eval=trainer.stage.evaluations.first or {},
+        last_eval=last,
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
+    )
+
+
+def leave_model(start: Start, trainer: Trainer) -> Path:
+    """Writes `model/` in the run's folder, with its card; returns it."""
+    folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s
+    export_model(trainer.session, trainer.tokenizer, folder, trainer.card(), timeout_s=timeout_s)
+    return folder
+
+
+def load_best(start: Start, trainer: Trainer) -> None:
+    """Gives the actor the best weights, where a metric says which they are."""
+    if (best := trainer.load_best()) is not None:
+        start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+
+
 def export_model(
     session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
 ) -> None:

@@ -32,7 +32,7 @@ class TrainerState:
     """Samples without a score, by kind, over the whole run."""
 
     def count_update(self, step: OptimStepResult) -> None:
-        """A step whose gradients were all zero from the start (every reward alike) leaves the weights as they are,
+        """A step whose gradients were all zero from the start (equal rewards) leaves the weights as they are,
         and must not raise the version: a sync that changes nothing at a new version is an error elsewhere."""
         self.expects_change = self.expects_change or is_large(step)
         self.moving = self.moving or (step.grad_norm > 0 and not step.skipped)

@@ -88,6 +88,21 @@ def test_extreme_log_probs_give_finite_numbers_and_gradients(name: str) -> None:
     assert log_probs.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "slope"), [("k3", math.inf, 1.0), ("low_var_kl", 10.0, 0.0), ("abs", math.inf, 1.0)]
+)
+def test_an_impossible_token_has_an_infinite_penalty_and_a_finite_gradient(
+    name: str, value: float, slope: float
+) -> None:
+    """The reference gives the sampled token no probability at all; the other token is not touched."""
+    log_probs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    found = KL_ESTIMATORS[name](log_probs, torch.tensor([-torch.inf, -2.0]))
+    found.sum().backward()
+    assert found.tolist() == [value, 0.0]
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [slope, 0.0]
+
+
 def test_an_unknown_estimator_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"KL estimator 'k33' does not exist; did you mean 'k3'\?; choose one of"):
         kl_estimator("k33")

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.api import chaos_run as chaos_runs
 from rlsdk.api.chaos import Fault, strike
 from rlsdk.api.chaos_account import Outcome, account, differences
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of
 from rlsdk.interfaces import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaves_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What outlives its command here does so on purpose."""
+    monkeypatch.setattr(chaos_runs, "LEAVE_S", 1.0)
 
 
 def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> ChaosRun:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -9,6 +12,7 @@ from typing import cast
 import pytest
 
 from rlsdk.cluster import Cluster, ClusterAhead
+from rlsdk.cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
 
 Wait = Callable[[], None]
@@ -80,3 +84,26 @@ def test_workers_wait_for_the_imports_of_who_began_it() -> None:
     with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
         raise KeyboardInterrupt
     assert not workers.is_set(), "given up before: no worker is started"
+
+
+def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_program_s() -> None:
+    """Ray sets one that takes SIGTERM for a crash: it printed a stack, and ended a run that should have been saved."""
+    getsig, setsig = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+    getsig.restype, setsig.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    seen: list[int] = []
+
+    def start(before_workers: Wait) -> Cluster:
+        with own_signal_handlers():
+            setsig(signal.SIGTERM, 1)  # SIG_IGN
+        return made(FakeCluster())
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        ours = getsig(signal.SIGTERM)
+        with ClusterAhead(start) as ahead:
+            ahead.take()
+        assert getsig(signal.SIGTERM) == ours
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,29 @@ def test_only_what_is_used_is_tokenized(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert len(lines) == 6
     assert len({line["prompt"] for line in lines}) == 3
+
+
+def test_a_typed_prompt_is_rendered_like_a_row_of_the_data(model: Path, tmp_path: Path) -> None:
+    """It went to the model as it was typed, without system prompt, prompt template and chat template."""
+    chat = shutil.copytree(model, tmp_path / "chat")
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+    (chat / "chat_template.jinja").write_text(template)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"asked": "1 + 2 =", "answer": "3"}))
+    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    config = load_config(
+        [],
+        ["--model", str(chat), "--data.eval", str(tmp_path / "rows.jsonl"), "--data.prompt_field", "asked",
+         "--data.prompt_template", "Q: {asked}", "--data.system_prompt", "Be brief.",
+         "--rollout.max_response_tokens", "5"],
+        registry,
+    )  # fmt: skip
+    count = {"num_prompts": 1, "num_samples": 2}
+    [(row, expected)] = inference.sample_prompts(config, registry, [], **count)
+    [(typed, found)] = inference.sample_prompts(config, registry, ["1 + 2 ="], **count)
+    assert row.text.endswith("[system] Be brief.\n[user] Q: 1 + 2 =\n[assistant] ")
+    assert (typed.text, typed.prompt_ids) == (row.text, row.prompt_ids)
+    assert (row.answer, typed.answer) == ("3", None)
+    assert found == expected
 
 
 def test_the_best_checkpoint_is_taken_by_name(model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlsdk.config import Role, RunConfig, dump_config, load_config, sft_optim_spec
+from rlsdk.config import Role, RunConfig, dump_config, load_config
 from rlsdk.config.recipes import recipe_names
-from rlsdk.interfaces import BatchError, ConfigError, WeightSyncError
+from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
@@ -26,7 +25,6 @@ from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.rl import RlStage
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent
@@ -264,6 +262,28 @@ def test_weights_that_do_not_reach_the_replicas_end_the_run(model: str, registry
             trainer.fit()
 
 
+def test_engines_are_compared_in_every_step_and_not_in_the_first_alone(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """From the second step on the sampler's log-probs are half a nat too low."""
+    gate = ["--trainer.parity_threshold", "0.01", "--trainer.parity_action", "error"]
+    with trainer_of(config_of(model, registry, 3, *gate), registry, tmp_path / "gate", Recorder()) as (
+        trainer,
+        stage,
+        _,
+    ):
+        learn = stage.learner.learn
+
+        def drifted(batch: Any, step: int, clock: Any) -> Any:
+            low = batch["rollout_log_probs"] - 0.5
+            return learn(batch if step == 0 else batch.with_tokens(rollout_log_probs=low), step, clock)
+
+        stage.learner.learn = drifted  # type: ignore[method-assign]
+        with pytest.raises(ParityError, match=r"differ by 0\.50\d\d nats on average"):
+            trainer.fit()
+        assert stage.step == 2
+
+
 def test_a_callback_that_raises_ends_the_run_after_a_save(model: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, registry, 5, "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]")
     with trainer_of(config, registry, tmp_path / "called", Recorder()) as (trainer, _, _):
@@ -307,90 +327,6 @@ def test_epochs_are_cut_anew(model: str, registry: Registry, tmp_path: Path) -> 
         assert sorted(row for rows in cut for row in rows) == list(range(16))
 
 
-def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: Registry, tmp_path: Path) -> None:
-    config = config_of(model, registry, 1, "--sft.steps", "4", "--sft.lr", "1e-3", "--sft.save_every_steps", "2")
-    (role,) = roles(config, "cpu", needed=["actor"])
-    losses: list[list[float]] = []
-    for stop_after in (2, 99):
-        turns = DeviceTurns()
-        groups = start_roles(
-            [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
-        )
-        session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-        with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-            stage = sft_stage(config, materials, session)
-            trainer = Trainer(
-                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
-                stop=lambda stage=stage, after=stop_after: stage.step >= after,
-            )  # fmt: skip
-            with closing(stage):
-                newest = trainer.store.newest()
-                if newest is not None:
-                    trainer.restore(newest)
-                trainer.fit()
-                losses.append([stage.step, stage.last["sft/loss"]])
-    assert [step for step, _ in losses] == [2, 4]
-    assert losses[1][1] < losses[0][1]
-    assert json.loads(json.dumps(losses)) == losses
-
-
-def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
-    model: str, registry: Registry, tmp_path: Path
-) -> None:
-    config = config_of(
-        model, registry, 1, "--sft.steps", "6", "--sft.lr", "1e-3", "--sft.save_every_steps", "2",
-        "--eval.every_steps", "1", "--checkpoint.best", "{metric: sft/eval_loss, mode: min}",
-        "--eval.early_stopping", "{metric: sft/eval_loss, mode: min, patience: 2, min_delta: 100}",
-    )  # fmt: skip
-    (role,) = roles(config, "cpu", needed=["actor"])
-    turns = DeviceTurns()
-    groups = start_roles(
-        [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
-    )
-    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-    view = Recorder()
-    with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
-        stage = sft_stage(config, materials, session, measured=True)
-        trainer = Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1)
-        with closing(stage):
-            trainer.fit()
-            assert stage.step == 2  # no evaluation was better by 100 nats
-            assert trainer.best is not None
-            loss = {at: found["sft/eval_loss"] for at, found in enumerate(view.evals)}
-            assert trainer.best.step == min((1, 2), key=lambda step: loss[step])
-            batch = stage.evaluations._evaluate
-            assert batch is not None
-            assert batch().metrics["sft/eval_loss"] == pytest.approx(loss[2])
-            expected = plain_loss(session, materials)
-            assert loss[2] == pytest.approx(expected, rel=1e-4)
-
-
-def plain_loss(session: Session, materials: Materials) -> float:
-    """Of the held-out answers' tokens, row by row, by the module itself."""
-    module = session.actor.group.hosts[0].engine.engine.model  # type: ignore[attr-defined]
-    total, count = 0.0, 0
-    for prompt in materials.eval_prompts["held_out"]:
-        answer = [*materials.tokenizer(prompt.answer)["input_ids"], materials.tokenizer.eos_token_id]
-        ids = torch.tensor([[*prompt.prompt_ids, *answer]])
-        with torch.no_grad():
-            log_probs = module(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
-        found = log_probs.gather(-1, ids[0, 1:, None])[:, 0][-len(answer) :]
-        total, count = total - float(found.sum()), count + len(answer)
-    return total / count
-
-
-def test_supervised_training_lasts_as_many_steps_as_its_epochs_come_to(
-    model: str, registry: Registry, tmp_path: Path
-) -> None:
-    config = config_of(model, registry, 1, "--sft.epochs", "0.5", "--sft.rows_per_step", "10")
-    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        assert materials.learned is not None
-        assert len(materials.learned[0]) == 100
-        assert materials.config.sft.steps == 5
-    with closing(build_materials(config, registry, tmp_path, Recorder(), supervised=False)) as materials:
-        assert materials.config.sft.steps == 5  # a run that is resumed knows
-
-
 def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_data_went(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:
@@ -416,7 +352,8 @@ def test_groups_without_signal_are_replaced_and_the_resume_knows_how_far_the_dat
 def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, registry, 1, "--algorithm", "remax", "--trainer.samples_per_prompt", "2")
     batches: list[Any] = []
-    with trainer_of(config, registry, tmp_path / "remax", Recorder()) as (trainer, stage, _):
+    view = Recorder()
+    with trainer_of(config, registry, tmp_path / "remax", view) as (trainer, stage, _):
         learn = stage.learner.learn
 
         def seen(batch: Any, step: int, clock: Any) -> Any:
@@ -436,6 +373,7 @@ def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: R
     assert mask[last].all()
     gain = batch["scores"] - batch["baseline_scores"]
     assert torch.allclose(batch["advantages"][last], gain, atol=1e-6)
+    assert view.steps[0]["policy/entropy"] == pytest.approx(-float(batch["rollout_log_probs"][mask].mean()))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -457,18 +395,3 @@ def test_several_updates_with_a_loss_without_a_ratio_are_warned_of(
     with trainer_of(config, registry, tmp_path / "run", view):
         pass
     assert [text for text in view.notices if "algorithm.loss 'reinforce' has no ratio and no clip" in text]
-
-
-def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
-    model: str, registry: Registry, tmp_path: Path
-) -> None:
-    config = config_of(
-        model, registry, 1, "--sft.steps", "4", "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]"
-    )
-    with closing(build_materials(config, registry, tmp_path, Recorder())) as materials:
-        (role,) = roles(config, "cpu", needed=["actor"])
-        groups = start_roles([role], lambda role: start_in_process(role, registry), DeviceTurns())
-        session = Session(roles=groups, turns=DeviceTurns(), cluster=InProcessStore())
-        with closing(sft_stage(config, materials, session)) as stage:
-            assert list(stage.output.callbacks) == []
-            assert stage.output.trackers is materials.output.trackers

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from pair_runs import Recorder, ready, run
 
 from rlsdk.algorithms import RewardModelObjective
 from rlsdk.config import (
@@ -23,17 +24,14 @@ from rlsdk.config import (
     check_run,
     load_config,
     pair_problems,
-    pair_roles,
 )
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer, export_policy
 from rlsdk.trainer.materials import build_materials
-from rlsdk.trainer.preferences import PairStage
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.supervised import pair_stage, read_pairs
@@ -41,28 +39,6 @@ from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent
 KINDS = tuple(PairTraining)
-TIMED = ("time/", "throughput/")
-
-
-class Recorder(RunView):
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-        self.steps: list[Mapping[str, float]] = []
-        self.evals: list[Mapping[str, float]] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        self.steps.append({name: value for name, value in metrics.items() if not name.startswith(TIMED)})
-
-    def pairs_step(self, label: str, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        self.steps.append(
-            {name.partition("/")[2]: value for name, value in metrics.items() if not name.endswith("step_s")}
-        )
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.evals.append({name: value for name, value in metrics.items() if not name.startswith("time/")})
 
 
 @pytest.fixture(scope="module")
@@ -97,50 +73,6 @@ def config_of(model: str, rows: str, registry: Registry, *extra: str) -> RunConf
         "--train.micro_batch_rows", "5",
     ]  # fmt: skip
     return load_config([], [*task, *extra], registry)
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A stage that was run, and what it said."""
-
-    stage: PairStage
-    session: Session
-    view: Recorder
-    trainer: Trainer
-
-
-def ready(config: RunConfig, kind: PairTraining, registry: Registry) -> Session:
-    turns = DeviceTurns()
-    table = pair_roles(config, kind, roles(config, "cpu", needed=kind.role_names))
-    groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
-    return Session(roles=groups, turns=turns, cluster=InProcessStore())
-
-
-def run(
-    config: RunConfig,
-    kind: PairTraining,
-    registry: Registry,
-    folder: Path,
-    *,
-    stop: Callable[[PairStage], bool] = lambda stage: False,
-    export: Path | None = None,
-) -> Ran:
-    """To its end, from the newest checkpoint of the folder where there is one."""
-    folder.mkdir(exist_ok=True)
-    view, session = Recorder(), ready(config, kind, registry)
-    with closing(build_materials(config, registry, folder, view, rewarded=False)) as materials:
-        stage = pair_stage(kind, materials, read_pairs(materials), session)
-        trainer = Trainer(
-            stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
-            stop=lambda: stop(stage),
-        )  # fmt: skip
-        with closing(stage):
-            if (newest := trainer.store.newest()) is not None:
-                trainer.restore(newest)
-            trainer.fit()
-        if export is not None:
-            export_policy(session, materials.tokenizer, export)
-    return Ran(stage, session, view, trainer)
 
 
 def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,9 +14,10 @@ from rlsdk.testing.models import write_tiny_model
 
 SECONDS = 120
 FLAGS = (
-    "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 40, seed: 1, max_terms: 2, max_digits: 1}",
+    "--data", str(Path(__file__).parents[1] / "e2e" / "sums.jsonl"),
     "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "6", "--trainer.steps", "2",
-    "--data.num_eval_rows", "4", "--reward", "reasoning_gym", "--tracking.trackers", "[jsonl, wandb]",
+    "--data.num_eval_rows", "4", "--reward", f"{Path(__file__).with_name('rewards.py')}:share_of_digits",
+    "--tracking.trackers", "[jsonl, wandb]",
 )  # fmt: skip
 
 

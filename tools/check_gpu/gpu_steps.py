@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -147,7 +146,3 @@ def _figures(output: str) -> dict[str, object]:
             found: dict[str, object] = json.loads(line)
             return found
     return {}
-
-
-def of_this_python() -> str:
-    return sys.executable

@@ -21,7 +21,7 @@ _LARGEST = 1e15
 
 
 def escaped(value: object) -> str:
-    """As text, between tags and in quoted attributes alike; control characters are written out."""
+    """As text, between tags and in quoted attributes; control characters are written out."""
     return html.escape(printable(str(value)), quote=True)
 
 

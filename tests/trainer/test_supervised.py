@@ -1,0 +1,122 @@
+"""Supervised training on real reference engines in this process: a stage of the same loop."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from test_loop import HERE, Recorder, config_of, model, registry
+
+from rlsdk.config import sft_optim_spec
+from rlsdk.registry import Registry
+from rlsdk.trainer.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.materials import Materials, build_materials
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.session import Session, start_roles
+from rlsdk.trainer.supervised import sft_stage
+from rlsdk.trainer.turns import DeviceTurns
+
+__all__ = ["model", "registry"]
+
+
+def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: Registry, tmp_path: Path) -> None:
+    config = config_of(model, registry, 1, "--sft.steps", "4", "--sft.lr", "1e-3", "--sft.save_every_steps", "2")
+    (role,) = roles(config, "cpu", needed=["actor"])
+    losses: list[list[float]] = []
+    for stop_after in (2, 99):
+        turns = DeviceTurns()
+        groups = start_roles(
+            [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
+        )
+        session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+        with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
+            stage = sft_stage(config, materials, session)
+            trainer = Trainer(
+                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+                stop=lambda stage=stage, after=stop_after: stage.step >= after,
+            )  # fmt: skip
+            with closing(stage):
+                newest = trainer.store.newest()
+                if newest is not None:
+                    trainer.restore(newest)
+                trainer.fit()
+                losses.append([stage.step, stage.last["sft/loss"]])
+    assert [step for step, _ in losses] == [2, 4]
+    assert losses[1][1] < losses[0][1]
+    assert json.loads(json.dumps(losses)) == losses
+
+
+def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(
+        model, registry, 1, "--sft.steps", "6", "--sft.lr", "1e-3", "--sft.save_every_steps", "2",
+        "--eval.every_steps", "1", "--checkpoint.best", "{metric: sft/eval_loss, mode: min}",
+        "--eval.early_stopping", "{metric: sft/eval_loss, mode: min, patience: 2, min_delta: 100}",
+    )  # fmt: skip
+    (role,) = roles(config, "cpu", needed=["actor"])
+    turns = DeviceTurns()
+    groups = start_roles(
+        [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
+    )
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+    view = Recorder()
+    with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
+        stage = sft_stage(config, materials, session, measured=True)
+        trainer = Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1)
+        with closing(stage):
+            trainer.fit()
+            assert stage.step == 2  # no evaluation was better by 100 nats
+            assert trainer.best is not None
+            loss = {at: found["sft/eval_loss"] for at, found in enumerate(view.evals)}
+            assert trainer.best.step == min((1, 2), key=lambda step: loss[step])
+            batch = stage.evaluations._evaluate
+            assert batch is not None
+            assert batch().metrics["sft/eval_loss"] == pytest.approx(loss[2])
+            expected = plain_loss(session, materials)
+            assert loss[2] == pytest.approx(expected, rel=1e-4)
+
+
+def plain_loss(session: Session, materials: Materials) -> float:
+    """Of the held-out answers' tokens, row by row, by the module itself."""
+    module = session.actor.group.hosts[0].engine.engine.model  # type: ignore[attr-defined]
+    total, count = 0.0, 0
+    for prompt in materials.eval_prompts["held_out"]:
+        answer = [*materials.tokenizer(prompt.answer)["input_ids"], materials.tokenizer.eos_token_id]
+        ids = torch.tensor([[*prompt.prompt_ids, *answer]])
+        with torch.no_grad():
+            log_probs = module(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
+        found = log_probs.gather(-1, ids[0, 1:, None])[:, 0][-len(answer) :]
+        total, count = total - float(found.sum()), count + len(answer)
+    return total / count
+
+
+def test_supervised_training_lasts_as_many_steps_as_its_epochs_come_to(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(model, registry, 1, "--sft.epochs", "0.5", "--sft.rows_per_step", "10")
+    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
+        assert materials.learned is not None
+        assert len(materials.learned[0]) == 100
+        assert materials.config.sft.steps == 5
+    with closing(build_materials(config, registry, tmp_path, Recorder(), supervised=False)) as materials:
+        assert materials.config.sft.steps == 5  # a run that is resumed knows
+
+
+def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(
+        model, registry, 1, "--sft.steps", "4", "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]"
+    )
+    with closing(build_materials(config, registry, tmp_path, Recorder())) as materials:
+        (role,) = roles(config, "cpu", needed=["actor"])
+        groups = start_roles([role], lambda role: start_in_process(role, registry), DeviceTurns())
+        session = Session(roles=groups, turns=DeviceTurns(), cluster=InProcessStore())
+        with closing(sft_stage(config, materials, session)) as stage:
+            assert list(stage.output.callbacks) == []
+            assert stage.output.trackers is materials.output.trackers
