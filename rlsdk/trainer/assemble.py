@@ -100,7 +100,7 @@ def _sampling(
 
 
 def _notices(config: RunConfig, registry: Registry, num_prompts: int) -> Iterator[str]:
-    """Settings that can spoil a run: stale samples, rows that come twice, updates of unequal size or without a ratio."""
+    """Settings that can spoil a run: stale samples, rows that come twice, updates of unequal size, no ratio."""
     if config.schedule.uncorrected:
         yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
     if notice := repeated_notice(config.trainer, num_prompts):
