@@ -37,7 +37,7 @@ def _left_out(suite: type[Any], named: Collection[str]) -> dict[str, None]:
 
 
 _engine = {"modules": (plugin,), "model": str(_MODEL), "leak_calls": 12, "leak_steps": 15, "leak_mib": 10.0}
-_rollout = {**_engine, "model": str(_SURE), "max_running": 64, "timeout_s": 20.0}
+_rollout = {**_engine, "model": str(_SURE), "max_running": 32, "timeout_s": 20.0}
 _bounded = {"modules": (plugin,), "arguments": {"bucket_bytes": 2048}, "bucket_bytes": 2048}
 for _suite, _names, _fields in (
     (RolloutConformance, plugin.ROLLOUT, _rollout),
