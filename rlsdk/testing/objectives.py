@@ -103,6 +103,13 @@ class Inspecting:
         )
 
 
+@dataclass(frozen=True)
+class InspectingApart(Inspecting):
+    """Says that it does not ask for whole groups."""
+
+    whole_groups: bool = False
+
+
 def with_own_fields(batch: Batch) -> Batch:
     """The batch with fields that `Inspecting` reads: of tokens, of rows, of the whole."""
     at = torch.arange(batch.num_tokens)

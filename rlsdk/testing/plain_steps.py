@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.cases import Case, Driven
-from rlsdk.testing.reference import plain_outputs
+from rlsdk.testing.reference import LOCAL, plain_outputs
 
 
 def plain_model_of(case: Case) -> Any:
@@ -33,7 +33,7 @@ def _plain_model(path: str, *, causal: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if causal else AutoModelForTokenClassification
-    return kind.from_pretrained(path, dtype=torch.float32).eval()
+    return kind.from_pretrained(path, dtype=torch.float32, **LOCAL).eval()
 
 
 def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,12 +10,15 @@ from torch import Tensor
 
 from rlsdk.interfaces import Batch
 
+LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Of every `from_pretrained` here: a check reads the folder it was given, fetches nothing, and runs no code of it."""
+
 
 def load_plain_model(path: str, **options: Any) -> Any:
-    """A causal LM as `from_pretrained` gives it, in evaluation mode and float32."""
+    """A causal LM of a local folder as `from_pretrained` gives it, in evaluation mode and float32."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **LOCAL, **options).eval()
 
 
 def plain_outputs(model: Any, batch: Batch) -> dict[str, Tensor]:

@@ -43,7 +43,10 @@ def unmeasured(capability: Capability) -> Callable[..., None]:
     there, and never "passed"."""
 
     def not_run(self: object) -> None:
-        pytest.skip(f"{capability.value} is claimed, and no requirement measures it: nothing here shows that it works")
+        pytest.skip(
+            f"{capability.value} is claimed, and no requirement measures it: nothing here shows that it works. To have "
+            f"it measured, override `test_{capability.value}` in the suite's class with a requirement of your own"
+        )
 
     not_run.__doc__ = f"`{capability.value}` is what the interface says of it: not measured by this kit."
     return requirement(f"unmeasured.{capability.value}", needs=capability)(not_run)

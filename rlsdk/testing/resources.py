@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -91,6 +93,34 @@ def settled_handles(before: dict[str, int]) -> dict[str, int]:
         more = {name: count - before[name] for name, count in now.items()}
         if max(more.values()) <= 0 or time.monotonic() > deadline:
             return more
+        time.sleep(0.1)
+
+
+@contextmanager
+def own_temporary_folder() -> Iterator[Path]:
+    """An empty folder that is Python's temporary one, here and in processes that start meanwhile: what other programs
+    put into the machine's is not taken for an engine's."""
+    # Its path is short: those of sockets have 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as name:
+        known, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+        tempfile.tempdir = os.environ["TMPDIR"] = name
+        try:
+            yield Path(name)
+        finally:
+            tempfile.tempdir = known
+            if variable is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = variable
+
+
+def lasting_files(folder: Path, known: Collection[str]) -> list[str]:
+    """Names in a folder but for those that are known, after what is on its way out had the time to go."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        found = sorted(path.name for path in folder.iterdir() if path.name not in known)
+        if not found or time.monotonic() > deadline:
+            return found
         time.sleep(0.1)
 
 

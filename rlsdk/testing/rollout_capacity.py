@@ -58,6 +58,11 @@ class CapacityRequirements:
             "many samples": [lab.ask("r", lab.prompt(6, 215), 3 * lab.suite.max_running, max_tokens=6)],
             "greedy": [lab.ask("r", lab.prompt(6, 216), 3, max_tokens=40, temperature=0.0)],
             "one token": [lab.ask(f"r{at}", lab.prompt(6, 217 + at), 2, max_tokens=1) for at in range(6)],
+            # One ends early, and others go on for long: what has ended is not counted any more.
+            "unlike lengths": [
+                lab.ask(f"r{at}", lab.prompt(6 + at, 224), 1, max_tokens=length)
+                for at, length in enumerate((2, 80, 100, 80, 100, 80, 100, 80, 100, 100))
+            ],
         }
         for name, requests in kinds.items():
             before = engine.num_decoded() or 0
@@ -126,15 +131,17 @@ class CapacityRequirements:
             measured.at_least(f"turns of the event loop over {tokens} tokens, {name}", turns, tokens * 4 // 5)
 
 
-async def running_together(engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]]) -> float:
-    """How many samples run at once: tokens that there were when the first of samples of `FULL` tokens came, by their
-    length."""
+async def running_together(
+    engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]], tokens: int = FULL
+) -> float:
+    """How many samples run at once: tokens that there were when the first of samples of so many `tokens` came, by
+    their length."""
     before, found = engine.num_decoded() or 0, 0.0
 
     async def follow(requests: Sequence[GenerationRequest]) -> None:
         nonlocal found
         async for _ in engine.generate(requests):
-            found = found or ((engine.num_decoded() or 0) - before) / FULL
+            found = found or ((engine.num_decoded() or 0) - before) / tokens
 
     await asyncio.gather(*(follow(requests) for requests in calls))
     return found

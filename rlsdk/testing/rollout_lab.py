@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.testing.resources import children
 from rlsdk.testing.rollout_oracle import Oracle, wrong_counts
 from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
 from rlsdk.testing.rollout_witness import Record, WitnessedRolloutEngine
@@ -77,7 +79,10 @@ class RolloutLab:
         self.oracle = Oracle(self)
         self.first_draws: list[Sample] = []
         """Of the first call, without seeds, of an engine of `SECOND`."""
+        self.split_workers: Sequence[psutil.Process] = ()
+        """Processes that the split engine started."""
         self._engine: GuardedRolloutEngine | None = None
+        self._split: GuardedRolloutEngine | None = None
         self._records: list[tuple[Record, int, weakref.ref[WitnessedRolloutEngine]]] = []
         """Of each engine, with the tokens that it has room for."""
 
@@ -87,6 +92,17 @@ class RolloutLab:
         if self._engine is None:
             self._engine = self.start()
         return self._engine
+
+    @property
+    def split(self) -> GuardedRolloutEngine:
+        """An engine of `tensor_parallel` workers, which the requirements about it share: such engines take long to
+        start. The shared engine of one worker ends for it. A requirement that fails calls `drop_split`."""
+        if self._split is None:
+            self.drop()
+            before = set(children())
+            self._split = self.start(tp_size=self.suite.tensor_parallel)
+            self.split_workers = [process for process in children() if process not in before]
+        return self._split
 
     @property
     def inner(self) -> Any:
@@ -146,6 +162,12 @@ class RolloutLab:
         if engine is not None:
             engine.close()
 
+    def drop_split(self) -> None:
+        """Ends the engine of several workers."""
+        engine, self._split = self._split, None
+        if engine is not None:
+            engine.close()
+
     def restore(self) -> None:
         """Gives the shared engine its first weights back."""
         if self._engine is not None:
@@ -153,6 +175,7 @@ class RolloutLab:
 
     def close(self) -> None:
         try:
+            self.drop_split()
             self.drop()
         finally:
             self.runner.close()

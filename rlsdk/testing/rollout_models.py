@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import looked_at
-from rlsdk.testing.rollout_capacity import OVERRUN, running_together
+from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 
@@ -32,8 +32,11 @@ FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
 VOCABULARY = 131
 """Nothing divides it: an engine that pads it must not draw what it padded."""
-FEW = 3
-"""`max_running` of that engine."""
+FEW = 2
+"""`max_running` of that engine: so few that one more would be half as many again."""
+LONG, FEW_OVERRUN = 120, 1.35
+"""Tokens of the samples by which that is counted, and most samples at once over `max_running`: what an engine decodes
+ahead of its caller is small beside such responses."""
 MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
 """Of log-probs of a bfloat16 model, from float32 with the same weights."""
 
@@ -57,9 +60,9 @@ class ModelRequirements:
                 _check_layout(other, engine, dtype, measured)
                 _check_samples(other, engine, other.base, 0, dtype, measured)
                 if engine.num_decoded() is not None:
-                    requests = [[other.ask("r", other.prompt(6, 243), 4 * FEW, max_tokens=40)]]
-                    together = other.wait(running_together(engine, requests))
-                    measured.at_most("samples at once", together, OVERRUN * FEW)
+                    requests = [[other.ask("r", other.prompt(6, 243), 2 * FEW + 1, max_tokens=LONG)]]
+                    together = other.wait(running_together(engine, requests, LONG))
+                    measured.at_most("samples at once", together, FEW_OVERRUN * FEW)
                 for version, lay in ((4, whole_shards), (5, lambda state: iter(pieces(state)))):
                     state = other.changed(version)
                     _check_update(engine, lay(state), state, version, dtype, measured)

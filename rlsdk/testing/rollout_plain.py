@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import (
-    LogProbKind,
-    SamplingParams,
-)
+from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.reference import load_plain_model
-
-if TYPE_CHECKING:
-    pass
 
 
 class PlainModel:
@@ -29,7 +24,8 @@ class PlainModel:
 
     @classmethod
     def load(cls, folder: Path) -> PlainModel:
-        return cls(load_plain_model(str(folder)))
+        """The model of a folder; the caller's own."""
+        return cls(copy.deepcopy(_as_read(str(folder))))
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -53,6 +49,12 @@ class PlainModel:
         """`[V]` float64: behind a prompt."""
         found: Tensor = self.model(torch.tensor([list(prompt)])).logits[0, -1]
         return found.double()
+
+
+@functools.lru_cache(maxsize=4)
+def _as_read(path: str) -> Any:
+    """Suites of one process share their folders, and reading one takes longer than most requirements."""
+    return load_plain_model(path)
 
 
 def kept(probabilities: Tensor, sampling: SamplingParams, slack: float = 0.0) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import psutil
@@ -16,7 +17,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import children, held, left_behind
+from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_lifetime import refused
 from rlsdk.testing.rollout_scheduling import told_apart
@@ -32,10 +33,7 @@ class ProcessRequirements:
     def test_tensor_parallel(self, lab: RolloutLab, measured: Measured) -> None:
         """Split over several workers the engine gives the same log-probs, before updates and after them, over a failed
         one, a pause and sleep; its workers end with it."""
-        lab.drop()
-        before = set(children())
-        engine = lab.start(tp_size=lab.suite.tensor_parallel)
-        workers = [process for process in children() if process not in before]
+        engine, workers = lab.split, lab.split_workers
         try:
             requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
             worst = lab.worst(requests, lab.run(requests, engine))
@@ -52,23 +50,34 @@ class ProcessRequirements:
                 worst = lab.worst(requests, lab.run(requests, engine))
                 measured.at_most("largest difference after sleep", worst, lab.suite.tolerance)
         finally:
-            engine.close()
+            lab.drop_split()
         measured.none("workers that outlive it", psutil.wait_procs(workers, timeout=ENDING_S)[1])
 
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, can be called twice, and ends service."""
+        """`close` leaves no process, port, file or shared memory, nor anything in the temporary folder; can be
+        called twice, and ends service."""
         # What one engine leaves behind for the life of the process (a thread pool, a log) a second does not add to.
         lab.drop()
         if not lab.num_started:
             lab.start().close()
-        before = held(lab.scratch)
-        engine = lab.start()
-        lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
-        engine.close()
-        engine.close()
-        measured.none("left behind", left_behind(before, lab.scratch))
+        with own_temporary_folder() as folder:
+            before = held(lab.scratch)
+            engine = _closed_twice(lab)
+            measured.none("left behind", left_behind(before, lab.scratch))
+            if first := os.listdir(folder):
+                _closed_twice(lab)
+                measured.none("left in the temporary folder", lasting_files(folder, first))
         measured.none("samples of a closed engine", refused(lab, engine))
+
+
+def _closed_twice(lab: RolloutLab) -> RolloutEngine:
+    """An engine that has answered."""
+    engine = lab.start()
+    lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
+    engine.close()
+    engine.close()
+    return engine
 
 
 def _updated(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest], measured: Measured) -> None:

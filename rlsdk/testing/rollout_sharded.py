@@ -32,10 +32,11 @@ class ShardedRequirements:
     def test_sharded_update(self, lab: RolloutLab, measured: Measured) -> None:
         """Split over several workers, `layout` asks for parts of tensors; a sync brings each worker the bytes that it
         asked for, and no more, and what is served then are the weights that were sent. Again for other weights, and
-        for a sync whose source breaks off, after which a whole one is served."""
-        lab.drop()
-        engine = lab.start(tp_size=lab.suite.tensor_parallel)
+        for a sync whose source breaks off, after which a whole one is served. Before any sync the engine serves the
+        weights that it loaded."""
+        engine = lab.split
         rollout = LocalGroup([RolloutHost(engine)])
+        is_sound = False
         try:
             layouts = engine.layout()
             shapes = {meta.name: tuple(meta.shape) for layout in layouts for meta in layout.tensors}
@@ -43,6 +44,8 @@ class ShardedRequirements:
             measured.at_least("boxes smaller than a tensor", len(parts), 1)
             held = [sum(4 * box.numel for _, box in layout.boxes) for layout in layouts]
             requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
+            worst = lab.worst(requests, lab.run(requests, engine))
+            measured.at_most("largest difference before a sync", worst, lab.suite.tolerance)
             for version, seed in ((1, 8), (2, 9)):
                 state = lab.changed(seed)
                 (receipt,) = _manager(state, rollout).sync(version).receipts
@@ -61,9 +64,11 @@ class ShardedRequirements:
             _manager(lab.base, rollout).sync(4)
             worst = lab.worst(requests, lab.run(requests, engine))
             measured.at_most("largest difference after a sync that broke off", worst, lab.suite.tolerance)
+            is_sound = True
         finally:
             rollout.hosts[0].target.close()
-            engine.close()
+            if not is_sound:
+                lab.drop_split()
 
 
 def _manager(state: Mapping[str, Tensor], rollout: LocalGroup, num_buckets: int = 10**9) -> GenericShardingManager:

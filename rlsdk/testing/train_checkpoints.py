@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from rlsdk.interfaces import Capability, CheckpointError, Head
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
@@ -20,6 +23,8 @@ from rlsdk.testing.worlds import Seat
 
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 """How pickles and torch's archives of them begin."""
+LATE_S = 0.5
+"""Behind `save_checkpoint`, for what a thread of the engine may still write."""
 
 
 class CheckpointRequirements:
@@ -94,8 +99,8 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.missing_file", since=(2, 0))
     def test_checkpoint_missing_file(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint that lacks a file, or has an empty one, is a CheckpointError; the engine goes on as if it
-        had never been asked."""
+        """A checkpoint that lacks a file, has an empty one, or a safetensors file without one of its tensors, is a
+        CheckpointError; the engine goes on as if it had never been asked."""
         folder, batches = lab.new_folder("whole"), three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         lab.play([*script_of(batches[:1]), save(folder)], optim=EVERYTHING)
@@ -106,14 +111,22 @@ class CheckpointRequirements:
                 shutil.copytree(folder, copy)
                 damage(copy / file.relative_to(folder))
                 asked.append(refused(f"{file.name} {name}", load(copy), CheckpointError))
+        for file in sorted(folder.rglob("*.safetensors")):
+            for name in some_names(file):
+                copy = lab.new_folder("hurt") / "checkpoint"
+                shutil.copytree(folder, copy)
+                drop_tensor(copy / file.relative_to(folder), name)
+                asked.append(refused(f"{file.name} without {name}", load(copy), CheckpointError))
         found = lab.play([*script_of(batches[:2]), *asked, *script_of(batches[2:])], optim=EVERYTHING)
         measured.none("faults", found.faults)
         self._equal(lab, measured, found, expected, "after refusals")
 
     @requirement("checkpoint.folder", since=(2, 0))
     def test_checkpoint_folder(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint may be moved, holds no pickle, and stays as it is while an engine that loaded it trains; to save
-        one changes nothing in the engine."""
+        """A checkpoint is on disk when `save_checkpoint` returns, may be moved, holds no pickle, and stays as it is
+        while an engine that loaded it trains; to save one changes nothing in the engine."""
+        late = lab.run(written_late, lab.case(steps=[[three_batches()[0]]]), str(lab.new_folder("late")))
+        measured.none("files that were written after `save_checkpoint` returned", late)
         folder, batches = lab.new_folder("before"), three_batches()
         expected = lab.play(script_of(batches))
         unused = save(lab.new_folder("unused"))
@@ -162,6 +175,41 @@ class CheckpointRequirements:
             measured.equal(
                 f"difference of the last of {name}, {where}", max((abs(a - b) for a, b in last), default=0), 0
             )
+
+
+def some_names(file: Path) -> list[str]:
+    """Tensors of a safetensors file: the first, the last, and some between them, of whatever kind they are."""
+    with safe_open(file, framework="pt") as opened:
+        names = sorted(opened.keys())
+    return list(dict.fromkeys(names[at * (len(names) - 1) // 4] for at in range(5))) if names else []
+
+
+def drop_tensor(file: Path, name: str) -> None:
+    """Writes a safetensors file again, without one of its tensors."""
+    with safe_open(file, framework="pt") as opened:
+        kept = {other: opened.get_tensor(other) for other in opened.keys() if other != name}  # noqa: SIM118 - no dict
+        metadata = opened.metadata()
+    file.unlink()  # may be a link to the whole one
+    save_file(kept, file, metadata=metadata)
+
+
+def written_late(seat: Seat, case: Case, folder: str) -> list[str]:
+    """Files of a checkpoint that came, or changed, when `save_checkpoint` had returned."""
+
+    def files() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+    engine = seat.start(case.spec)
+    try:
+        engine.forward_backward(case.steps[0][0], case.objective)
+        engine.optim_step()
+        engine.save_checkpoint(Path(folder))
+        before = files()
+        time.sleep(LATE_S)
+        after = files()
+    finally:
+        engine.close()
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.cases import Driven, Weighed, rows_of
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
+from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import export, learn, look, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -142,7 +143,7 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
-    _, told = kind.from_pretrained(folder, output_loading_info=True)
+    _, told = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
     return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told[what]]
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Head, TrainEngine
+from rlsdk.interfaces import Capability, Head, TrainEngine
 from rlsdk.testing.cases import Case, Driven
 from rlsdk.testing.driving import by_row, drive, whole
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.plain_steps import drive_plain
+from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured
 from rlsdk.testing.scripts import Act, play
 from rlsdk.testing.worlds import Job, Seat, World
@@ -235,15 +236,21 @@ def _furthest(mine: Any, theirs: Any) -> float:
     return max((abs(mine[name] - theirs[name]) for name in theirs), default=0.0)
 
 
+def claimed_heads(lab: TrainLab) -> list[tuple[Head, str]]:
+    """Heads of one number, and the output that each gives."""
+    known = ((Capability.VALUE_HEAD, Head.VALUE, "values"), (Capability.SCORE_HEAD, Head.SCORE, "scores"))
+    return [(head, name) for capability, head, name in known if capability in lab.spec.capabilities]
+
+
 def write_headed_model(source: str, folder: Path) -> str:
     """The same model with a head of one number, random but saved."""
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    config = AutoConfig.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source, **LOCAL)
     config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = AutoModelForTokenClassification.from_pretrained(source, config=config, dtype=torch.float32)
+        model = AutoModelForTokenClassification.from_pretrained(source, config=config, dtype=torch.float32, **LOCAL)
         for parameter in model.score.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)

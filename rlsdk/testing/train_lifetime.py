@@ -19,7 +19,7 @@ from rlsdk.testing.driving import drive, share, whole
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import held, left_behind, resident_bytes
+from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder, resident_bytes
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
@@ -132,7 +132,8 @@ class LifetimeRequirements:
 
     @requirement("close")
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, can be called twice, and another may follow."""
+        """`close` leaves no process, port, file or shared memory, nor anything in the temporary folder; can be called
+        twice, and another may follow."""
         left = lab.run(closed_twice, lab.case(steps=three_steps()[:1]), str(lab.new_folder("scratch")))
         measured.none("left behind", left)
 
@@ -291,10 +292,19 @@ def many_steps(seat: Seat, case: Case, counted: int) -> float:
 def closed_twice(seat: Seat, case: Case, scratch: str) -> list[str]:
     """What a second engine leaves behind that a first did not."""
     drive(seat, case)
-    before = held(Path(scratch))
-    engine = seat.start(case.spec)
-    engine.forward_backward(share(engine, case.steps[0][0]), Weighed())
-    engine.optim_step()
-    engine.close()
-    engine.close()
-    return left_behind(before, Path(scratch))
+
+    def live() -> None:
+        engine = seat.start(case.spec)
+        engine.forward_backward(share(engine, case.steps[0][0]), Weighed())
+        engine.optim_step()
+        engine.close()
+        engine.close()
+
+    with own_temporary_folder() as folder:
+        before = held(Path(scratch))
+        live()
+        left = left_behind(before, Path(scratch))
+        if not left and (first := os.listdir(folder)):
+            live()
+            left = [f"in the temporary folder: {name}" for name in lasting_files(folder, first)]
+    return left

@@ -20,8 +20,7 @@ from rlsdk.testing.cases import OPTIM, Case, Driven, rows_of
 from rlsdk.testing.driving import drive
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, save, step
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
-from rlsdk.testing.train_ranks import claimed_heads
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_settings import script_of, three_batches
 from rlsdk.testing.worlds import Seat
 

@@ -16,7 +16,7 @@ from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, export, learn, look, step
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 
 LENGTHS = (7, 1, 19, 2, 12, 5)
 TENSOR_TOLERANCE = 5e-4
@@ -125,7 +125,8 @@ class ModelRequirements:
 
     @requirement("model.bfloat16", since=(2, 0))
     def test_model_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16 outputs are near those of float32, and softmax and entropy are taken in float32."""
+        """In bfloat16 outputs are near those of float32, and softmax and entropy are taken in float32; what heads give
+        is float32, too."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.told("dtypes tried", 0)
         batch, names = rows_of((40, 3, 25, 60), seed=4), ("log_probs",)
@@ -135,6 +136,9 @@ class ModelRequirements:
         measured.at_most("mean difference from float32", float((found - exact)[said].abs().mean()), 0.05)
         rounded = found[said].bfloat16().float() == found[said]
         measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded.float().mean()), 0.3)
+        for head, name in claimed_heads(lab):
+            headed = lab.play([look(batch, name)], dtype="bfloat16", head=head)
+            measured.none(f"faults, {name}", headed.faults)
 
     @requirement("model.small_steps", since=(2, 0))
     def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:

@@ -12,7 +12,15 @@ import torch
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
 from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
 from rlsdk.testing.driving import drive
-from rlsdk.testing.objectives import Comparing, Inspecting, RaisedHereError, Raising, Telling, with_own_fields
+from rlsdk.testing.objectives import (
+    Comparing,
+    Inspecting,
+    InspectingApart,
+    RaisedHereError,
+    Raising,
+    Telling,
+    with_own_fields,
+)
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, look, refused, step
@@ -56,6 +64,13 @@ class ObjectiveRequirements:
             for name, value in sums.items():
                 measured.equal(f"{name}, {limit}", value, 0.0)
             measured.none("fields that an engine changed", changed)
+        # Of each call by itself, also where a step has several.
+        batches = [with_own_fields(rows_of(lengths, seed=3)) for lengths in (LENGTHS, (4, 2), LENGTHS)]
+        calls = [learn(one, Inspecting()) for one in batches]
+        results = lab.play([*calls[:2], step, calls[2], step], rows=3).results
+        off = [f"{r.num_micro_batches}, {r.sums['passes']:g} were made" for r in results
+               if r.num_micro_batches != r.sums["passes"]]  # fmt: skip
+        measured.none("numbers of passes that are not their call's", off)
         case = lab.case(steps=[[batch]], objective=Inspecting(), rows=3)
         found = lab.run(drive, case)
         lab.holds(measured, [without_metrics(found)], without_metrics(drive_plain(case)))
@@ -83,10 +98,17 @@ class ObjectiveRequirements:
             # Of the pass that holds the shortest row, whichever others are in it.
             measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
 
+        other = rows_of((3, 20, 5), seed=9).with_meta(told=-1.0)
+        alone = lab.play([learn(other, Telling())], rows=2).results[0]
+        behind = lab.play([learn(batch, Telling()), learn(other, Telling())], rows=2).results[1]
+        for name in ("loss", "sums", "maxima"):
+            same = getattr(alone, name) == getattr(behind, name)
+            measured.none(f"{name} of an earlier call", [] if same else [f"{getattr(behind, name)}"])
+
     @requirement("objective.whole_groups", since=(2, 0))
     def test_objective_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
         """Rows of equal `uid` are in one pass where the objective asks for whole groups: loss and weights do not
-        depend on the size of passes."""
+        depend on the size of passes. Where it says that it does not ask, passes keep their limit."""
         lengths = (5, 9, 3, 12, 7, 7, 2, 10, 4)
         batch = rows_of(lengths, seed=5).with_rows(uid=torch.tensor([3, 8, 3, 1, 8, 3, 1, 8, 40]))
         script = [learn(batch, Comparing()), step]
@@ -95,6 +117,9 @@ class ObjectiveRequirements:
             cut = lab.play(script, **limit)
             measured.at_least(f"passes, {name}", cut.results[0].num_micro_batches, 2)
             lab.holds(measured, [cut], whole, name)
+        apart = with_own_fields(rows_of(lengths, seed=5)).with_rows(uid=torch.zeros(len(lengths), dtype=torch.int64))
+        found = lab.play([learn(apart, InspectingApart(rows=2))], rows=2).results[0]
+        measured.equal("passes over their limit, groups not asked for", found.sums["passes over their limit"], 0.0)
 
     @requirement("objective.raises", since=(2, 0))
     def test_objective_raises(self, lab: TrainLab, measured: Measured) -> None:

@@ -21,8 +21,7 @@ from rlsdk.testing.cases import Case, Weighed
 from rlsdk.testing.driving import share
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import read
-from rlsdk.testing.train_lab import TrainLab
-from rlsdk.testing.train_ranks import claimed_heads
+from rlsdk.testing.train_lab import TrainLab, claimed_heads
 from rlsdk.testing.train_settings import three_batches
 from rlsdk.testing.train_splits import split_case
 from rlsdk.testing.worlds import SEED, Seat

@@ -19,9 +19,9 @@ from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, read, reset, skip, step
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, moved
-from rlsdk.testing.train_ranks import FEW, claimed_heads, data_case, steps_of
+from rlsdk.testing.train_ranks import FEW, data_case, steps_of
 from rlsdk.testing.train_settings import EVERYTHING, infinite_slope
 from rlsdk.testing.worlds import Seat
 

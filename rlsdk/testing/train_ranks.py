@@ -18,7 +18,7 @@ from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train_exports import ill_fitting
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, TENSOR_TOLERANCE, worst_tensor
 from rlsdk.testing.train_settings import EVERYTHING
 from rlsdk.testing.train_splits import split_case
@@ -263,12 +263,6 @@ def data_case(lab: TrainLab, **fields: Any) -> Case:
 
 def steps_of(lengths: tuple[int, ...], number: int = 2, *, seed: int = 50, **fields: Any) -> list[list[Any]]:
     return [[rows_of(lengths, seed=seed + at, **fields)] for at in range(number)]
-
-
-def claimed_heads(lab: TrainLab) -> list[tuple[Head, str]]:
-    """Heads of one number, and the output that each gives."""
-    known = ((Capability.VALUE_HEAD, Head.VALUE, "values"), (Capability.SCORE_HEAD, Head.SCORE, "scores"))
-    return [(head, name) for capability, head, name in known if capability in lab.spec.capabilities]
 
 
 def furthest_copy(ranks: list[Driven]) -> float:

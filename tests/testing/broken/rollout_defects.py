@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.fifth_defects import ROLLOUT_FIFTH
 from broken.fourth_defects import ROLLOUT_FOURTH
 from broken.life_defects import ROLLOUT_LIVES
 from broken.promise_defects import ROLLOUT_PROMISES
@@ -259,4 +260,5 @@ ROLLOUT = {
     **ROLLOUT_UNSEEN,
     **ROLLOUT_LIVES,
     **ROLLOUT_FOURTH,
+    **ROLLOUT_FIFTH,
 }

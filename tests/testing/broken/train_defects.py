@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.fifth_defects import TRAIN_FIFTH
 from broken.fourth_defects import RANKS_FOURTH, TRAIN_FOURTH
 from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
@@ -221,5 +222,6 @@ TRAIN = {
     **TRAIN_UNSEEN,
     **TRAIN_LIVES,
     **TRAIN_FOURTH,
+    **TRAIN_FIFTH,
     **RANKS,
 }
