@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.overlap import page  # noqa: E402
-from benchmarks.overlap.rows import SYNCHRONOUS, Measured  # noqa: E402
+from benchmarks.overlap import page
+from benchmarks.overlap.rows import SYNCHRONOUS, Measured
 
 PLAIN = Measured(
     load="balanced", schedule=SYNCHRONOUS, step_s=0.5, simulated_s=0.505, by_itself_s=0.5, gain=1.0, bound=2.0,
