@@ -115,6 +115,9 @@ class Watch:
         self._process = process
         self._folder = folder
         self._spares_rollout = spares_rollout
+        self._parts: dict[psutil.Process, str] = {}
+        self._known: dict[int, tuple[str, float, float]] = {}
+        """By process: its part, and seconds on a core and in a queue."""
         self._first: tuple[int, dict[str, tuple[float, float]]] | None = None
         self._last: tuple[int, dict[str, tuple[float, float]]] | None = None
 
@@ -123,7 +126,8 @@ class Watch:
         while self._process.poll() is None:
             with suppress(psutil.Error, OSError):  # one has ended meanwhile
                 self._look({"train": {cores[0]}, "rollout": {cores[1 % len(cores)]}})
-            time.sleep(0.5)
+            # What this process takes, it takes from the pools.
+            time.sleep(0.5 if self._first is None else 2.0)
 
     def taken_ms(self) -> dict[str, dict[str, float]]:
         """By part, milliseconds a step: `cpu`, and `queued` where a thread could have run and its core was taken."""
@@ -132,27 +136,40 @@ class Watch:
         steps = self._last[0] - self._first[0]
         found = {}
         for part in PARTS:
-            before, after = (seen.get(part, (0.0, 0.0)) for seen in (self._first[1], self._last[1]))
+            before, after = self._first[1][part], self._last[1][part]
             cpu, queued = (1e3 * (b - a) / steps for a, b in zip(before, after, strict=True))
             found[part] = {"cpu": cpu, "queued": queued}
         return found
 
     def _look(self, cores: dict[str, set[int]]) -> None:
+        if self._first is None:
+            self._find(cores)
+        for process, part in self._parts.items():
+            with suppress(psutil.Error, OSError):
+                used = process.cpu_times()
+                _, _, queued = self._known.get(process.pid, ("", 0.0, 0.0))
+                # A thread that has ended takes its time in the queue with it.
+                self._known[process.pid] = part, used.user + used.system, max(queued, _queued_s(process))
+        steps = len(read_metrics(self._folder)) if self._folder.is_dir() else 0
+        if WARM <= steps < STEPS:  # afterwards processes end
+            self._last = steps, self._sums()
+            self._first = self._first or self._last
+
+    def _find(self, cores: dict[str, set[int]]) -> None:
+        """Threads and processes that these start are held where they are."""
         whole = psutil.Process(self._process.pid)
-        seen: dict[str, tuple[float, float]] = {}
         for process in [whole, *whole.children(recursive=True)]:
-            part = self._part_of(process)
+            part = self._parts[process] = self._part_of(process)
             if part != "controller":
                 _hold(process, cores[part])
             elif self._spares_rollout:
                 _hold(process, cores["train"])
-            cpu, queued = seen.get(part, (0.0, 0.0))
-            used = process.cpu_times()
-            seen[part] = cpu + used.user + used.system, queued + _queued_s(process)
-        steps = len(read_metrics(self._folder)) if self._folder.is_dir() else 0
-        if steps >= WARM:
-            self._last = steps, seen
-            self._first = self._first or self._last
+
+    def _sums(self) -> dict[str, tuple[float, float]]:
+        found = dict.fromkeys(PARTS, (0.0, 0.0))
+        for part, cpu, queued in self._known.values():
+            found[part] = found[part][0] + cpu, found[part][1] + queued
+        return found
 
     def _part_of(self, process: psutil.Process) -> str:
         """Workers by the log that they write, `POOL-DEVICE.log`."""
