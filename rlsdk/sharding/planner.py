@@ -298,8 +298,11 @@ def choose_transports(
     target: Sequence[WeightLayout],
     transports: Sequence[type[Transport]],
 ) -> tuple[tuple[str, ...], Ints]:
-    """(names, for each piece which of them): for each pair of ranks the first transport that reaches. Asked once for
-    each kind of pair: how far apart the two are (`holders.ELSEWHERE` and the like), and on which kind of device each."""
+    """For each pair of ranks the first transport that reaches: (names, for each piece which of them).
+
+    Asked once for each kind of pair: how far apart the two are (same process, device, node, or none of these), and on
+    which kind of device each is.
+    """
     names = tuple(transport.name for transport in transports)
     kinds: dict[str, int] = {}
     of_kind = [
