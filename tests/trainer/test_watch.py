@@ -85,7 +85,6 @@ def test_updates_without_a_ratio_are_warned_of_from_the_second_one_on() -> None:
         assert off_policy_warning("other", loss, twice) is None
 
 
-<<<<<<< HEAD
 def test_a_step_that_takes_every_row_many_times_is_said() -> None:
     """1,000 prompts a step of 64 rows trained without a word."""
     said = repeated_notice(TrainerConfig(prompts_per_step=1000), 64)
@@ -94,7 +93,8 @@ def test_a_step_that_takes_every_row_many_times_is_said() -> None:
     assert "each row about 16 times" in said
     assert "`--trainer.prompts_per_step 64`" in said
     assert repeated_notice(TrainerConfig(prompts_per_step=64), 64) is None
-=======
+
+
 def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None:
     assert quantized_notice(0, 9, {}) is None
     bare = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123})
@@ -105,4 +105,3 @@ def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None
     corrected = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123, "mismatch/kl_k1": 0.001})
     assert corrected is not None
     assert "--algorithm" not in corrected
->>>>>>> e56dfa6 (float8 with block scales: in layouts, quantized at the target, proven)
