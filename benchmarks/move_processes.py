@@ -21,11 +21,13 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.cluster.object_store import RayObjectStore
-from rlsdk.interfaces import Bucket, Relay, SyncReceipt, Transfer, WeightLayout, WeightShard
+from rlsdk.interfaces import Bucket, QuantizedPiece, Relay, SyncReceipt, Transfer, WeightLayout, WeightShard
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
 from rlsdk.sharding import WeightSource, WeightTarget
@@ -99,6 +101,14 @@ class TrainProcess(Watched):
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)
+
+    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
+        return self.source.block_maxima(pieces)
+
+    def weight_block_fingerprints(
+        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
+    ) -> Mapping[str, int]:
+        return self.source.block_fingerprints(pieces, maxima)
 
     def optim_step(self) -> None:
         self.engine.optim_step()

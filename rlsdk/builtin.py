@@ -40,6 +40,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             name="transformers",
             kind=BackendKind.ROLLOUT,
             engine="rlsdk.reference.transformers_rollout:TransformersRolloutEngine",
+            options="rlsdk.reference.options:TransformersOptions",
             forecast="rlsdk.reference.forecast:forecast_rollout",
             description="Batched, cached decoding of any transformers model in one process.",
             capabilities=frozenset(

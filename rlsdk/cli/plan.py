@@ -150,6 +150,9 @@ def _reshard(plan: RunPlan) -> Table | None:
         least, most = map(gb, found.place_bytes)
         table.add_row(f"to each {what}", most, "" if least == most else f"at least {least}")
     table.add_row("between processes", gb(found.moved_bytes), bound)
+    if found.quantized_tensors:
+        held = f"{found.quantized_tensors} tensors to float8 where they arrive, each scale of a whole block"
+        table.add_row("quantizing, a target", gb(found.quantizing_bytes), held)
     if plan.num_nodes > 1:
         table.add_row("between nodes", gb(found.between_nodes_bytes), "")
     for name, num_bytes in found.by_transport.items():

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlsdk.interfaces.weights import Box, SyncReceipt, TensorMeta, WeightLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,15 @@ class Transfer:
     """On the wire."""
     num_bytes: int
     """On the wire."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedPiece:
+    """A box of a tensor that is served with block scales (`BlockScales`), for its proof."""
+
+    transfer: Transfer
+    """In `BlockScales.taken_as`."""
+    block: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +106,8 @@ class SyncReport:
     receipts: tuple[SyncReceipt, ...] = ()
     transports: tuple[str, ...] = ()
     """Names of those by which the bytes came, in order of preference."""
+    quantized_tensors: int = 0
+    """Of the tensors, those that a replica serves as float8 with block scales (`BlockScales`)."""
 
 
 class WeightSourceHost(Protocol):
@@ -110,6 +125,17 @@ class WeightSourceHost(Protocol):
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         """Fingerprint of each of these tensors, computed over this rank's own memory: partial ones of boxes add up."""
+        ...
+
+    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
+        """Largest magnitude in each block that each piece has a part of (`rlsdk.kit.block_scales.block_maxima`). Asked
+        where weights are served with block scales: the greatest of all sources' is the block's."""
+        ...
+
+    def weight_block_fingerprints(
+        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
+    ) -> Mapping[str, int]:
+        """As `weight_fingerprints`, of the float8 values that the pieces come to under these maxima of whole blocks."""
         ...
 
 

@@ -58,12 +58,30 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockScales:
+    """A rollout engine serves a tensor as `float8_e4m3fn` with one float32 scale for each block of it, as
+    DeepSeek-V3's files do (arXiv:2412.19437, section 3.3.2). The weights travel unquantized; the engine quantizes what
+    arrives (`rlsdk.kit.block_scales`), and its receipt names the scales as a tensor of their own."""
+
+    name: str
+    """Of the tensor of scales, `ceil(shape / block)`; it is made at the target and in no layout's `tensors`."""
+    block: tuple[int, ...]
+    """Elements of a block in each dimension; the last block of a dimension may be shorter. (128, 128) of a matrix."""
+    taken_as: str
+    """Dtype in which the weights are taken before they are quantized: they travel in it, or in the source's where that
+    is narrower."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorMeta:
     """A canonical tensor: name, full shape, and the dtype it is held in."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    scales: BlockScales | None = None
+    """Rollout: `dtype` is `float8_e4m3fn`, and values are multiples of a scale for each block. A worker's boxes of such
+    a tensor begin and end at the edges of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.interfaces import (
+    BlockScales,
     Box,
     ConfigError,
     FinishReason,
@@ -24,6 +25,7 @@ from rlsdk.interfaces import (
     VersionRun,
     WeightLayout,
 )
+from rlsdk.kit.block_scales import DTYPE_NAME
 
 
 def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
@@ -59,6 +61,16 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
         )
 
 
+def tensor_metas(
+    shapes: Mapping[str, tuple[int, ...]], dtype: str, scales: Mapping[str, BlockScales]
+) -> tuple[TensorMeta, ...]:
+    """Of all tensors, in one dtype but for those with block scales."""
+    return tuple(
+        TensorMeta(name=name, shape=shape, dtype=DTYPE_NAME if name in scales else dtype, scales=scales.get(name))
+        for name, shape in shapes.items()
+    )
+
+
 def whole_layout(
     ctx: RankContext,
     dtype: str,
@@ -66,6 +78,7 @@ def whole_layout(
     tied: Mapping[str, str],
     *,
     on_host: bool = False,
+    scales: Mapping[str, BlockScales] | None = None,
 ) -> WeightLayout:
     """The layout of an engine that takes every tensor whole, in this process.
 
@@ -75,13 +88,14 @@ def whole_layout(
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
         on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
+        scales: of the tensors that are served as float8 with block scales.
     """
     return WeightLayout(
         rank=0,
         node=ctx.node,
         device="cpu" if on_host else ctx.device,
         process=f"{ctx.node}:{os.getpid()}",
-        tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()),
+        tensors=tensor_metas(shapes, dtype, scales or {}),
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),
         tied=tied,
     )

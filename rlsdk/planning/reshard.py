@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlsdk.interfaces import Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
+from rlsdk.interfaces import DTYPE_BYTES, Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
 from rlsdk.sharding.devices import on_physical_device
+from rlsdk.sharding.holders import distinct_tensors
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.planner import plan_reshard
@@ -50,6 +51,10 @@ class ReshardSummary:
     """Of the busiest link of any device, kept full (`ReshardPlan.predicted_s`)."""
     receiving_bytes: int
     """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
+    quantized_tensors: int = 0
+    """Of the tensors, those that are quantized where they arrive."""
+    quantizing_bytes: int = 0
+    """Most that a target keeps of one such tensor until its blocks are whole."""
 
 
 def layouts_of(
@@ -102,6 +107,7 @@ def summarize(
         places[taker] += num_bytes
         between += num_bytes * (source[giver].node != target[taker].node)
     sending, receiving = block_bytes(plan)
+    quantized = [plan.tensors[meta.name] for meta in distinct_tensors(target) if meta.scales is not None]
     return ReshardSummary(
         num_tensors=len(plan.tensors),
         num_parameters=num_parameters(plan),
@@ -118,6 +124,8 @@ def summarize(
         sending_bytes=sending,
         predicted_s=plan.predicted_s,
         receiving_bytes=receiving,
+        quantized_tensors=len(quantized),
+        quantizing_bytes=max((math.prod(m.shape) * DTYPE_BYTES[m.dtype] for m in quantized), default=0),
     )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.kit.block_scales import scales_bytes
 from rlsdk.kit.forecast import ModelTensors, count_passes, rollout, training
-from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.hf import build_model, load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.serving import tensor_metas
+from rlsdk.reference.block_linear import block_scales
 
 DECODE_COPIES = 4
 """Of a step's float32 logits: as they come, scaled, as log-probs, and sorted or summed up for the draw."""
@@ -38,12 +43,20 @@ def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | Rollout
 def forecast_rollout(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
     """Of the backend `transformers`: a whole copy in each process, keys and values while there are requests."""
     spec = rollout(spec, "transformers")
-    tensors, config = ModelTensors.read(spec), load_model_config(spec.model)
-    rows = min(workload.running_rows, spec.max_running)
+    model, config = build_model(spec.model, empty=True), load_model_config(spec.model)
+    tensors = ModelTensors.of(model)
+    scales = block_scales(model, tensors.shapes, spec)
+    rows, width = min(workload.running_rows, spec.max_running), DTYPE_BYTES[spec.model.dtype]
+    quantized = {name: math.prod(tensors.shapes[name]) for name in scales}
+    # Each layer is multiplied out in float32, with the scale of each element beside it, and rounded.
+    multiplied_out = max(quantized.values(), default=0) * (4 + 4 + width)
     memory = RankMemory(
-        weights_bytes=tensors.numel * DTYPE_BYTES[spec.model.dtype],
-        forward_bytes=DECODE_COPIES * rows * int(config.get_text_config().vocab_size) * 4,
+        weights_bytes=(tensors.numel - sum(quantized.values())) * width
+        + sum(quantized.values())
+        + sum(scales_bytes(tensors.shapes[name], said.block) for name, said in scales.items()),
+        forward_bytes=DECODE_COPIES * rows * int(config.get_text_config().vocab_size) * 4 + multiplied_out,
         cache_bytes=rows * workload.row_tokens * bytes_per_token(config, spec.model.dtype),
     )
-    layouts = tuple((tensors.layout(ctx, spec.model.dtype),) for ctx in contexts)
+    metas = tensor_metas(tensors.shapes, spec.model.dtype, scales)
+    layouts = tuple((replace(tensors.layout(ctx, spec.model.dtype), tensors=metas),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError, nearest
+from rlsdk.kit.block_scales import BlockQuantizer
 
 
 @torch.no_grad()
-def load_shards(parameters: Mapping[str, Tensor], shards: Iterable[WeightShard], version: int) -> int:
+def load_shards(
+    parameters: Mapping[str, Tensor],
+    shards: Iterable[WeightShard],
+    version: int,
+    quantizers: Mapping[str, BlockQuantizer] | None = None,
+) -> int:
     """Copies every shard to its place, converting its dtype. Memory stays bounded by one shard.
 
     A shard that is a view of its own place (engines that share memory hand out such) is not copied.
@@ -20,9 +26,10 @@ def load_shards(parameters: Mapping[str, Tensor], shards: Iterable[WeightShard],
         parameters: canonical name -> what is served.
         shards: boxes that tile every parameter, in any order.
         version: named in errors.
+        quantizers: of the parameters that are quantized as they come.
 
     Returns:
-        Bytes that arrived, in the dtype that they are served in.
+        Bytes that arrived, in the dtype that they are served in, scales not counted.
 
     Raises:
         WeightSyncError: a tensor is unknown, was sent twice in part, does not fit, or was not covered.
@@ -31,7 +38,9 @@ def load_shards(parameters: Mapping[str, Tensor], shards: Iterable[WeightShard],
     num_bytes = 0
     for shard in shards:
         place = _place(parameters, shard, came, version)
-        if not _is_same_memory(place, shard.tensor):
+        if quantizers and shard.name in quantizers:
+            quantizers[shard.name].take(shard)
+        elif not _is_same_memory(place, shard.tensor):
             place.copy_(shard.tensor)
         num_bytes += place.numel() * place.element_size()
     lacking = sorted(name for name, p in parameters.items() if sum(box.numel for box in came[name]) < p.numel())

@@ -28,10 +28,12 @@ from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.stop_text import StopText
+from rlsdk.reference.block_linear import block_scales, quantize_linears, quantizers
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job
 from rlsdk.reference.loading import load_shards
 from rlsdk.reference.lockstep import rows_for
+from rlsdk.reference.options import TransformersOptions
 
 PAUSED_S = 0.005
 """Between two looks whether a paused engine goes on."""
@@ -44,8 +46,9 @@ class TransformersRolloutEngine(RolloutEngine):
     differ in the last bits with the batch around it, as matrix products are rounded in another order; in float32 that
     changes about one token in a million, in bfloat16 one in some hundred.
 
-    Weights are loaded in place. Updates are refused while requests run, unless they are paused; what was computed for
-    them under the old weights is computed again.
+    Weights are loaded in place; with `weights: fp8_block` those of linear layers are quantized on the way. Updates are
+    refused while requests run, unless they are paused; what was computed for them under the old weights is computed
+    again.
     """
 
     num_tokens = 0
@@ -59,6 +62,13 @@ class TransformersRolloutEngine(RolloutEngine):
         self.model = model.requires_grad_(False)
         self.parameters, self.tied = canonical_parameters(self.model)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        self.scales = block_scales(self.model, self.shapes, spec)
+        """By the name of each tensor that is served as float8."""
+        if self.scales:
+            quantize_linears(self.model, self.scales)
+            self.parameters, _ = canonical_parameters(self.model)
+        self.held = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        """Of all that is in memory: canonical tensors, and scales."""
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self.decoder = Decoder(
             rows_for(self.model), device, max_running=spec.max_running, stop_text=StopText(spec.model)
@@ -89,7 +99,7 @@ class TransformersRolloutEngine(RolloutEngine):
                     self.decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied)]
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, scales=self.scales)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -98,12 +108,11 @@ class TransformersRolloutEngine(RolloutEngine):
                     f"version {version} came while {len(self.decoder.jobs)} requests run; end, abort or pause them"
                 )
             self.decoder.version = None  # keys and values are of weights that are no more, whatever their name
-            num_bytes = load_shards(self.parameters, shards, version)
-            fingerprints = {name: fingerprint(p, Box.whole(self.shapes[name])) for name, p in self.parameters.items()}
+            taken = {name: self.parameters[name] for name in self.shapes}
+            num_bytes = load_shards(taken, shards, version, quantizers(self.parameters, self.scales))
+            fingerprints = {name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.parameters.items()}
             self.version = version
-        return SyncReceipt(
-            version=version, num_tensors=len(fingerprints), num_bytes=num_bytes, fingerprints=fingerprints
-        )
+        return SyncReceipt(version=version, num_tensors=len(taken), num_bytes=num_bytes, fingerprints=fingerprints)
 
     def num_decoded(self) -> int:
         return self.num_tokens
@@ -138,7 +147,7 @@ class TransformersRolloutEngine(RolloutEngine):
             if "weights" in parts:
                 for name, parameter in self.parameters.items():
                     here = parameter.data.to(self.ctx.device)
-                    parameter.data = here if here.shape == self.shapes[name] else here.new_empty(self.shapes[name])
+                    parameter.data = here if here.shape == self.held[name] else here.new_empty(self.held[name])
 
     def close(self) -> None:
         """Frees the model; what runs is ended with an error."""
@@ -177,7 +186,7 @@ def _check_spec(spec: RolloutSpec) -> None:
             f"backend 'transformers' has no constructor of its own to pass {sorted(spec.engine_kwargs)} to; leave "
             "engine_kwargs empty"
         )
-    check_rollout_spec(spec)
+    check_rollout_spec(spec, TransformersOptions)
     for name in ("tp_size", "pp_size", "dp_size"):
         if getattr(spec, name) != 1:
             raise ConfigError(f"backend 'transformers' is one process: {name} {getattr(spec, name)} must be 1")

@@ -4,7 +4,8 @@ Pull model: the manager in the controller plans and checks; each rollout replica
 ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What the hosts of the two roles must serve:
 
 - train: `weight_layout()`, `weight_fingerprints(transfers)`, and, while the engine's own thread may be busy,
-  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`
+  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`; where weights are
+  quantized as they are served, `weight_block_maxima` and `weight_block_fingerprints` too
 - rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and while it pulls
   `pass_on_weights(buckets, sync, timeout_s)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`
 """

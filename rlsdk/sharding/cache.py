@@ -58,7 +58,7 @@ def layout_hash(layouts: Sequence[WeightLayout]) -> str:
             layout.node,
             layout.device,
             layout.process,
-            [(meta.name, meta.shape, meta.dtype) for meta in layout.tensors],
+            [(meta.name, meta.shape, meta.dtype, meta.scales) for meta in layout.tensors],
             sorted(layout.tied.items()),
             len(layout.boxes),
             [name for name, _ in layout.boxes if name not in names],

@@ -19,9 +19,9 @@ ELSEWHERE, SAME_NODE, SAME_DEVICE, SAME_PROCESS = 3, 2, 1, 0
 def distinct_tensors(layouts: Sequence[WeightLayout]) -> list[TensorMeta]:
     """Those of all layouts, equal ones once, in the order in which they first come."""
     # By maps of C functions: a large plan has millions, and to compare two of these objects runs in Python.
-    what = attrgetter("name", "shape", "dtype")
+    what = attrgetter("name", "shape", "dtype", "scales")
     seen = dict.fromkeys(chain.from_iterable(map(what, layout.tensors) for layout in layouts))
-    return [TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape, dtype in seen]
+    return [TensorMeta(name=name, shape=shape, dtype=dtype, scales=scales) for name, shape, dtype, scales in seen]
 
 
 class SourceTensors:

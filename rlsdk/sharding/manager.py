@@ -124,7 +124,7 @@ class GenericShardingManager(ShardingManager):
             for replica in task.replicas:
                 who = f"replica {replica} of rollout backend {self.rollout.backend!r}"
                 check_receipt(receipts[replica], values, version, who)
-        changed = self._check_changed({k: v for values in expected for k, v in values.items()}, version, expect_change)
+        changed = self._check_changed(self._now(expected), version, expect_change)
         end = time.perf_counter()
         return SyncReport(
             version=version,
@@ -137,6 +137,7 @@ class GenericShardingManager(ShardingManager):
             stages_s={"pull": pulled - start, "fingerprint": proven - pulled, "verify": end - proven},
             receipts=tuple(receipts),
             transports=transports_of(plan),
+            quantized_tensors=len({name for task in self.ends().fingerprints for name in task.quantized.tensors}),
         )
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
@@ -144,14 +145,34 @@ class GenericShardingManager(ShardingManager):
         ends = self.ends()
         return self.sync_weights(self.plan(ends.source, ends.target), version, expect_change=expect_change)
 
+    def _now(self, expected: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        """Fingerprint of each tensor of the model; of one that is quantized, of its values and scales."""
+        now = {name: value for values in expected for name, value in values.items()}
+        scaled = [meta for task in self.ends().fingerprints for meta in task.quantized.tensors.values()]
+        for name, scales in {(meta.name, meta.scales.name) for meta in scaled if meta.scales is not None}:
+            now[name] += now.pop(scales) << 32
+        return now
+
     def _fingerprints(self) -> list[dict[str, int]]:
         """What each group of like replicas must come to serve, computed by the sources."""
         expected = []
         for task in self.ends().fingerprints:
             arguments = [(transfers,) for transfers in task.transfers]
             found = call_each(self.train, WeightSourceHost.weight_fingerprints, arguments, timeout_s=self.timeout_s)
-            expected.append(task.total(found))
+            expected.append(task.total(found) | self._quantized_fingerprints(task))
         return expected
+
+    def _quantized_fingerprints(self, task: FingerprintTask) -> dict[str, int]:
+        """Of the tensors that replicas quantize, and of their scales."""
+        proof = task.quantized
+        if not proof.tensors:
+            return {}
+        asked = [(pieces,) for pieces in proof.pieces]
+        parts = call_each(self.train, WeightSourceHost.weight_block_maxima, asked, timeout_s=self.timeout_s)
+        maxima = proof.whole_maxima(parts)
+        given = list(zip(proof.pieces, proof.of_pieces(maxima), strict=True))
+        found = call_each(self.train, WeightSourceHost.weight_block_fingerprints, given, timeout_s=self.timeout_s)
+        return task.quantized_total(found, maxima)
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""

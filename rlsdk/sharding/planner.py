@@ -32,6 +32,7 @@ from rlsdk.sharding.holders import (
 )
 from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
 from rlsdk.sharding.relays import plan_relays, predict_seconds, relayed_load
+from rlsdk.sharding.scales import check_scales
 from rlsdk.sharding.transport import Transport
 
 
@@ -61,6 +62,7 @@ def plan_reshard(
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: expected at least {max(DTYPE_BYTES.values())}")
     held = SourceTensors(source)
     wire = wire_tensors(held, target)
+    check_scales(target)
     _check_all_wanted(held, wire, target)
     sides = Sides.of(source, target, held, wire)
     pieces = match(sides)
@@ -273,11 +275,18 @@ def _travels(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
             f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast would change "
             "the values: the engine must quantize by itself and ask for what it takes"
         )
+    if held.scales is not None or (wanted.scales is not None and held.dtype.startswith("float8")):
+        raise LayoutError(
+            f"{wanted.name!r}: the source holds {held.dtype}, and weights are quantized where they are served, of "
+            "values in float32, bfloat16 or float16: train in one of these"
+        )
+    if wanted.scales is not None:
+        return replace(wanted, dtype=wire_dtype(held.dtype, wanted.scales.taken_as), scales=None)
     if wanted.dtype.startswith("float8") and held.dtype != wanted.dtype:
         raise LayoutError(
             f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast without scales "
-            "loses most of the values' precision. Serve it in bfloat16 (model.dtype), or with a rollout backend that "
-            "quantizes what arrives and asks for it in bfloat16"
+            "loses most of the values' precision. Serve it in bfloat16 (model.dtype), or with a rollout backend whose "
+            "layout names its scales (TensorMeta.scales) and that quantizes what arrives"
         )
     dtype = wire_dtype(held.dtype, wanted.dtype)
     return wanted if dtype == wanted.dtype else replace(wanted, dtype=dtype)
@@ -289,8 +298,11 @@ def choose_transports(
     target: Sequence[WeightLayout],
     transports: Sequence[type[Transport]],
 ) -> tuple[tuple[str, ...], Ints]:
-    """(names, for each piece which of them): for each pair of ranks the first transport that reaches. Asked once for
-    all pairs that stand alike to each other (`Transport.reaches`)."""
+    """For each pair of ranks the first transport that reaches: (names, for each piece which of them).
+
+    Asked once for each kind of pair: how far apart the two are (same process, device, node, or none of these), and on
+    which kind of device each is.
+    """
     names = tuple(transport.name for transport in transports)
     kinds: dict[str, int] = {}
     of_kind = [

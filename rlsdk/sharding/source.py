@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlsdk.interfaces import (
     FINGERPRINT_MODULUS,
     Box,
     Bucket,
     LayoutError,
+    QuantizedPiece,
     TrainEngine,
     Transfer,
     WeightLayout,
     WeightShard,
     fingerprint,
 )
+from rlsdk.kit.block_scales import block_maxima, quantize, scales_of
 from rlsdk.kit.progress import advance
 from rlsdk.sharding.devices import on_physical_device
+from rlsdk.sharding.scales import Maxima
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.transports import make_transport
 
@@ -117,6 +121,31 @@ class WeightSource:
             found = fingerprint(piece.tensor.to(getattr(torch, transfer.dtype)), piece.box)
             totals[transfer.name] = (totals.get(transfer.name, 0) + found) % FINGERPRINT_MODULUS
         return totals
+
+    def block_maxima(self, pieces: Sequence[QuantizedPiece]) -> list[Maxima]:
+        """See `WeightSourceHost.weight_block_maxima`."""
+        return [
+            block_maxima(taken, piece.transfer.box, piece.block).cpu().numpy() for piece, taken in self._taken(pieces)
+        ]
+
+    def block_fingerprints(self, pieces: Sequence[QuantizedPiece], maxima: Sequence[Maxima]) -> dict[str, int]:
+        """See `WeightSourceHost.weight_block_fingerprints`."""
+        totals: dict[str, int] = {}
+        for (piece, taken), most in zip(self._taken(pieces), maxima, strict=True):
+            name, box = piece.transfer.name, piece.transfer.box
+            # Of an array that came from another process, which may be read-only.
+            scales = scales_of(torch.tensor(most)).to(taken.device)
+            found = fingerprint(quantize(taken, scales, box, piece.block), box)
+            totals[name] = (totals.get(name, 0) + found) % FINGERPRINT_MODULUS
+        return totals
+
+    def _taken(self, pieces: Sequence[QuantizedPiece]) -> Iterator[tuple[QuantizedPiece, Tensor]]:
+        """The values of each, as they are before they are quantized."""
+        with self._lock:
+            shards = self._pieces([piece.transfer for piece in pieces])
+        for piece, shard in zip(pieces, shards, strict=True):
+            advance()
+            yield piece, shard.tensor.to(getattr(torch, piece.transfer.dtype))
 
     def close(self) -> None:
         """Frees the memory that transports hold."""

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, SyncReceipt, TensorMeta, Transfer, WeightLayout, WeightSyncError
+from rlsdk.interfaces import (
+    FINGERPRINT_MODULUS,
+    BlockScales,
+    Box,
+    QuantizedPiece,
+    SyncReceipt,
+    TensorMeta,
+    Transfer,
+    WeightLayout,
+    WeightSyncError,
+)
 from rlsdk.sharding.boxes import subtract
 from rlsdk.sharding.holders import SourceTensors
 from rlsdk.sharding.packed_plan import PackedParts
 from rlsdk.sharding.planner import Sides, match
+from rlsdk.sharding.scales import Maxima, QuantizedProof
 
 MAX_NAMED = 5
 """Tensors that an error names before it counts the rest."""
+Served: TypeAlias = tuple[tuple[str, str, BlockScales | None, Box], ...]
+"""Name, dtype, scales and box of what a replica serves."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +37,28 @@ class FingerprintTask:
 
     replicas: tuple[int, ...]
     transfers: tuple[tuple[Transfer, ...], ...]
-    """Per source; together they tile what the replicas want, each box once, in the dtype that is served."""
+    """Per source; together they tile what the replicas want, each box once, in the dtype that is served. Without
+    tensors that the replicas quantize."""
+    quantized: QuantizedProof = field(default_factory=QuantizedProof)
+    """Of these."""
 
     def total(self, parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
         """What each tensor's fingerprint must be: the sources' parts added up."""
         totals = {transfer.name: 0 for mine in self.transfers for transfer in mine}
-        for part in parts:
-            for name, value in part.items():
-                totals[name] = (totals[name] + value) % FINGERPRINT_MODULUS
-        return totals
+        return added_up(totals, parts)
+
+    def quantized_total(self, parts: Sequence[Mapping[str, int]], maxima: Mapping[str, Maxima]) -> dict[str, int]:
+        """As `total`, of the tensors that are quantized and of their scales."""
+        values = added_up(dict.fromkeys(self.quantized.tensors, 0), parts)
+        return values | self.quantized.scale_fingerprints(maxima)
+
+
+def added_up(totals: dict[str, int], parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Fingerprints of parts, added to `totals`."""
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = (totals[name] + value) % FINGERPRINT_MODULUS
+    return totals
 
 
 def plan_fingerprints(
@@ -42,46 +69,68 @@ def plan_fingerprints(
     A box that several sources hold is fingerprinted on one of them, and not on the one that gives it to a single
     replica: sources that have drifted apart are found as well.
     """
-    groups: dict[tuple[tuple[str, str, Box], ...], list[int]] = {}
+    groups: dict[Served, list[int]] = {}
     for replica, layouts in enumerate(replicas):
         groups.setdefault(_served(layouts), []).append(replica)
-    return [
-        FingerprintTask(replicas=tuple(members), transfers=_spread(served, source, piece_bytes))
-        for served, members in groups.items()
-    ]
+    return [_task(members, served, source, piece_bytes) for served, members in groups.items()]
 
 
-def _served(layouts: Sequence[WeightLayout]) -> tuple[tuple[str, str, Box], ...]:
-    """(name, dtype, box) of what a replica serves: what several of its places hold counts once."""
-    boxes: dict[tuple[str, str], list[Box]] = {}
+def _served(layouts: Sequence[WeightLayout]) -> Served:
+    """What a replica serves: what several of its places hold counts once."""
+    boxes: dict[tuple[str, str, BlockScales | None], list[Box]] = {}
     for layout in layouts:
-        dtypes = {meta.name: meta.dtype for meta in layout.tensors}
+        kinds = {meta.name: (meta.dtype, meta.scales) for meta in layout.tensors}
         for name, box in layout.boxes:
-            seen = boxes.setdefault((name, dtypes[name]), [])
+            seen = boxes.setdefault((name, *kinds[name]), [])
             fresh = [box]
             for other in seen:
                 fresh = [part for piece in fresh for part in subtract(piece, other)]
             seen += fresh
-    return tuple((name, dtype, box) for (name, dtype), parts in boxes.items() for box in sorted(parts))
+    return tuple((*kind, box) for kind, parts in boxes.items() for box in sorted(parts))
+
+
+def _task(members: Sequence[int], served: Served, source: Sequence[WeightLayout], piece_bytes: int) -> FingerprintTask:
+    """Of replicas that serve the same."""
+    held = SourceTensors(source)
+    metas = {
+        name: TensorMeta(name=name, shape=held.tensors[held.resolve(name)].shape, dtype=dtype, scales=scales)
+        for name, dtype, scales, _ in served
+    }
+    taken = {
+        name: meta if meta.scales is None else replace(meta, dtype=meta.scales.taken_as) for name, meta in metas.items()
+    }
+    by_source = _spread(served, taken, source, held, piece_bytes)
+    blocks = {name: meta.scales.block for name, meta in metas.items() if meta.scales is not None}
+    if not blocks:
+        return FingerprintTask(replicas=tuple(members), transfers=by_source)
+    return FingerprintTask(
+        replicas=tuple(members),
+        transfers=tuple(tuple(t for t in mine if t.name not in blocks) for mine in by_source),
+        quantized=QuantizedProof(
+            tensors={name: metas[name] for name in blocks},
+            pieces=tuple(
+                tuple(QuantizedPiece(transfer=t, block=blocks[t.name]) for t in mine if t.name in blocks)
+                for mine in by_source
+            ),
+        ),
+    )
 
 
 def _spread(
-    served: Sequence[tuple[str, str, Box]], source: Sequence[WeightLayout], piece_bytes: int
+    served: Served,
+    metas: Mapping[str, TensorMeta],
+    source: Sequence[WeightLayout],
+    held: SourceTensors,
+    piece_bytes: int,
 ) -> tuple[tuple[Transfer, ...], ...]:
     """The boxes, each with one source that holds it; work is spread evenly."""
-    held = SourceTensors(source)
-    dtypes = {name: dtype for name, dtype, _ in served}
-    metas = {
-        name: TensorMeta(name=name, shape=held.tensors[held.resolve(name)].shape, dtype=dtype)
-        for name, dtype in dtypes.items()
-    }
     nowhere = WeightLayout(
         rank=0,
         node="",
         device="",
         process="",
         tensors=tuple(metas.values()),
-        boxes=tuple((name, box) for name, _, box in served),
+        boxes=tuple((name, box) for name, _, _, box in served),
     )
     # Not by the one that gives it: a replica that takes all from one copy would be held to that copy's own numbers.
     pieces = match(Sides.of(source, [nowhere], held, metas), shift=1)

@@ -7,8 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlsdk.interfaces import (
     Bucket,
+    QuantizedPiece,
     Relay,
     RolloutEngine,
     SyncReceipt,
@@ -36,6 +40,14 @@ class TrainHost(WeightSourceHost):
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)
+
+    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
+        return self.source.block_maxima(pieces)
+
+    def weight_block_fingerprints(
+        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
+    ) -> Mapping[str, int]:
+        return self.source.block_fingerprints(pieces, maxima)
 
     def optim_step(self) -> None:
         self.engine.optim_step()

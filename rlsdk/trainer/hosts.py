@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.config import build_options, config_error
 from rlsdk.interfaces import (
@@ -26,6 +29,7 @@ from rlsdk.interfaces import (
     OptimSpec,
     OptimStepResult,
     Parallel,
+    QuantizedPiece,
     RankContext,
     Relay,
     RolloutEngine,
@@ -193,6 +197,16 @@ class TrainHost:
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
         return self.source.fingerprints(transfers)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> list[NDArray[np.float32]]:
+        return self.source.block_maxima(pieces)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def weight_block_fingerprints(
+        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
+    ) -> dict[str, int]:
+        return self.source.block_fingerprints(pieces, maxima)
 
     def close(self) -> None:
         self.source.close()

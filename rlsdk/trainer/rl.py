@@ -26,7 +26,7 @@ from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import staleness_metrics
-from rlsdk.trainer.watch import LearningWatch
+from rlsdk.trainer.watch import LearningWatch, quantized_notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class RlStage(Stage):
         self.average = average
         self.weights = weights
         self._step_of = {state.policy_version: 0}
-        self._halted = self._settled = False
+        self._halted = self._settled = self._quantized_noted = False
         self._watch = LearningWatch()
         """By policy version, the newest step that ended with it; of as many as samples may be behind."""
 
@@ -107,6 +107,7 @@ class RlStage(Stage):
         metrics = staleness | self._metrics(groups, learned, summary, clock)
         self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
+        self._note_quantized(metrics)
         for text in self._watch.step(self.step, metrics):
             self.output.view.notice(text)
         return metrics
@@ -222,6 +223,14 @@ class RlStage(Stage):
         self.output.track(self.step, metrics, samples)
         self.output.view.step(self.step, self.settings.steps, metrics)
         self.output.view.samples(self.step, samples)
+
+    def _note_quantized(self, metrics: Mapping[str, float]) -> None:
+        """Once, that what samples is not what is trained."""
+        report = self.publisher.last_report
+        if report is not None and not self._quantized_noted:
+            self._quantized_noted = True
+            if text := quantized_notice(report.quantized_tensors, report.num_tensors, metrics):
+                self.output.view.notice(text)
 
     def _check_parity(self, metrics: Mapping[str, float]) -> None:
         """Engines are compared under equal weights: samples of older ones differ for another reason."""

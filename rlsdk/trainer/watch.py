@@ -135,3 +135,26 @@ def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str |
         f"samples: from the second update on they are samples of an older policy, and nothing corrects that. "
         f"Use {wanted}, or a loss with a ratio: --algorithm.loss ppo_clip"
     )
+
+
+def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -> str | None:
+    """What to say, after the first step, of samples of quantized weights: they are another policy's than the one that
+    is trained, also where no sample is stale.
+
+    Args:
+        quantized: tensors that are served as float8.
+        total: tensors that are served.
+        metrics: of the step.
+    """
+    if not quantized:
+        return None
+    text = (
+        f"{quantized} of {total} tensors are sampled from as float8 with block scales: log-probs of samples are those "
+        f"of the rounded policy, {metrics.get('parity/log_prob_diff_mean', math.nan):.2g} nats from the trained one "
+        "(parity/log_prob_diff_mean)"
+    )
+    if "mismatch/kl_k1" in metrics:
+        return f"{text}; mismatch/* shows how far apart they are"
+    return (
+        f"{text}, and nothing corrects that. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
+    )

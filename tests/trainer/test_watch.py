@@ -8,7 +8,7 @@ import pytest
 
 from rlsdk.algorithms import losses
 from rlsdk.config import TrainerConfig
-from rlsdk.trainer.watch import LearningWatch, off_policy_warning, repeated_notice, uneven_notice
+from rlsdk.trainer.watch import LearningWatch, off_policy_warning, quantized_notice, repeated_notice, uneven_notice
 
 WELL = {
     "reward/groups_with_signal": 0.5,
@@ -93,3 +93,15 @@ def test_a_step_that_takes_every_row_many_times_is_said() -> None:
     assert "each row about 16 times" in said
     assert "`--trainer.prompts_per_step 64`" in said
     assert repeated_notice(TrainerConfig(prompts_per_step=64), 64) is None
+
+
+def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None:
+    assert quantized_notice(0, 9, {}) is None
+    bare = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123})
+    assert bare is not None
+    assert "7 of 9 tensors are sampled from as float8" in bare
+    assert "0.012 nats" in bare
+    assert "--algorithm.correction.mode truncate" in bare
+    corrected = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123, "mismatch/kl_k1": 0.001})
+    assert corrected is not None
+    assert "--algorithm" not in corrected

@@ -1,0 +1,173 @@
+"""float8 weights with a scale for each block: how they are quantized, and read again.
+
+The rule is that of `per_block_cast_to_fp8` in DeepGEMM, vLLM and SGLang, with float32 scales: of each block the largest
+magnitude, at least `LEAST_MAXIMUM`, over 448 is its scale; values are multiplied by 1 / scale in float32 and rounded to
+the nearest float8_e4m3fn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Box, ConfigError, TensorMeta, WeightShard, WeightSyncError
+
+DTYPE = torch.float8_e4m3fn
+DTYPE_NAME = "float8_e4m3fn"
+SCALES_SUFFIX = "_scale_inv"
+"""Behind a tensor's name: its scales, as DeepSeek-V3's files, vLLM and SGLang name them."""
+LARGEST = torch.finfo(DTYPE).max
+LEAST_MAXIMUM = 1e-4
+"""Of a block: smaller ones are quantized as if they had this, so that no scale is 0."""
+
+
+def scales_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
+    """Of the tensor of scales of a tensor of this shape.
+
+    Raises:
+        ConfigError: the block does not fit the shape's dimensions.
+    """
+    if len(shape) != len(block) or min(block, default=1) < 1:
+        raise ConfigError(f"a block of {list(block)} elements does not fit a tensor of shape {list(shape)}")
+    return tuple(-(-n // b) for n, b in zip(shape, block, strict=True))
+
+
+def blocks_of(box: Box, block: Sequence[int]) -> Box:
+    """Which blocks a box has a part of: a box of the tensor of scales."""
+    low = [o // b for o, b in zip(box.offset, block, strict=True)]
+    high = [-(-(o + n) // b) for o, n, b in zip(box.offset, box.size, block, strict=True)]
+    return Box(tuple(low), tuple(h - lo for lo, h in zip(low, high, strict=True)))
+
+
+def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
+    """Largest magnitude of the part that a box has of each block.
+
+    Args:
+        values: of the box; any float dtype.
+        box: where in the tensor they stand; it may begin and end inside blocks.
+        block: elements in each dimension.
+
+    Returns:
+        float32, of shape `blocks_of(box, block).size`. NaN where a value is.
+    """
+    found = values.abs().float()
+    for axis, (offset, size, length) in enumerate(zip(box.offset, box.size, block, strict=True)):
+        found = found.movedim(axis, 0)
+        edges = [0, *range(length - offset % length, size, length), size]
+        found = torch.stack([found[a:b].amax(0) for a, b in pairwise(edges)])
+        found = found.movedim(0, axis)
+    return found.contiguous()
+
+
+def scales_of(maxima: Tensor) -> Tensor:
+    """float32 scale of each block, of the largest magnitude in it."""
+    return maxima.float().clamp(min=LEAST_MAXIMUM) / LARGEST
+
+
+def expand_scales(scales: Tensor, box: Box, block: Sequence[int]) -> Tensor:
+    """The scale of each element of a box.
+
+    Args:
+        scales: of the blocks that the box has a part of, `blocks_of(box, block).size`.
+        box: in the quantized tensor.
+        block: elements in each dimension.
+    """
+    for axis, (offset, size, length) in enumerate(zip(box.offset, box.size, block, strict=True)):
+        begin = offset % length
+        scales = scales.repeat_interleave(length, axis).narrow(axis, begin, size)
+    return scales
+
+
+def quantize(values: Tensor, scales: Tensor, box: Box, block: Sequence[int]) -> Tensor:
+    """The float8 values of a box, of the scales of the blocks that it has a part of."""
+    return (values.float() * expand_scales(1.0 / scales, box, block)).to(DTYPE)
+
+
+def dequantize(values: Tensor, scales: Tensor, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A whole tensor in another dtype: value * scale, rounded once."""
+    whole = Box.whole(tuple(values.shape))
+    return (values.float() * expand_scales(scales, whole, block)).to(dtype)
+
+
+class BlockQuantizer:
+    """Quantizes one tensor, or one part of it that a worker serves, as its values arrive in boxes of any cut.
+
+    A block needs all of its values before the first is rounded. Values wait in strips: whole blocks in all dimensions
+    but the last, which is that of the memory. A strip's memory lives from its first value to its last.
+    """
+
+    def __init__(self, meta: TensorMeta, values: Tensor, scales: Tensor, box: Box | None = None) -> None:
+        """Binds the memory that serves.
+
+        Args:
+            meta: of the tensor, with its scales.
+            values: float8_e4m3fn, of the box.
+            scales: float32, of the box's blocks.
+            box: of the tensor; it begins and ends at the edges of blocks. None: all of it.
+        """
+        assert meta.scales is not None
+        self._name, self._block, self._shape = meta.name, meta.scales.block, meta.shape
+        self._values, self._scales, self._box = values, scales, box or Box.whole(meta.shape)
+        self._waiting: dict[Box, tuple[Tensor, int]] = {}
+
+    @torch.no_grad()
+    def take(self, shard: WeightShard) -> None:
+        """Copies what is in the box; what is complete is quantized. No element may come twice.
+
+        Raises:
+            WeightSyncError: a value is not finite.
+        """
+        here = shard.box.intersect(self._box)
+        if here is None:
+            return
+        for strip in self._strips(here):
+            common = strip.intersect(here)
+            assert common is not None
+            part = shard.tensor[common.slices(shard.box)]
+            if common == strip:
+                self._finish(strip, part)
+                continue
+            held, lacking = self._waiting.pop(strip, (None, strip.numel))
+            if held is None:
+                held = torch.empty(strip.size, dtype=shard.tensor.dtype, device=self._values.device)
+            held[common.slices(strip)] = part
+            if lacking == common.numel:
+                self._finish(strip, held)
+            else:
+                self._waiting[strip] = held, lacking - common.numel
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of strips that are not complete."""
+        return sum(held.nbytes for held, _ in self._waiting.values())
+
+    def _strips(self, box: Box) -> Iterator[Box]:
+        """Those that a box has a part of."""
+        cuts = []
+        for axis, length in enumerate(self._block[:-1]):
+            first, end = box.offset[axis] // length * length, box.offset[axis] + box.size[axis]
+            cuts.append([(at, min(length, self._shape[axis] - at)) for at in range(first, end, length)])
+        cuts.append([(self._box.offset[-1], self._box.size[-1])])
+        for spans in product(*cuts):
+            yield Box(tuple(at for at, _ in spans), tuple(size for _, size in spans))
+
+    def _finish(self, strip: Box, values: Tensor) -> None:
+        values = values.to(self._values.device)
+        maxima = block_maxima(values, strip, self._block)
+        if not bool(maxima.isfinite().all()):
+            raise WeightSyncError(
+                f"{self._name!r} has values that are not finite: they cannot be quantized. "
+                "Training has diverged, or the weights are damaged"
+            )
+        scales, blocks = scales_of(maxima), blocks_of(strip, self._block)
+        self._scales[blocks.slices(blocks_of(self._box, self._block))] = scales
+        self._values[strip.slices(self._box)] = quantize(values, scales, strip, self._block)
+
+
+def scales_bytes(shape: Sequence[int], block: Sequence[int]) -> int:
+    """Of the scales of a tensor."""
+    return 4 * math.prod(scales_shape(shape, block))
