@@ -93,7 +93,7 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     checked = with_model_path(config, "made on the spot") if quickstart else config
     nothing: Mapping[str, Any] = {}
     model = {"model_type": "llama"} if quickstart else found.look(lambda: model_fields(config), nothing)
-    _check_data(config, registry, found, holds_out=training.pairs is None)
+    _check_data(config, registry, found, of_pairs=training.pairs is not None)
     if training is Training.RL:
         notices = _check_rl(checked, registry, found, device, model)
     else:
@@ -121,12 +121,12 @@ def _read(
     return with_absolute_paths(read)
 
 
-def _check_data(config: RunConfig, registry: Registry, found: Findings, *, holds_out: bool) -> None:
+def _check_data(config: RunConfig, registry: Registry, found: Findings, *, of_pairs: bool) -> None:
     from rlsdk.trainer.data_sources import check_rows, source_checks
 
     are_there = [found.look(check, False) for check in source_checks(config, registry)]
     if all(are_there):
-        found.look(lambda: check_rows(config, registry, holds_out=holds_out), None)
+        found.look(lambda: check_rows(config, registry, of_pairs=of_pairs), None)
 
 
 def _check_rl(

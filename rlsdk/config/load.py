@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlsdk.config.base import FIELDS_ONLY, problems_in
+from rlsdk.config.describe import describe_options
 from rlsdk.config.explain import dotted, explain
 from rlsdk.config.fields import annotation_at, keys_at, members
 from rlsdk.config.options import build_options
@@ -30,6 +31,25 @@ SECTIONS: Mapping[str, BackendKind] = {
     "critic": BackendKind.TRAIN,
 }
 """Sections that may choose a backend, and of which kind. Those without one of their own take that of their kind."""
+FOREIGN_NAMES: Mapping[str, str] = {
+    "batch_size": "trainer.prompts_per_step",
+    "train_batch_size": "trainer.prompts_per_step",
+    "per_device_train_batch_size": "train.micro_batch_rows",
+    "learning_rate": "lr",
+    "max_steps": "trainer.steps",
+    "num_train_epochs": "trainer.epochs",
+    "num_generations": "trainer.samples_per_prompt",
+    "group_size": "trainer.samples_per_prompt",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "output_dir": "trainer.run_dir",
+    "beta": "algorithm.kl_coef",
+}
+"""Names that other trainers give to fields -> where they stand here: a path, or its end."""
+USUAL = ("train.optim.lr",)
+"""Named first where several fields go by one name."""
+MOST_ELSEWHERE = 4
 FROM_PYTHON = "the call"
 """Where values come from that a program gives, in messages."""
 
@@ -284,6 +304,8 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
 
 
 def _sections_with(key: str) -> str:
-    """Fields of this name in the sections of the configuration; empty where there is none, or too many to help."""
-    found = [f"{section}.{key}" for section in keys_at(RunConfig, ()) if key in keys_at(RunConfig, (section,))]
-    return " and ".join(found) if len(found) <= 2 else ""
+    """Fields that hold what a key of this name means; empty where there is none, or too many to help."""
+    name = FOREIGN_NAMES.get(key, key)
+    paths = [option.path for option in describe_options(RunConfig)]
+    found = sorted((path for path in paths if f".{path}".endswith(f".{name}")), key=lambda path: path not in USUAL)
+    return " and ".join(found) if len(found) <= MOST_ELSEWHERE else ""

@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.config import RunConfig
-from rlsdk.data import DataRow, PromptFormat, check_source, load_rows, parse_source, split_by_content
+from rlsdk.data import (
+    DataRow,
+    PromptFormat,
+    check_source,
+    load_rows,
+    lookup,
+    missing_field,
+    parse_source,
+    split_by_content,
+)
 from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.registry import ComponentKind, Registry
@@ -32,7 +41,7 @@ def source_names(config: RunConfig) -> dict[str, str]:
     }
 
 
-def check_rows(config: RunConfig, registry: Registry, *, holds_out: bool) -> None:
+def check_rows(config: RunConfig, registry: Registry, *, of_pairs: bool = False) -> None:
     """Refuses rows that cannot be used before the run has a process: all of a small file's, the first one of others.
 
     Files of text only; what a library or the network reads is read when the run starts.
@@ -40,7 +49,7 @@ def check_rows(config: RunConfig, registry: Registry, *, holds_out: bool) -> Non
     Args:
         config: of the run.
         registry: of what is installed.
-        holds_out: evaluations take their rows from those that are trained on, unless the configuration names others.
+        of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
 
     Raises:
         ConfigError, DataError: a file cannot be read, a row has no prompt, or too few questions to hold some out; the
@@ -62,11 +71,22 @@ def check_rows(config: RunConfig, registry: Registry, *, holds_out: bool) -> Non
             found, all_of_it = _text_rows(name, registry, options, limit)
             found = [replace(row, row={**row.row, **fields}) for row in found]
             form.select(found)
+            for row in found if of_pairs else ():
+                _check_pair(row, config)
         except (ConfigError, DataError) as error:
             raise type(error)(f"{field}: {error}") from error
         rows, is_whole = [*rows, *found], is_whole and all_of_it
-    if rows and is_whole and holds_out and _holds_out(config):
+    if rows and is_whole and _holds_out(config):
         split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+
+
+def _check_pair(row: DataRow, config: RunConfig) -> None:
+    own = config.preferences
+    for flag, path in (("chosen_field", own.chosen_field), ("rejected_field", own.rejected_field)):
+        try:
+            lookup(row.row, path)
+        except KeyError:
+            raise missing_field(path, row, flag, flag=f"preferences.{flag}") from None
 
 
 def _text_rows(

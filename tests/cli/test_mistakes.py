@@ -58,6 +58,9 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--data.prompt_template", "{promt} hi"], ["no field 'promt'", "did you mean 'prompt'?"]),
         (["--trainer.steps"], ["trainer.steps: no value was given", "--trainer.steps VALUE"]),
         (["--train.device", "cuda"], ["train.device: unknown key", "there is placement.device"]),
+        (["--lr", "0.1"], ["lr: unknown key", "there is train.optim.lr and "]),
+        (["--learning_rate", "0.1"], ["learning_rate: unknown key", "there is train.optim.lr and "]),
+        (["--batch_size", "4"], ["batch_size: unknown key", "there is trainer.prompts_per_step"]),
         (["--algorithm", "gpro"], ["did you mean 'grpo'?"]),
         (["--tracking.trackers", "[jsonl, wand]"], ["did you mean 'wandb'?"]),
         (["--reward", "mine.py"], ["expected FILE.py:FUNCTION, such as mine.py:my_function"]),
@@ -129,6 +132,33 @@ def test_a_resumed_run_with_another_model_is_refused_before_anything_starts(
     assert "hidden_size 192 there and 128 here" in said
     assert "--trainer.resume never" in said
     shutil.rmtree(folder / "runs")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], ["rows.jsonl:1", "no field 'chosen'", "`--preferences.chosen_field FIELD`"]),
+        (["--preferences.chosen_field", "answer", "--preferences.rejected_field", "question"],
+         ["cannot hold out 256", "`--data.num_eval_rows 2`"]),
+    ],
+    ids=["field", "hold-out"],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["dpo", "reward-model"])
+def test_rows_of_pairs_are_looked_at_before_anything_starts(
+    command: str,
+    more: list[str],
+    said: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was 10 s in, after Ray, with a folder's name printed."""
+    monkeypatch.chdir(folder)
+    main_exits_with(2, [command, "--model", "m1", "--data", "rows.jsonl", *more])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert [part for part in said if part not in printed.err] == [], printed.err
+    assert not (folder / "runs").exists()
 
 
 def test_a_check_of_a_misspelt_backend_says_so_even_without_pytest(

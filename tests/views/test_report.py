@@ -328,3 +328,15 @@ def test_names_in_tables_break_between_their_words() -> None:
     """On a phone `placement.devices_per_n/ode` was cut within a word."""
     assert "<th>placement.<wbr>devices_<wbr>per_<wbr>node</th>" in table([["placement.devices_per_node", "1"]])
     assert "<wbr>" not in table([["a.<b>", "0.5"]]).partition("<td>")[2]
+
+
+def test_the_page_of_a_warm_start_counts_its_steps_and_seconds(tmp_path: Path) -> None:
+    """Watched in its first stage, a run showed 0.0 s, and an advice about samples that were not due yet."""
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"step": step, "sft/loss": 3.0 / step, "sft/step_s": 2.0} for step in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = dict(fact_rows(read_run(run)))
+    assert rows["steps"] == "3 supervised"
+    assert rows["time"].startswith("6.0 s in steps")
+    assert "the first step of reinforcement learning logs them" in sample_section([])

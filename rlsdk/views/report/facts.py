@@ -101,7 +101,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     around: Mapping[str, Any] = next(
         (s["surroundings"] for s in reversed(starts) if isinstance(s.get("surroundings"), Mapping)), {}
     )
-    steps = [m["time/step_s"] for m in record.metrics if "time/step_s" in m]
+    steps = [m[name] for m in record.metrics for name in ("time/step_s", "sft/step_s") if name in m]
     evaluating = sum(m.get("time/eval_s", 0.0) for m in record.metrics)
     rates = sorted(m["throughput/tokens_per_s"] for m in record.metrics if "throughput/tokens_per_s" in m)
     backends = {kind: _text(_at(record.settings, f"{kind}.backend")) for kind in ("train", "rollout")}
@@ -139,7 +139,7 @@ def _steps(record: RunRecord) -> str:
     warm = sum("sft/loss" in line for line in record.metrics)
     trained = [line["step"] for line in record.metrics if any(_is_of_training(name) for name in line)]
     if not trained or max(trained) == 0:
-        return f"{record.metrics[-1]['step']:.0f}"
+        return f"{record.metrics[-1]['step']:.0f}" + (" supervised" if warm else "")
     return f"{max(trained):.0f}" + (f", after {warm} supervised ones" if warm else "")
 
 

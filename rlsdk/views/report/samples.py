@@ -20,7 +20,7 @@ def sample_section(samples: Sequence[Sample]) -> str:
     """Filters, and a box for each prompt: prompts that were sampled at several steps first, then those whose samples
     scored differently, the newest first."""
     if not samples:
-        return "<p>No samples were logged (tracking.samples_per_step).</p>"
+        return "<p>No samples yet: the first step of reinforcement learning logs them (tracking.samples_per_step).</p>"
     by_prompt: dict[object, list[Sample]] = {}
     for at, sample in enumerate(samples):
         by_prompt.setdefault(str(sample["prompt"]) if "prompt" in sample else at, []).append(sample)
