@@ -24,8 +24,7 @@ from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 
 def run_pairs(start: Start, kind: PairTraining) -> RunResult:
-    """Trains on pairs, gone on with where a checkpoint is found; leaves a Hugging Face folder `model/` in the run's
-    folder."""
+    """Trains on pairs, resumed where a checkpoint is found; leaves the Hugging Face folder `model/` in the run."""
     return in_lives(start, functools.partial(_train, kind))
 
 

@@ -50,7 +50,7 @@ def _train_supervised(start: Start) -> RunResult:
 def supervise(
     start: Start, materials: Materials, session: Session, *, measured: bool = False
 ) -> tuple[SftStage, Trainer]:
-    """Supervised training, gone on with where a checkpoint of it was found; leaves the actor with the best weights,
+    """Supervised training, resumed from its checkpoint where there is one; leaves the actor with the best weights,
     where `measured` and a metric says which they are."""
     stage = sft_stage(start.config, materials, session, measured=measured)
     with closing(stage):

@@ -7,14 +7,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 
-from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
 from rlsdk.cluster.local import LocalRay, temporary_parent
 
 STRANGER = """
@@ -68,16 +68,18 @@ class Stranger:
             self.process.kill()
 
 
-@pytest.fixture
-def run(ray_here: LocalRay, own_cluster: Callable[[int], Cluster]) -> list[psutil.Process]:
+@pytest.fixture(scope="module")
+def run(ray_here: LocalRay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil.Process]]:
     """Every process of a run with two workers that have met in a process group, and this process."""
-    group = own_cluster(2).create_group("victim", "cluster_hosts:GlooHost")
-    assert group.run("total", 1.5) == [4.5, 4.5]
-    this = psutil.Process()
-    found = [this, *this.children(recursive=True)]
-    names = {process.name() for process in found}
-    assert {"gcs_server", "raylet", "ray::DeviceWorker"} <= names
-    return found
+    placement = PlacementSpec(pools=(PoolSpec(name="own", devices_per_node=(2,)),), roles={"met": "own"})
+    with Cluster.start(placement, timeout_s=20, log_dir=tmp_path_factory.mktemp("met")) as cluster:
+        group = cluster.create_group("met", "cluster_hosts:GlooHost")
+        assert group.run("total", 1.5) == [4.5, 4.5]
+        this = psutil.Process()
+        found = [this, *this.children(recursive=True)]
+        names = {process.name() for process in found}
+        assert {"gcs_server", "raylet", "ray::DeviceWorker"} <= names
+        yield found
 
 
 def test_a_stranger_s_driver_is_refused(ray_here: LocalRay) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import rlsdk, train_arguments
 
+from rlsdk.config import load_config
+from rlsdk.planning import make_plan
+from rlsdk.registry import Registry
 from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.trackers import read_metrics
 
@@ -59,7 +62,18 @@ def test_every_preset_runs_all_five_roles_and_comes_to_the_same_numbers(
     steps = [line for line in read_metrics(run) if "reward/mean" in line]
     assert [line["step"] for line in steps] == [1, 2]
     assert all(step["reward/reward.a"] and step["reward/reward.b"] and step["critic/grad_norm"] > 0 for step in steps)
+    assert_placed(run, devices)
     found[preset] = [{k: v for k, v in step.items() if not k.startswith(PLACED)} for step in steps]
     first = next(iter(found.values()))
     for mine, theirs in zip(found[preset], first, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+def assert_placed(run: Path, devices: int) -> None:
+    """The processes of the run are those of its plan, which puts every role on some."""
+    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    plan = make_plan(load_config([run / "config.yaml"], ["--trust-run"], registry), registry, device="cpu")
+    assert set(plan.places.processes) == {"actor", "rollout", "ref", "critic", "reward.a", "reward.b"}
+    planned = {device.process for device in plan.places.devices}
+    assert len(planned) == devices
+    assert {log.stem for log in (run / "logs").glob("*-*.log")} == planned

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import rlsdk, train_arguments
+from conftest import TASK, rlsdk, train_arguments
+from test_schedule import in_one_process
 
 from rlsdk.config import load_config
 from rlsdk.planning import make_plan
@@ -16,10 +18,14 @@ from rlsdk.trainer.trackers import read_lines, read_metrics
 SEPARATE = [
     "--train-backend", "fsdp", "--train.fsdp.replicate_size", "2",
     "--placement.pools", "{a: {devices_per_node: [2]}, b: {devices_per_node: [1]}}",
-    "--placement.roles", "{actor: a, rollout: b}",
+    "--placement.roles", "{actor: a, critic: a, rollout: b}",
+]  # fmt: skip
+PPO = [
+    "--algorithm", "ppo", "--critic.optim.lr", "1e-3", "--critic.optim.warmup_steps", "0", "--critic.warmup_steps", "0",
 ]  # fmt: skip
 STEPS = ["--trainer.save_every_steps", "1", "--eval.every_steps", "null"]
 COMPARED = ("reward/mean", "response/tokens_mean", "policy/loss", "policy/grad_norm", "policy/approx_kl")
+OF_CRITIC = ("critic/loss", "critic/grad_norm", "critic/value_mean")
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.fixture(scope="module")
-def one(folder: Path, model: str) -> list[dict[str, Any]]:
-    """Two steps of one process of the built-in engine."""
-    rlsdk(*train_arguments(model, "one", 2, STEPS), cwd=folder)
-    return list(read_metrics(folder / "runs" / "one"))
+def alone(model: str, folder: Path, *more: str) -> list[Mapping[str, float]]:
+    """Two steps of the built-in engine, in this process."""
+    task = [*TASK, *STEPS, *more, "--trainer.steps", "2", "--placement.device", "cpu"]
+    return in_one_process(model, task, folder).steps
 
 
-def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name in COMPARED:
+def assert_same_step(found: dict[str, Any], expected: Mapping[str, float]) -> None:
+    assert ("critic/loss" in found) == ("critic/loss" in expected)
+    for name in (*COMPARED, *(OF_CRITIC if "critic/loss" in expected else ())):
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     assert found["parity/log_prob_diff_max"] < 2e-5
 
@@ -58,24 +64,22 @@ def assert_planned(run: Path) -> None:
     assert updates <= step["policy/micro_batches"] <= updates * -(-mine // rows)
 
 
-def test_two_sharded_ranks_take_the_same_step_as_one_process_and_one_goes_on(
-    one: list[dict[str, Any]], folder: Path, model: str
-) -> None:
+def test_two_sharded_ranks_take_the_same_step_as_one_process_and_one_goes_on(folder: Path, model: str) -> None:
     sharded = [*STEPS, "--train-backend", "fsdp", "--placement.devices_per_node"]
     rlsdk(*train_arguments(model, "run", 1, [*sharded, "2"]), cwd=folder)
     assert_planned(folder / "runs" / "run")
     rlsdk(*train_arguments(model, "run", 2, [*sharded, "1"]), cwd=folder)
-    run = read_metrics(folder / "runs" / "run")
+    run, one = read_metrics(folder / "runs" / "run"), alone(model, folder / "one")
     assert len(run) == len(one) == 2
     assert_same_step(run[0], one[0])
     assert_same_step(run[1], one[1])
 
 
-def test_two_copies_on_devices_of_their_own_take_the_same_step_as_one_process(
-    one: list[dict[str, Any]], folder: Path, model: str
-) -> None:
-    rlsdk(*train_arguments(model, "apart", 2, [*STEPS, *SEPARATE]), cwd=folder)
-    apart = read_metrics(folder / "runs" / "apart")
+def test_two_copies_on_devices_of_their_own_take_the_same_steps_of_ppo_as_one_process(folder: Path, model: str) -> None:
+    """Actor and critic; in the second step the values are of weights that the first has trained."""
+    rlsdk(*train_arguments(model, "apart", 2, [*STEPS, *PPO, *SEPARATE]), cwd=folder)
+    apart, one = read_metrics(folder / "runs" / "apart"), alone(model, folder / "ppo", *PPO)
     assert len(apart) == len(one) == 2
     assert_same_step(apart[0], one[0])
+    assert_same_step(apart[1], one[1])
     assert_planned(folder / "runs" / "apart")
