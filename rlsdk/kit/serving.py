@@ -65,23 +65,26 @@ def whole_layout(
     shapes: Mapping[str, tuple[int, ...]],
     tied: Mapping[str, str],
     *,
+    dtypes: Mapping[str, str] | None = None,
     on_host: bool = False,
 ) -> WeightLayout:
     """The layout of an engine that takes every tensor whole, in this process.
 
     Args:
         ctx: of the engine.
-        dtype: of every tensor.
+        dtype: of every tensor that `dtypes` does not name.
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
+        dtypes: of tensors that keep their own, such as buffers.
         on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
     """
+    own = dtypes or {}
     return WeightLayout(
         rank=0,
         node=ctx.node,
         device="cpu" if on_host else ctx.device,
         process=f"{ctx.node}:{os.getpid()}",
-        tensors=tuple(TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()),
+        tensors=tuple(TensorMeta(name=name, shape=shape, dtype=own.get(name, dtype)) for name, shape in shapes.items()),
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),
         tied=tied,
     )
