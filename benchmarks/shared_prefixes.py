@@ -72,7 +72,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
+        shape: dict[str, Any] = {
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+        }
         model = build_model(ModelSpec(path=str(write_tiny_model(Path(folder) / "model", **shape))))
     table = []
     for prompt in PROMPTS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     Workload,
 )
 from rlsdk.kit.estimate import passes_bytes, rows_of_pass
-from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
+from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, load_model_config, persistent_buffers
 from rlsdk.kit.kv_cache import bytes_per_token
 
 
@@ -31,12 +31,15 @@ class ModelTensors:
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, str]
     """As in `WeightLayout`."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Of buffers, which keep their own."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelTensors:
         """Of a transformers model, which may be empty."""
-        parameters, tied = canonical_parameters(model)
-        return cls({name: tuple(parameter.shape) for name, parameter in parameters.items()}, tied)
+        found, tied = canonical_tensors(model)
+        dtypes = dtype_names(persistent_buffers(model))
+        return cls({name: tuple(tensor.shape) for name, tensor in found.items()}, tied, dtypes)
 
     @classmethod
     def read(cls, spec: TrainSpec | RolloutSpec) -> ModelTensors:
@@ -63,7 +66,7 @@ class ModelTensors:
             device=ctx.device,
             process="",
             tensors=tuple(
-                TensorMeta(name=name, shape=self.shapes[name], dtype=dtype)
+                TensorMeta(name=name, shape=self.shapes[name], dtype=self.dtypes.get(name, dtype))
                 for name in dict.fromkeys(n for n, _ in held)
             ),
             boxes=held,

@@ -187,10 +187,19 @@ def build_model(
 
 def _finish(model: PreTrainedModel) -> PreTrainedModel:
     _remove_dropout(model)
+    _keep_in_float32(model)
     if can_pack(model):
         model.set_attn_implementation(ATTENTION)
     model.config.architectures = [type(model).__name__]
     return model.eval()
+
+
+def _keep_in_float32(model: PreTrainedModel) -> None:
+    """Buffers of which their model says so; transformers itself sees to it when it reads a checkpoint, only."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, buffer in persistent_buffers(model).items():
+        if not set(kept).isdisjoint(name.split(".")):
+            buffer.data = buffer.data.float()
 
 
 def _remove_dropout(model: nn.Module) -> None:
@@ -265,7 +274,19 @@ def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dic
     return parameters, tied
 
 
+def canonical_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a rollout engine is sent: `canonical_parameters`, and the buffers that a checkpoint holds."""
+    parameters, tied = canonical_parameters(model)
+    return {**parameters, **persistent_buffers(model)}, tied
+
+
+def dtype_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """As layouts have them."""
+    return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+
+
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds besides parameters (such as the balancing bias of routed experts); not trained here."""
+    """What a checkpoint holds besides parameters (such as the bias by which DeepSeek-V3 balances its experts, arXiv
+    2412.19437, section 2.1.2); not trained here."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}

@@ -62,11 +62,12 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
 
 
 def tensor_metas(
-    shapes: Mapping[str, tuple[int, ...]], dtype: str, scales: Mapping[str, BlockScales]
+    shapes: Mapping[str, tuple[int, ...]], dtype: str, dtypes: Mapping[str, str], scales: Mapping[str, BlockScales]
 ) -> tuple[TensorMeta, ...]:
-    """Of all tensors, in one dtype but for those with block scales."""
+    """Of all tensors, in one dtype but for those that keep their own, and those with block scales."""
+    own = {**dtypes, **dict.fromkeys(scales, DTYPE_NAME)}
     return tuple(
-        TensorMeta(name=name, shape=shape, dtype=DTYPE_NAME if name in scales else dtype, scales=scales.get(name))
+        TensorMeta(name=name, shape=shape, dtype=own.get(name, dtype), scales=scales.get(name))
         for name, shape in shapes.items()
     )
 
@@ -77,6 +78,7 @@ def whole_layout(
     shapes: Mapping[str, tuple[int, ...]],
     tied: Mapping[str, str],
     *,
+    dtypes: Mapping[str, str] | None = None,
     on_host: bool = False,
     scales: Mapping[str, BlockScales] | None = None,
 ) -> WeightLayout:
@@ -84,9 +86,10 @@ def whole_layout(
 
     Args:
         ctx: of the engine.
-        dtype: of every tensor.
+        dtype: of every tensor that `dtypes` does not name.
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
+        dtypes: of tensors that keep their own, such as buffers.
         on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
         scales: of the tensors that are served as float8 with block scales.
     """
@@ -95,7 +98,7 @@ def whole_layout(
         node=ctx.node,
         device="cpu" if on_host else ctx.device,
         process=f"{ctx.node}:{os.getpid()}",
-        tensors=tensor_metas(shapes, dtype, scales or {}),
+        tensors=tensor_metas(shapes, dtype, dtypes or {}, scales or {}),
         boxes=tuple((name, Box.whole(shape)) for name, shape in shapes.items()),
         tied=tied,
     )

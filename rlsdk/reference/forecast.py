@@ -57,6 +57,6 @@ def forecast_rollout(contexts: Sequence[RankContext], spec: TrainSpec | RolloutS
         forward_bytes=DECODE_COPIES * rows * int(config.get_text_config().vocab_size) * 4 + multiplied_out,
         cache_bytes=rows * workload.row_tokens * bytes_per_token(config, spec.model.dtype),
     )
-    metas = tensor_metas(tensors.shapes, spec.model.dtype, scales)
+    metas = tensor_metas(tensors.shapes, spec.model.dtype, tensors.dtypes, scales)
     layouts = tuple((replace(tensors.layout(ctx, spec.model.dtype), tensors=metas),) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -132,6 +132,7 @@ class TorchTrainEngine(TrainEngine):
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
     def layout(self) -> WeightLayout:
+        tensors = self._served()
         return WeightLayout(
             rank=0,
             node=self.ctx.node,
@@ -139,15 +140,19 @@ class TorchTrainEngine(TrainEngine):
             process=f"{self.ctx.node}:{os.getpid()}",
             tensors=tuple(
                 TensorMeta(name=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch."))
-                for name, p in self.parameters.items()
+                for name, p in tensors.items()
             ),
-            boxes=tuple((name, Box.whole(tuple(p.shape))) for name, p in self.parameters.items()),
+            boxes=tuple((name, Box.whole(tuple(p.shape))) for name, p in tensors.items()),
             tied=self.tied,
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        for name, parameter in self.parameters.items():
-            yield WeightShard(name=name, box=Box.whole(tuple(parameter.shape)), tensor=parameter.detach())
+        for name, tensor in self._served().items():
+            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=tensor.detach())
+
+    def _served(self) -> dict[str, Tensor]:
+        """What a rollout engine needs."""
+        return {**self.parameters, **persistent_buffers(self.model)}
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout
@@ -60,13 +60,13 @@ class TransformersRolloutEngine(RolloutEngine):
         device = torch.device(ctx.device)
         model = build_model(spec.model, device=device, seed=ctx.seed, init_from_config=not spec.load_weights)
         self.model = model.requires_grad_(False)
-        self.parameters, self.tied = canonical_parameters(self.model)
+        self.parameters, self.tied = canonical_tensors(self.model)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         self.scales = block_scales(self.model, self.shapes, spec)
         """By the name of each tensor that is served as float8."""
         if self.scales:
             quantize_linears(self.model, self.scales)
-            self.parameters, _ = canonical_parameters(self.model)
+            self.parameters, _ = canonical_tensors(self.model)
         self.held = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         """Of all that is in memory: canonical tensors, and scales."""
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
@@ -99,7 +99,10 @@ class TransformersRolloutEngine(RolloutEngine):
                     self.decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, scales=self.scales)]
+        dtypes = dtype_names(persistent_buffers(self.model))
+        return [
+            whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=dtypes, scales=self.scales)
+        ]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:

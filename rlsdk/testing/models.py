@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, nearest
+from rlsdk.kit.hf import persistent_buffers
 from rlsdk.kit.tokenizers import write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
@@ -18,7 +19,17 @@ CONFIGS = {
     "qwen3": "Qwen3Config",
     "qwen3_moe": "Qwen3MoeConfig",
     "deepseek_v2": "DeepseekV2Config",
+    "deepseek_v3": "DeepseekV3Config",
+    "glm4_moe": "Glm4MoeConfig",
 }
+ROUTED = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
+    **{"moe_intermediate_size": 64, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
+    **{"kv_lora_rank": 48, "q_lora_rank": None, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32},
+    # As in the files of DeepSeek-V3: transformers knows no other way, engines ask.
+    **{"num_key_value_heads": 4, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+}
+"""Of a small `deepseek_v3`: latent attention, and a layer whose router reads a bias."""
 
 
 def write_tiny_model(
@@ -37,7 +48,7 @@ def write_tiny_model(
 
     Args:
         folder: where to.
-        architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe` or `deepseek_v2`.
+        architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe`, `deepseek_v2`, `deepseek_v3` or `glm4_moe`.
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.
@@ -75,6 +86,8 @@ def write_tiny_model(
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.08)
+        for buffer in persistent_buffers(model).values():  # such as biases of routers, which are zeros at first
+            torch.nn.init.normal_(buffer, std=0.3)
         torch.nn.init.constant_(model.get_decoder().norm.weight, sharpness)
     model.save_pretrained(folder)
     return folder

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import LogProbKind, SamplingParams
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.hf import canonical_tensors
 from rlsdk.testing.reference import load_plain_model
 
 
@@ -29,8 +29,8 @@ class PlainModel:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Canonical name -> parameter, tied copies once."""
-        return {name: parameter.detach() for name, parameter in canonical_parameters(self.model)[0].items()}
+        """Canonical name -> parameter or buffer of the checkpoint, tied copies once."""
+        return {name: tensor.detach() for name, tensor in canonical_tensors(self.model)[0].items()}
 
     def with_state(self, state: Mapping[str, Tensor]) -> PlainModel:
         """A copy with these weights."""

@@ -12,11 +12,11 @@ import torch
 from cases import make_engine
 from torch import nn
 
-from rlsdk.interfaces import RlsdkError, WeightSyncError
+from rlsdk.interfaces import Box, RlsdkError, WeightSyncError, fingerprint
 from rlsdk.kit.staging import batches
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.models import ROUTED, write_tiny_model
 from rlsdk.testing.rollout_lab import whole_shards
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.worker_updates import BUCKET_BYTES, largest_difference, row_ranks
@@ -46,6 +46,18 @@ TOLERANCE = 1e-4
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlainModel, Any]]:
     folder: Path = write_tiny_model(
         tmp_path_factory.mktemp("latent") / "model", architecture="deepseek_v2", seed=2, sharpness=2.0, **LATENT
+    )
+    engine = make_engine(folder)
+    yield PlainModel.load(folder), engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PlainModel, Any]]:
+    """A DeepSeek-V3 with a layer of experts."""
+    shape = {**ROUTED, "rope_parameters": LATENT["rope_parameters"]}
+    folder: Path = write_tiny_model(
+        tmp_path_factory.mktemp("routed") / "model", architecture="deepseek_v3", seed=2, sharpness=2.0, **shape
     )
     engine = make_engine(folder)
     yield PlainModel.load(folder), engine
@@ -144,6 +156,17 @@ def test_what_latent_attention_derives_follows_updates(served: tuple[PlainModel,
     for version, state in ((3, changed), (4, plain.state)):
         engine.update_weights(whole_shards(state), version)
         assert largest_difference(plain, state, engine) < TOLERANCE
+
+
+def test_biases_of_routers_are_part_of_an_update(routed: tuple[PlainModel, Any]) -> None:
+    """DeepSeek-V3 has them as buffers, SGLang as parameters; the other way round, other experts would be chosen."""
+    plain, engine = routed
+    (name,) = [name for name in plain.state if name.endswith("e_score_correction_bias")]
+    changed = {**plain.state, name: -plain.state[name]}
+    receipt = engine.update_weights(whole_shards(changed), 5)
+    assert receipt.fingerprints[name] == fingerprint(changed[name], Box.whole(tuple(changed[name].shape)))
+    assert largest_difference(plain, changed, engine) < TOLERANCE
+    assert largest_difference(plain, plain.state, engine) > 100 * TOLERANCE
 
 
 def test_latent_keys_and_values_sleep(served: tuple[PlainModel, Any]) -> None:

@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from cases import make_engine, worker_of
+from cases import InProcess, make_engine, worker_of
 from torch import nn
 
-from rlsdk.interfaces import Box, WeightSyncError
+from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 from rlsdk.kit.tracing import Piece
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.rollout_lab import whole_shards
+from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.worker_updates import largest_difference
 from rlsdk_vllm import loader
+
+ROUTED_GLM = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    **{"moe_intermediate_size": 64, "first_k_dense_replace": 1},
+}
 
 
 def test_without_weights_a_profile_runs_on_small_numbers(tmp_path: Path) -> None:
-    from rlsdk.testing.models import write_tiny_model
-
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
         made = empty(*args, **kwargs)
         return made.fill_(float("nan")) if made.is_floating_point() else made
@@ -31,6 +38,24 @@ def test_without_weights_a_profile_runs_on_small_numbers(tmp_path: Path) -> None
     try:
         for name, parameter in worker_of(engine).model_runner.get_model().named_parameters():
             assert parameter.abs().max() < 0.01, name
+    finally:
+        engine.close()
+
+
+def test_biases_of_routers_are_part_of_an_update(tmp_path: Path) -> None:
+    """transformers has them as buffers, vLLM as parameters; they stay in float32."""
+    folder = write_tiny_model(tmp_path / "model", architecture="glm4_moe", seed=2, sharpness=2.0, **ROUTED_GLM)
+    plain = PlainModel.load(folder)
+    (name,) = [name for name in plain.state if name.endswith("e_score_correction_bias")]
+    engine = make_engine(folder, load_weights=False)
+    try:
+        for version, state in ((1, plain.state), (2, {**plain.state, name: -plain.state[name]})):
+            receipt = engine.update_weights(whole_shards(state), version)
+            assert receipt.fingerprints[name] == fingerprint(state[name], Box.whole(tuple(state[name].shape)))
+            assert largest_difference(plain, state, engine) < InProcess.tolerance
+        assert largest_difference(plain, plain.state, engine) > 100 * InProcess.tolerance
+        (layout,) = engine.layout()
+        assert {meta.name: meta.dtype for meta in layout.tensors}[name] == "float32"
     finally:
         engine.close()
 

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlsdk.interfaces import (
     Batch,
+    Box,
     ConfigError,
     ForwardBackwardResult,
     Objective,
@@ -31,7 +32,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
-from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
+from rlsdk.kit.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
@@ -148,6 +149,8 @@ class FsdpTrainEngine(TrainEngine):
 
     def layout(self) -> WeightLayout:
         held = [piece for piece in self.pieces if piece.box.numel]
+        # Every rank has them whole.
+        buffers = persistent_buffers(self.model)
         return WeightLayout(
             rank=self.ctx.rank,
             node=self.ctx.node,
@@ -155,8 +158,15 @@ class FsdpTrainEngine(TrainEngine):
             process=f"{self.ctx.node}:{os.getpid()}",
             tensors=tuple(
                 TensorMeta(name=p.name, shape=p.shape, dtype=str(p.held.dtype).removeprefix("torch.")) for p in held
+            )
+            + tuple(
+                TensorMeta(name=name, shape=tuple(buffers[name].shape), dtype=dtype)
+                for name, dtype in dtype_names(buffers).items()
             ),
-            boxes=tuple((piece.name, piece.box) for piece in held),
+            boxes=(
+                *((piece.name, piece.box) for piece in held),
+                *((name, Box.whole(tuple(buffer.shape))) for name, buffer in buffers.items()),
+            ),
             tied=self.tied,
         )
 
@@ -164,6 +174,9 @@ class FsdpTrainEngine(TrainEngine):
         for piece in self.pieces:
             if piece.box.numel:
                 yield WeightShard(name=piece.name, box=piece.box, tensor=piece.held.detach())
+        for name, buffer in persistent_buffers(self.model).items():
+            here = buffer.detach().to("cpu" if self.options.cpu_offload else buffer.device)
+            yield WeightShard(name=name, box=Box.whole(tuple(buffer.shape)), tensor=here)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""

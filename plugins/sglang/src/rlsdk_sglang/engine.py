@@ -27,7 +27,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit import intake
 from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.hf import build_model, canonical_tensors
 from rlsdk.kit.parts import ROLLOUT_PARTS
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed, row_keys
@@ -58,8 +58,8 @@ class SglangRolloutEngine(RolloutEngine):
         self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
         skeleton = build_model(spec.model, empty=True)
-        parameters, self.tied = canonical_parameters(skeleton)
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        tensors, self.tied = canonical_tensors(skeleton)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.engine = ServedModel(ctx, spec, options)
         found = self.engine.prepare(self.shapes, file_tensors(skeleton, self.shapes))
         if found:

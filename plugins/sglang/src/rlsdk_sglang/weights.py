@@ -137,7 +137,7 @@ def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
     reaches. A tensor of which this process holds nothing may be another's: who asks all of them looks for that."""
     found: list[str] = []
     reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
-    live = set()
+    live = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     for name, parameter in model.named_parameters():
         live.add(parameter.untyped_storage().data_ptr())
         if parameter.numel() and parameter.untyped_storage().data_ptr() not in reached:

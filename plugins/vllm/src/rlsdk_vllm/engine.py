@@ -26,7 +26,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit import intake
 from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout, worker_layouts
@@ -59,8 +59,10 @@ class VllmRolloutEngine(RolloutEngine):
         self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
         skeleton = build_model(spec.model, empty=True)
-        parameters, self.tied = canonical_parameters(skeleton)
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        tensors, self.tied = canonical_tensors(skeleton)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.dtypes = dtype_names(persistent_buffers(skeleton))
+        """Of buffers, which keep their own."""
         kind = AsyncEngine if options.asynchronous else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, file_tensors(skeleton, self.shapes))
         if found := self.engine.prepare(self.shapes):
@@ -99,7 +101,8 @@ class VllmRolloutEngine(RolloutEngine):
     def layout(self) -> Sequence[WeightLayout]:
         if self.engine.takes_at_workers:
             return worker_layouts(self.ctx, self.engine.describe_workers(), self.shapes, self.tied)
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, on_host=self.engine.is_spread)]
+        spread, dtype = self.engine.is_spread, self.spec.model.dtype
+        return [whole_layout(self.ctx, dtype, self.shapes, self.tied, dtypes=self.dtypes, on_host=spread)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:

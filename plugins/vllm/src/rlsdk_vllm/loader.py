@@ -174,7 +174,7 @@ def faults(model: nn.Module) -> list[str]:
     found: list[str] = []
     packed = packed_experts(model)
     reached |= {_storage(one.served) for one in packed}
-    live = {_storage(one.weights) for one in packed}
+    live = {_storage(tensor) for tensor in [*(one.weights for one in packed), *model.buffers()]}
     for name, parameter in model.named_parameters():
         live.add(_storage(parameter))
         if parameter.numel() and _storage(parameter) not in reached:
