@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import REWARD, rlsdk
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
+from pair_runs import run
+
+from rlsdk.config import PairTraining, load_config
+from rlsdk.registry import Registry
 from rlsdk.trainer.trackers import read_metrics
 
 TASK = [
-    "--data", "pairs.jsonl", "--data.max_prompt_tokens", "96", "--data.num_eval_rows", "12",
+    "--data.max_prompt_tokens", "96", "--data.num_eval_rows", "12",
     "--rollout.max_response_tokens", "9", "--preferences.pairs_per_step", "7", "--preferences.lr", "1e-3",
     "--preferences.steps", "3", "--train.micro_batch_rows", "4", "--tracking.trackers", "[jsonl]",
 ]  # fmt: skip
@@ -33,28 +40,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(command: str, model: str, name: str, *extra: str) -> list[str]:
-    return [command, "--model", model, *TASK, "--trainer.run_name", name, *extra]
+def task(model: str, folder: Path) -> list[str]:
+    return ["--model", model, "--data", str(folder / "pairs.jsonl"), *TASK]
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
     return [step for step in read_metrics(folder / "runs" / name) if any(key.endswith("/loss") for key in step)]
 
 
-@pytest.mark.parametrize(("command", "label"), [("reward-model", "reward_model"), ("dpo", "dpo")])
-def test_two_ranks_take_the_steps_of_one(command: str, label: str, folder: Path, model: str) -> None:
+@pytest.mark.parametrize(("command", "kind"), [("reward-model", PairTraining.REWARD_MODEL), ("dpo", PairTraining.DPO)])
+def test_two_ranks_take_the_steps_of_one(command: str, kind: PairTraining, folder: Path, model: str) -> None:
     """Loss and gradient of each step: both rows of every pair reach the same rank, and the same micro-batch."""
-    rlsdk(*arguments(command, model, f"{label}-1"), cwd=folder)
-    said = rlsdk(*arguments(command, model, f"{label}-2", *TWO), cwd=folder)
-    one, two = metrics(folder, f"{label}-1"), metrics(folder, f"{label}-2")
+    label, registry = command.replace("-", "_"), Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    torch.set_num_threads(1)
+    one = run(load_config([], task(model, folder), registry), kind, registry, folder / label).view.steps
+    said = rlsdk(command, *task(model, folder), "--trainer.run_name", f"{label}-2", *TWO, cwd=folder)
+    two = metrics(folder, f"{label}-2")
     assert len(one) == len(two) == 3
-    names = {name for name in one[0] if name.startswith(f"{label}/") and not name.endswith("step_s")}
-    assert {f"{label}/loss", f"{label}/grad_norm", f"{label}/accuracy"} <= names
+    assert {"loss", "grad_norm", "accuracy"} <= one[0].keys()
     for step, (mine, theirs) in enumerate(zip(two, one, strict=True)):
-        for name in names:
-            if step == 0 and name == "dpo/accuracy":
+        for name in theirs:
+            if (step, label, name) == (0, "dpo", "accuracy"):
                 continue  # The policy still is its reference: every margin is 0, give or take a rounding.
-            assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
+            assert mine[f"{label}/{name}"] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
     assert "accuracy on held-out pairs" in said
     assert (folder / "runs" / f"{label}-2" / "model" / "config.json").is_file()
 
@@ -74,7 +82,8 @@ def test_a_run_of_train_loads_the_reward_model_that_the_command_left(folder: Pat
 
 
 def test_what_belongs_to_the_other_command_is_refused_before_a_folder_is_made(folder: Path, model: str) -> None:
-    said = rlsdk(*arguments("dpo", model, "never", "--preferences.center_coef", "0.1"), cwd=folder, expect=2)
+    never = ["--trainer.run_name", "never", "--preferences.center_coef", "0.1"]
+    said = rlsdk("dpo", *task(model, folder), *never, cwd=folder, expect=2)
     assert "preferences.center_coef" in said
     assert "no effect on `rlsdk dpo`" in said
     assert not (folder / "runs" / "never").exists()
