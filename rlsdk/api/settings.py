@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config import Problem, RunConfig, load_config
+from rlsdk.config import Problem, RunConfig
 from rlsdk.config.describe import describe_options
 from rlsdk.config.load import read_config
 from rlsdk.config.trust import TRUST_FLAG
@@ -35,16 +35,8 @@ class Settings:
         given = self.values.get("model", {}).get("path") or data.get("train") or data.get("mixture")
         return bool(self.files or given or flags & named) or any(f.startswith("--data.mixture") for f in flags)
 
-    def load(self, registry: Registry, base: Sequence[Path] = ()) -> RunConfig:
-        """The configuration, on top of the files `base`.
-
-        Raises:
-            ConfigError: lists all that is wrong.
-        """
-        return load_config([*base, *self.files], list(self.flags), registry, values=self.values)
-
     def read(self, registry: Registry, base: Sequence[Path] = ()) -> tuple[RunConfig | None, list[Problem]]:
-        """The same, with what is wrong as a list: see `read_config`.
+        """The configuration on top of the files `base`, with what is wrong as a list: see `read_config`.
 
         Raises:
             ConfigError: a file cannot be read, or a run asks for code that it may not ask for.

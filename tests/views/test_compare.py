@@ -68,5 +68,5 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
 
 
 def test_one_run_is_no_comparison(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1 runs cannot be compared.*rlsdk report"):
+    with pytest.raises(ConfigError, match=r"1 run cannot be compared.*rlsdk report"):
         write_comparison([run(tmp_path / "a", "", {1: 0.0})], tmp_path / "page.html")

@@ -28,8 +28,8 @@ def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
     """
     if not 2 <= len(run_dirs) <= MOST_RUNS:
         raise ConfigError(
-            f"{len(run_dirs)} runs cannot be compared: give 2 to {MOST_RUNS} folders, as in "
-            "`rlsdk compare runs/A runs/B`; `rlsdk report` is for one"
+            f"{len(run_dirs)} run{'' if len(run_dirs) == 1 else 's'} cannot be compared: "
+            f"give 2 to {MOST_RUNS} folders, as in `rlsdk compare runs/A runs/B`; `rlsdk report` is for one"
         )
     records = [read_run(Path(run_dir)) for run_dir in run_dirs]
     names = names_of(records)
