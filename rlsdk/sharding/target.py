@@ -15,6 +15,7 @@ from rlsdk.interfaces import (
     Relay,
     RolloutEngine,
     SyncReceipt,
+    Transfer,
     WeightLayout,
     WeightSyncError,
 )
@@ -133,7 +134,7 @@ class WeightTarget:
         self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], timeout_s: float
     ) -> dict[int, Sequence[Forwarder]]:
         """By place that is in a chain: what its weights go on to from here."""
-        rounds = {}
+        rounds: dict[int, Sequence[Sequence[Transfer]]] = {}
         for place in relay.places:
             mine = merged_rounds([bucket for bucket in buckets if bucket.target == place.target], order)
             rounds |= dict.fromkeys(place.children, mine)
