@@ -223,6 +223,11 @@ class Relay:
     """Names this sync, and no other."""
     children: tuple[int, ...] = ()
     """Indices of the targets that take from this one."""
+    first: int = 0
+    """Index of the target of its chain that takes from the sources: the buckets are made out to it."""
+    places: tuple[Relay, ...] = ()
+    """Of a replica whose workers take their own parts: the part of each of its places that is in a chain. Besides them
+    only `manager` and `sync` count then."""
 
 
 class ShardingManager(ABC):

@@ -28,7 +28,7 @@ from rlsdk.sharding.cache import PlanCache
 from rlsdk.sharding.calls import call, call_each
 from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.planner import choose_transport
-from rlsdk.sharding.relays import first_of
+from rlsdk.sharding.relays import first_of, passing_place
 from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
 
@@ -180,13 +180,21 @@ class GenericShardingManager(ShardingManager):
         relays = self._relays(plan)
         arguments: list[tuple[Any, ...]] = []
         for at in ends.targets_of_replica:
-            relay = relays.get(at[0]) if len(at) == 1 else None
             # What a chain's first one takes from the sources, all of it take, in the same pieces.
-            parts = [plan.parts[first_of(plan.relays, target) if relay is not None else target] for target in at]
-            used = sorted(set().union(*map(sources_of, parts))) if relay is None or relay.parent is None else []
+            parts = [plan.parts[first_of(plan.relays, target)] for target in at]
+            taking = [part for part, target in zip(parts, at, strict=True) if target not in plan.relays]
+            used = sorted(set().union(*map(sources_of, taking)))
             buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
+            relay = self._relay_of(at, relays)
             arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s, relay))
         return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)
+
+    def _relay_of(self, at: range, relays: Mapping[int, Relay]) -> Relay | None:
+        """A replica's part, of those of its places."""
+        mine = tuple(relays[target] for target in at if target in relays)
+        if not mine or self.ends().target[at[0]].worker is None:
+            return mine[0] if mine else None
+        return Relay(manager=self._name, sync=mine[0].sync, places=mine)
 
     def _relays(self, plan: ReshardPlan) -> dict[int, Relay]:
         """By target that takes part in a chain: what its replica has to know."""
@@ -200,16 +208,19 @@ class GenericShardingManager(ShardingManager):
             parent = plan.relays.get(target)
             children = tuple(child for child, giver in plan.relays.items() if giver == target)
             if parent is None:
-                found[target] = Relay(target=target, manager=self._name, sync=sync, children=children)
+                found[target] = Relay(target=target, manager=self._name, sync=sync, children=children, first=target)
                 continue
             found[target] = Relay(
                 parent=replicas[replica_of[parent]],
                 source=len(ends.source) + parent,
                 target=target,
-                transport=choose_transport(ends.target[parent], ends.target[target], self.plans.transports),
+                transport=choose_transport(
+                    passing_place(ends.target[parent]), passing_place(ends.target[target]), self.plans.transports
+                ),
                 manager=self._name,
                 sync=sync,
                 children=children,
+                first=first_of(plan.relays, target),
             )
         return found
 

@@ -47,17 +47,20 @@ class PassingOn:
         """The last sync that broke off here, and why."""
 
     def begin(
-        self, rounds: Sequence[Sequence[Transfer]], relay: Relay, timeout_s: float, device: str
-    ) -> list[Forwarder]:
+        self, rounds: Mapping[int, Sequence[Sequence[Transfer]]], relay: Relay, timeout_s: float, device: str
+    ) -> dict[int, Forwarder]:
         """From now on the children can have these rounds, as they are put.
 
         Args:
-            rounds: of `merged_rounds`.
-            relay: says who takes from here.
+            rounds: by child, of `merged_rounds`.
+            relay: names the sync.
             timeout_s: longest wait for one round to come, or to be taken.
             device: where the weights arrive.
+
+        Returns:
+            By child, what takes its rounds.
         """
-        made = {child: Forwarder(rounds, timeout_s, torch.device(device)) for child in relay.children}
+        made = {child: Forwarder(mine, timeout_s, torch.device(device)) for child, mine in rounds.items()}
         if relay.manager != self._manager:
             self.close()
             self._manager = relay.manager
@@ -65,7 +68,7 @@ class PassingOn:
             self._sync = relay.sync
             self._forwarders, self._left = made, {child: deque(f.outgoing) for child, f in made.items()}
             self._changed.notify_all()
-        return list(made.values())
+        return made
 
     def export(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         """As `WeightSource.export`: the next rounds for one of the children.

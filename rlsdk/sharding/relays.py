@@ -4,11 +4,15 @@ Targets that want the same, none of them beside a source, form chains: on each n
 from the sources and each other one from the one before it. Where the busiest source would still send more than any
 target takes in, the first ones of all nodes form one chain as well: the sources then send each byte once. A chain costs
 no more time than its longest link, but for one bucket at each stage: buckets are passed on while the next arrive.
+
+Workers of an engine form chains with workers of the same name in other replicas. What comes to them goes through their
+replica's own process, which passes it on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +34,11 @@ def first_of(relays: Mapping[int, int], target: int) -> int:
     while target in relays:
         target = relays[target]
     return target
+
+
+def passing_place(layout: WeightLayout) -> WeightLayout:
+    """Where weights for a target are passed on from and to: of a worker, main memory, by its replica's process."""
+    return layout if layout.worker is None else replace(layout, device="cpu")
 
 
 def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> dict[int, int]:
@@ -55,17 +64,18 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
 
 def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
     """Groups of targets that want the same, each as one chain per node. Without those that cannot pass anything on:
-    workers of an engine, several places of one process, and targets beside a source, which read from there."""
+    several places of one process, and targets beside a source, which read from there. Workers of one replica, which
+    have names of their own, are never in one chain."""
     near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
     processes: dict[str, int] = {}
     for layout in target:
         processes[layout.process] = processes.get(layout.process, 0) + 1
     keys = _wants(wanted, len(target))
-    groups: dict[tuple[int, str], dict[str, list[int]]] = {}
+    groups: dict[tuple[int, str, str | None], dict[str, list[int]]] = {}
     for at, layout in enumerate(target):
-        if at not in near and layout.worker is None and processes[layout.process] == 1:
+        if at not in near and processes[layout.process] == 1:
             kind = layout.device.partition(":")[0]
-            groups.setdefault((int(keys[at]), kind), {}).setdefault(layout.node, []).append(at)
+            groups.setdefault((int(keys[at]), kind, layout.worker), {}).setdefault(layout.node, []).append(at)
     return [list(nodes.values()) for nodes in groups.values()]
 
 

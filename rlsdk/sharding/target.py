@@ -15,6 +15,7 @@ from rlsdk.interfaces import (
     Relay,
     RolloutEngine,
     SyncReceipt,
+    Transfer,
     WeightLayout,
     WeightSyncError,
 )
@@ -78,23 +79,24 @@ class WeightTarget:
         self._last = buckets
         relay = relay or Relay()
         order, givers = self.order(), dict(peers)
-        if relay.parent is not None:
-            buckets = from_parent(buckets, relay, order)
-            givers[relay.source] = relay.parent
+        places = relay.places or (relay,)
+        buckets, parents = _from_parents(buckets, places, order)
+        givers |= parents
 
         def feed(mine: deque[Bucket]) -> Feed:
             source = mine[0].source
             if source not in givers:
                 raise WeightSyncError(f"the plan takes weights from source rank {source}, which was not given")
             made = Feed(mine, givers[source], self._transports, self._instead, timeout_s)
-            if relay.parent is not None:
+            if source in parents:
                 made.method, made.sync = PASS_ON_METHOD, relay.sync
             return made
 
         workers = [layout.worker for layout in self.layouts() if layout.worker is not None]
         try:
             if workers:
-                receipt = self._workers.pull(workers, buckets, feed, order, version, timeout_s)
+                passed = self._pass_on_places(buckets, relay, order, timeout_s)
+                receipt = self._workers.pull(workers, buckets, feed, order, version, timeout_s, passed)
             else:
                 forwarders = self._pass_on(buckets, relay, order, timeout_s)
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
@@ -124,7 +126,20 @@ class WeightTarget:
         if not relay.children:
             return ()
         (layout,) = self.layouts()
-        return self._passing.begin(merged_rounds(buckets, order), relay, timeout_s, layout.device)
+        rounds = merged_rounds(buckets, order)
+        made = self._passing.begin(dict.fromkeys(relay.children, rounds), relay, timeout_s, layout.device)
+        return list(made.values())
+
+    def _pass_on_places(
+        self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], timeout_s: float
+    ) -> dict[int, Sequence[Forwarder]]:
+        """By place that is in a chain: what its weights go on to from here."""
+        rounds: dict[int, Sequence[Sequence[Transfer]]] = {}
+        for place in relay.places:
+            mine = merged_rounds([bucket for bucket in buckets if bucket.target == place.target], order)
+            rounds |= dict.fromkeys(place.children, mine)
+        made = self._passing.begin(rounds, relay, timeout_s, "cpu") if rounds else {}
+        return {place.target: [made[child] for child in place.children] for place in relay.places}
 
     def _load(self, gathering: Gathering, forwarders: Sequence[Forwarder], version: int) -> SyncReceipt:
         """Has the engine load what is gathered here."""
@@ -136,3 +151,19 @@ class WeightTarget:
                 f"stopped at {gathering.last_name!r}: update_weights must take every item"
             )
         return receipt
+
+
+def _from_parents(
+    buckets: Sequence[Bucket], places: Sequence[Relay], order: Mapping[str, int]
+) -> tuple[Sequence[Bucket], dict[int, Peer]]:
+    """The buckets, those of places behind others in a chain from these; and by what goes for a source, these."""
+    parents: dict[int, Peer] = {}
+    for place in places:
+        if place.parent is not None:
+            parents[place.source] = place.parent
+            taken = [bucket for bucket in buckets if bucket.target == place.first]
+            buckets = [
+                *(bucket for bucket in buckets if bucket.target != place.first),
+                *from_parent(taken, place, order),
+            ]
+    return buckets, parents

@@ -40,6 +40,7 @@ class WorkerPull:
         order: Mapping[str, int],
         version: int,
         timeout_s: float,
+        passed: Mapping[int, Sequence[Forwarder]] | None = None,
     ) -> SyncReceipt:
         """Has every worker take its buckets.
 
@@ -50,17 +51,18 @@ class WorkerPull:
             order: position of each tensor: the order in which the plan brings them.
             version: what the engine serves afterwards.
             timeout_s: longest wait without progress.
+            passed: by place that is in a chain of replicas, what its weights go on to. They come through this process.
 
         Raises:
             WeightSyncError: a bucket did not come, or a worker received other bytes than it holds.
         """
         while True:
             try:
-                return self._pull(workers, buckets, feed, order, version, timeout_s)
+                return self._pull(workers, buckets, feed, order, version, timeout_s, passed or {})
             except AttachError as error:
-                if self._all_by_host:
+                again, self._all_by_host = not self._all_by_host, True
+                if passed or not again:  # What was passed on cannot be taken twice.
                     raise
-                self._all_by_host = True
                 _log.warning("weights cannot come to workers directly (%s); from now on through their host", error)
 
     def _pull(
@@ -71,6 +73,7 @@ class WorkerPull:
         order: Mapping[str, int],
         version: int,
         timeout_s: float,
+        passed: Mapping[int, Sequence[Forwarder]],
     ) -> SyncReceipt:
         targets = sorted({bucket.target for bucket in buckets})
         if len(targets) != len(workers):
@@ -81,18 +84,24 @@ class WorkerPull:
         signs = self._signs_of(len(workers))
         wanted: dict[str, int] = {}
         deliveries: list[Delivery] = []
+        threads: list[threading.Thread] = []
         with ExitStack() as passing:
             for target, worker in zip(targets, workers, strict=True):
                 mine = [bucket for bucket in buckets if bucket.target == target]
                 wanted[worker] = sum(bucket.num_bytes for bucket in mine)
-                if self._all_by_host or not all(map(_reaches_workers, mine)):
-                    mine, handles = self._pass_on(target, mine, feed, order, version, timeout_s, passing)
+                if target in passed or self._all_by_host or not all(map(_reaches_workers, mine)):
+                    gathering = Gathering(mine, order, feed, version)
+                    onward = passed.get(target, ())
+                    mine, handles, thread = self._pass_on(target, mine, gathering, order, timeout_s, passing, onward)
+                    threads.append(thread)
                 else:
                     handles = {source: asked.ask() for (_, source), asked in feeds_of(mine, feed).items()}
                 content = parcel(mine, handles, order, version, timeout_s, signs.of(len(deliveries)))
                 deliveries.append(Delivery(worker=worker, receiver=RECEIVER, parcel=content))
             passing.enter_context(signs.watched())
             receipt = self._engine.receive_weights(deliveries, version)
+            for thread in threads:  # What goes on to other replicas may be behind what came here.
+                thread.join()
         received = {part.worker: part.num_bytes for part in receipt.workers}
         if received != wanted:
             raise WeightSyncError(
@@ -118,21 +127,21 @@ class WorkerPull:
         self,
         target: int,
         buckets: Sequence[Bucket],
-        feed: MakeFeed,
+        gathering: Gathering,
         order: Mapping[str, int],
-        version: int,
         timeout_s: float,
         passing: ExitStack,
-    ) -> tuple[list[Bucket], Mapping[int, Sequence[Mapping[str, Any]]]]:
-        """Gathers one worker's buckets here, on a thread, and sends them to it through shared memory. Returns the
-        buckets as the worker sees them, all from this process, and their handles."""
+        onward: Sequence[Forwarder],
+    ) -> tuple[list[Bucket], Mapping[int, Sequence[Mapping[str, Any]]], threading.Thread]:
+        """Gathers one worker's buckets here, on a thread, and sends them to it through shared memory, and onward.
+        Returns the buckets as the worker sees them, all from this process, their handles, and the thread."""
         rounds = merged_rounds(buckets, order)
         forwarder = Forwarder(rounds, timeout_s)
         way = self._ways.setdefault(target, SharedMemoryTransport())
         way.timeout_s = timeout_s
         handles = way.export(forwarder.outgoing)
-        gathering = Gathering(buckets, order, feed, version)
-        thread = threading.Thread(target=_drain, args=(gathering, forwarder), name="rlsdk-pass-on", daemon=True)
+        arguments = gathering, [forwarder, *onward]
+        thread = threading.Thread(target=_drain, args=arguments, name="rlsdk-pass-on", daemon=True)
         thread.start()
         passing.callback(forwarder.fail)
         seen = [
@@ -146,15 +155,16 @@ class WorkerPull:
             )
             for number, transfers in enumerate(rounds)
         ]
-        return seen, {HOST: handles}
+        return seen, {HOST: handles}, thread
 
 
-def _drain(gathering: Gathering, forwarder: Forwarder) -> None:
+def _drain(gathering: Gathering, forwarders: Sequence[Forwarder]) -> None:
     try:
-        for _ in teed(gathering.rounds(), [forwarder]):
+        for _ in teed(gathering.rounds(), forwarders):
             pass
     except Exception as error:
-        forwarder.fail(str(error))
+        for forwarder in forwarders:
+            forwarder.fail(str(error))
 
 
 def _reaches_workers(bucket: Bucket) -> bool:

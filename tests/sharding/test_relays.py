@@ -183,7 +183,7 @@ def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
     passing = PassingOn()
     relay = Relay(target=0, manager="m", sync="m-0", children=(1,))
     bucket = Bucket(source=2, target=1, transport="inline", transfers=(), num_bytes=0, round=0)
-    passing.begin([[]], relay, 60.0, "cpu")
+    passing.begin({1: [[]]}, relay, 60.0, "cpu")
     passing.fail("m-0", "its memory is full")
     with pytest.raises(WeightSyncError, match="its memory is full"):
         passing.export([bucket], "m-0", 60.0)
