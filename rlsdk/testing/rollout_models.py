@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +23,20 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
+from rlsdk.testing.draws import Told
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
-from rlsdk.testing.rollout_audit import looked_at
+from rlsdk.testing.rollout_audit import audit, looked_at
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 
 FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
+WINDOWED, WINDOW = ("qwen2", "qwen3"), 24
+"""Families whose configuration can say that attention is to so many tokens alone."""
+DEFAULTS = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5}
+"""A model's `generation_config.json`."""
 VOCABULARY = 131
 """Nothing divides it: an engine that pads it must not draw what it padded."""
 FEW = 2
@@ -70,6 +77,36 @@ class ModelRequirements:
             finally:
                 engine.close()
         return None
+
+    @requirement("model.configuration", since=(2, 0))
+    def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
+        """A model of sliding windows gives its own log-probs, for prompts and responses longer than the window, or is
+        refused with a ConfigError at the start. Filters and penalties of its `generation_config.json` have no say:
+        requests name what they want."""
+        known = lab.spec.architectures
+        family = next((name for name in WINDOWED if known is None or name in known), None)
+        if family is None:
+            return measured.told("models tried", 0)
+        other = RolloutLab(lab.suite, _windowed_model(lab.scratch.parent / "windowed-model", family), lab.scratch)
+        try:
+            try:
+                engine = other.start(max_running=8)
+            except ConfigError:
+                return measured.told("models tried", 0)
+            try:
+                requests = [
+                    other.ask(f"r{at}", other.prompt(length, 245), 2, max_tokens=2 * WINDOW, temperature=float(at % 2))
+                    for at, length in enumerate((2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW))
+                ]
+                requests.append(other.ask("drawn", other.prompt(6, 246), 16, max_tokens=30))
+                faults, samples = audit(other, requests, other.run(requests, engine))
+                measured.none("wrong samples", faults)
+                measured.none("draws that follow something else", Told.by(samples, other.eos).faults())
+            finally:
+                engine.close()
+        finally:
+            other.close()
+        return measured.told("models tried", 1)
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
@@ -131,6 +168,17 @@ class ModelRequirements:
         tied = [name for layout in layouts for name, held in layout.tied.items()
                 if held not in lab.base or name in lab.base]  # fmt: skip
         measured.none("tied names that are not", tied)
+
+
+def _windowed_model(folder: Path, family: str) -> Path:
+    """A model whose attention is to the last tokens alone, with defaults for sampling of its own."""
+    if not folder.exists():
+        write_tiny_model(
+            folder, architecture=family, seed=9, num_key_value_heads=4,
+            use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0,
+        )  # fmt: skip
+        (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
+    return folder
 
 
 @contextmanager

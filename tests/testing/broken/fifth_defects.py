@@ -7,6 +7,8 @@ from broken.defect import Defect
 ROLLOUT_FIFTH = {
     "one-row-more": Defect("rollout_fifth:OneRowMore", {"model.tied": "samples at once"}),
     "ended-rows-count": Defect("rollout_fifth:EndedRowsCount", {"num_decoded.exact": "unlike lengths"}),
+    "window-too-wide": Defect("rollout_fifth:WindowTooWide", {"model.configuration": "wrong samples"}),
+    "filters-of-the-folder": Defect("rollout_fifth:FiltersOfTheFolder", {"model.configuration": "something else"}),
     "temporary-folder-stays": Defect("rollout_fifth:TemporaryFolderStays", {"close": "temporary folder"}),
 }
 TRAIN_FIFTH = {

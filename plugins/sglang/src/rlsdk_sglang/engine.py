@@ -40,6 +40,8 @@ from rlsdk_sglang.reports import Progress
 from rlsdk_sglang.samples import Call, Sample
 
 CLOSED = "the engine was closed while this call ran"
+NO_WINDOWS = frozenset({"qwen2", "qwen3"})
+"""Families whose sliding windows SGLang's implementations leave out without a word."""
 
 
 class SglangRolloutEngine(RolloutEngine):
@@ -58,6 +60,13 @@ class SglangRolloutEngine(RolloutEngine):
         self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
         skeleton = build_model(spec.model, empty=True)
+        text = skeleton.config.get_text_config()
+        if text.model_type in NO_WINDOWS and "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+            raise ConfigError(
+                f"model.path {spec.model.path!r}: its attention has a sliding window of {text.sliding_window} tokens, "
+                f"which SGLang does not apply to {text.model_type!r}: log-probs would be another model's. Run it with "
+                "another rollout backend: --rollout-backend vllm"
+            )
         tensors, self.tied = canonical_tensors(skeleton)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.engine = ServedModel(ctx, spec, options)
