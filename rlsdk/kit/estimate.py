@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +144,7 @@ class _Count:
         self._set_recompute(self.recompute and gradient)
         hooks = [p.register_post_accumulate_grad_hook(_drop) for p in self.model.parameters() if gradient]
         counted = _Live()
-        with counted, torch.set_grad_enabled(gradient):
+        with _no_collection(), counted, torch.set_grad_enabled(gradient):
             outputs = self._outputs()
             if gradient:
                 outputs.sum().backward()  # type: ignore[no-untyped-call]
@@ -169,6 +171,20 @@ class _Count:
         elif any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             self.model.gradient_checkpointing_disable()
         self.model.train(on)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What stands in a cycle lives until the collector comes, at any moment: a peak would be another each time, and a
+    layer's share, the difference of two, could be less than nothing."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _drop(parameter: Tensor) -> None:

@@ -94,7 +94,11 @@ def _shard(whole: Tensor, entry: Entry) -> WeightShard:
 
 def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
     """Fills a block over and over, and yields it each time that it is full. A shard that is larger than the block is
-    cut into rows, each of which must fit."""
+    cut.
+
+    Raises:
+        ValueError: a block does not hold one element.
+    """
     block = Staging(num_bytes)
     try:
         for shard in shards:
@@ -102,7 +106,8 @@ def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
                 if not block.put(part):
                     yield block
                     block.clear()
-                    block.put(part)
+                    if not block.put(part):
+                        raise ValueError(f"a block of {num_bytes} bytes has no room for {part.name!r}, {part.box}")
         if block.entries:
             yield block
     finally:
@@ -110,14 +115,18 @@ def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
 
 
 def cut(shard: WeightShard, num_bytes: int) -> Iterator[WeightShard]:
-    """Pieces of at most so many bytes, cut along the first dimension."""
-    rows = shard.box.size[0] if shard.box.size else 1
-    row_bytes = shard.tensor.numel() * shard.tensor.element_size() // max(rows, 1)
-    at_once = max(1, num_bytes // max(row_bytes, 1))
-    if at_once >= rows:
+    """Pieces of at most so many bytes, cut along the first dimension; where one row is larger, along the next too."""
+    size = shard.tensor.numel() * shard.tensor.element_size()
+    axis = next((at for at, length in enumerate(shard.box.size) if length > 1), None)
+    if size <= num_bytes or axis is None:
         yield shard
         return
+    rows = shard.box.size[axis]
+    at_once = max(1, num_bytes // (size // rows))
     for start in range(0, rows, at_once):
-        size = min(at_once, rows - start)
-        box = Box((shard.box.offset[0] + start, *shard.box.offset[1:]), (size, *shard.box.size[1:]))
-        yield WeightShard(name=shard.name, box=box, tensor=shard.tensor[start : start + size])
+        length = min(at_once, rows - start)
+        offset, sizes = list(shard.box.offset), list(shard.box.size)
+        offset[axis] += start
+        sizes[axis] = length
+        box, tensor = Box(tuple(offset), tuple(sizes)), shard.tensor.narrow(axis, start, length)
+        yield from cut(WeightShard(name=shard.name, box=box, tensor=tensor), num_bytes)

@@ -299,13 +299,19 @@ DEEPSEEK_671B = {
 
 
 @pytest.mark.parametrize(
-    ("shape", "parameters"),
-    [(LLAMA_70B, 70_553_706_496), (QWEN3_235B, 235_093_634_560), (DEEPSEEK_671B, 671_026_404_352)],
+    ("shape", "parameters", "biases"),
+    [(LLAMA_70B, 70_553_706_496, 0), (QWEN3_235B, 235_093_634_560, 0), (DEEPSEEK_671B, 671_026_419_200, 58 * 256)],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
 )  # fmt: skip
 def test_of_a_large_model_its_configuration_is_enough_and_no_network_is_asked(
-    shape: dict[str, Any], parameters: int, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: dict[str, Any],
+    parameters: int,
+    biases: int,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`biases` are those of routers, which are served in float32."""
     (tmp_path / "config.json").write_text(json.dumps({**shape, "tie_word_embeddings": False}))
 
     def refuse(*address: object) -> None:
@@ -317,7 +323,7 @@ def test_of_a_large_model_its_configuration_is_enough_and_no_network_is_asked(
     assert plan.reshard is not None
     assert plan.reshard.num_parameters == parameters
     # Float32 shards on two ranks, rounded on their way to two replicas.
-    assert plan.reshard.num_bytes == 2 * 2 * parameters
+    assert plan.reshard.num_bytes == 2 * (2 * parameters + 2 * biases)
     assert plan.reshard.moved_bytes == plan.reshard.lower_bound_bytes
     assert plan.fits is False
 
@@ -440,8 +446,8 @@ SCHEMA = {
     "batches": ["note", "prompts", "samples", "tokens", "what"],
     "reshard": [
         "between_nodes_bytes", "bucket_bytes", "busiest_source_bytes", "by_transport", "lower_bound_bytes",
-        "moved_bytes", "num_bytes", "num_parameters", "num_tensors", "place_bytes", "predicted_s", "receiving_bytes",
-        "sending_bytes", "targets", "workers",
+        "moved_bytes", "num_bytes", "num_parameters", "num_tensors", "place_bytes", "predicted_s",
+        "quantized_tensors", "quantizing_bytes", "receiving_bytes", "sending_bytes", "targets", "workers",
     ],
     "memory": ["known_bytes", "parts", "phase", "place"],
 }  # fmt: skip

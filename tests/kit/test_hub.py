@@ -103,6 +103,6 @@ def test_a_model_that_cannot_be_had_is_refused_before_a_run_has_a_folder(tmp_pat
     command = ["-m", "rlsdk.cli", "train", "--model", "org/good", "--data", str(data), "--reward", "math"]
     done = ask("http://127.0.0.1:9", tmp_path / "home", [*command, "--trainer.run_dir", str(runs)])
     assert done.returncode == 2
-    assert done.stderr.startswith("error: model.path 'org/good': no such folder here"), done.stderr
+    assert "model.path 'org/good': no such folder here" in done.stderr
     assert "the hub cannot be reached" in done.stderr
     assert not runs.exists()

@@ -44,6 +44,7 @@ class TestAsynchronous(cases.Asynchronous):
 def test_closing_the_asynchronous_engine_ends_what_runs_and_its_core(labs: Any) -> None:
     """Of the engine that all tests of the mode share: this one is its last."""
     lab = labs(cases.Asynchronous)
+    lab.drop_split()
     engine, processes = lab.engine, children()
     assert any("EngineCore" in " ".join(process.cmdline()) for process in processes)
     cases.ends_what_runs(lab, engine)
