@@ -101,5 +101,8 @@ def test_the_command_says_where_and_ctrl_c_ends_it_quietly(tmp_path: Path) -> No
         assert connection.getresponse().status == 200
         connection.close()
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        try:
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
