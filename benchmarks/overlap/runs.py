@@ -46,9 +46,9 @@ class Load:
 
 
 LOADS = {
-    "balanced": Load(prompts=2, samples=4, tokens=128),
+    "balanced": Load(prompts=4, samples=6, tokens=80),
     "rollout is longer": Load(prompts=2, samples=2, tokens=160),
-    "update is longer": Load(prompts=4, samples=4, tokens=96),
+    "update is longer": Load(prompts=4, samples=12, tokens=64),
 }
 
 
