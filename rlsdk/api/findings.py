@@ -27,7 +27,7 @@ class Findings:
         self._found += [problem for problem in problems if problem.path not in known]
 
     def look(self, check: Callable[[], T], otherwise: T) -> T:
-        """What a check returns; where it refuses, that is kept, and the look goes on with `otherwise`."""
+        """Returns the result of a check; where it raises, records the error and returns `otherwise`."""
         try:
             return check()
         except (ConfigError, DataError) as error:

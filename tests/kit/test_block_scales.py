@@ -160,13 +160,3 @@ def test_zeros_stay_zero_and_what_is_not_finite_is_refused() -> None:
             BlockQuantizer(meta_of((4, 4), (2, 2)), *served).take(
                 WeightShard(name="w", box=Box.whole((4, 4)), tensor=values)
             )
-
-
-def test_vllm_rounds_alike() -> None:
-    """Where it is installed: the function that vLLM quantizes with, on the CPU."""
-    deep_gemm = pytest.importorskip("vllm.utils.deep_gemm", reason="vLLM is not installed")
-    values = drawn((256, 384), 9, torch.bfloat16)
-    found, scales = deep_gemm.per_block_cast_to_fp8(values, [128, 128], use_ue8m0=False)
-    expected, own = plainly(values, (128, 128))
-    assert torch.equal(bits(found), bits(expected))
-    assert torch.equal(scales, own)

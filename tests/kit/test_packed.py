@@ -84,7 +84,7 @@ def ragged() -> Batch:
 
 
 def related() -> Batch:
-    """Rows that begin alike, as samples of a prompt do, with two that are equal and one that another goes on from."""
+    """Rows with a common prefix, as samples of a prompt have; two are equal, and one is the prefix of another."""
     ids = ragged()["input_ids"].tolist()
     prompt, other = ids[:9], ids[20:23]
     ends = [ids[30:34], ids[30:36], [*ids[30:33], 2], ids[40:41], ids[30:36], []]

@@ -35,7 +35,7 @@ class OwnConfig(PretrainedConfig):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_code_in_a_model_folder_does_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers asks a person, unless it is told
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the prompt for `trust_remote_code`
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = write_tiny_model(tmp_path / "model", layers=1)
     (folder / "own.py").write_text(CODE)

@@ -144,7 +144,7 @@ def test_log_probs_are_those_of_transformers(
 
 
 def test_what_latent_attention_derives_follows_updates(served: tuple[PlainModel, Any]) -> None:
-    """Prompts and responses alike are computed with derived tensors alone."""
+    """Both prompts and responses are computed with derived tensors only."""
     plain, engine = served
     changed = {name: tensor + 0.1 if "kv_b_proj" in name else tensor for name, tensor in plain.state.items()}
     rollout = LocalGroup([RolloutHost(engine)])
