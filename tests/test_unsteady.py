@@ -70,3 +70,24 @@ def test_many_failures_are_no_accident(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_the_list_of_this_repository_can_be_read() -> None:
     assert all("::" in name or name.startswith("all of") for name in run_tests.unsteady(run_tests.UNSTEADY))
+
+
+def test_the_tests_that_failed_are_read_from_what_pytest_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CI", "true")  # where pytest shows a failure's message whole
+    monkeypatch.setattr(run_tests, "LINES", tmp_path)
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('word', ['a', 'b c'])\n"
+        "def test_one(word):\n    assert word == 'a', 'several\\nlines'\n"
+        "@pytest.fixture\ndef broken():\n    raise ValueError\n"
+        "def test_two(broken):\n    pass\n"
+        "def test_three():\n    pytest.skip('no engine')\n"
+    )
+    done = run_tests.run(Suite(name="tests/some", paths=[file]))
+    assert done.code == 1
+    assert [name.rpartition("/")[2] for name in done.bad] == ["test_some.py::test_one[b c]", "test_some.py::test_two"]
+    assert done.counts == Counter(failed=1, passed=1, skipped=1, error=1)
+    assert "no engine" in done.output

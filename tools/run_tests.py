@@ -136,7 +136,7 @@ def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
         str(suite.python), str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN, *(only or map(str, suite.paths)),
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
-        "--durations=6", "--durations-min=5", "-rs",
+        "--durations=6", "--durations-min=5", "-rfEs",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
     environment = {

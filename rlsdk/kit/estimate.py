@@ -80,6 +80,7 @@ def passes_bytes(
             model.to_empty(device="cpu")
             rows = torch.empty(num_rows, row_tokens, dtype=torch.int64)
             count = _Count(model, spec.head, rows, activation_checkpointing)
+            count.run_uncounted()
             return [count.peak(gradient=gradient) for gradient in gradients]
     except Exception as error:  # whatever a model's own code does to tensors without values
         _log.info("memory of a pass through %r is not known: %s: %s", spec.path, type(error).__name__, error)
@@ -127,6 +128,12 @@ class _Count:
             return self._run(gradient)
         few, more = (self._run_without(gradient, alike[num_kept:]) for num_kept in SAMPLED)
         return more + (len(alike) - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
+
+    def run_uncounted(self) -> None:
+        """What a model's code imports when it first runs can keep that pass's tensors for a while (in frames of an
+        import): the first of two passes would seem to need more than the second, which has more layers."""
+        if len(alike := layers_alike(self.model)) > SAMPLED[1]:
+            self._run_without(False, alike[1:])
 
     def _run_without(self, gradient: bool, left_out: Sequence[int]) -> int:
         layers, config = _layers(self.model), self.model.config.get_text_config()

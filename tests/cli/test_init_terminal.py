@@ -41,11 +41,29 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self._handle, line.encode())
 
+    def press_ctrl_c(self) -> None:
+        """Like a person who sees the question: when the process waits for keys. A signal that comes between the
+        question's print and that wait is noticed at the next key only (so it is in Python's own `input`)."""
+        end = time.monotonic() + SECONDS
+        while not self._waits_for_keys():
+            assert time.monotonic() < end, "the process never waits for a key"
+            time.sleep(0.01)
+        self.type("\x03")
+
     def leave(self) -> int:
         """Exit code, when all was read."""
         while self._read():
             pass
         return self.process.wait(SECONDS)
+
+    def _waits_for_keys(self) -> bool:
+        """Whether the main thread slept each time that it was looked at."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        for _ in range(10):
+            if stat.read_text().rpartition(")")[2].split()[0] != "S":
+                return False
+            time.sleep(0.01)
+        return True
 
     def _read(self) -> bool:
         """Whether there may be more."""
@@ -117,7 +135,7 @@ def test_ctrl_c_leaves_nothing_and_no_traceback(tmp_path: Path) -> None:
         shown.expect("model: ")
         shown.type("org/model\n")
         shown.expect("data: ")
-        shown.type("\x03")
+        shown.press_ctrl_c()
         assert shown.leave() == 130, shown.text
     assert "Traceback" not in shown.text
     assert "nothing was written" in shown.text
