@@ -72,9 +72,7 @@ def test_the_list_of_this_repository_can_be_read() -> None:
     assert all("::" in name or name.startswith("all of") for name in run_tests.unsteady(run_tests.UNSTEADY))
 
 
-def test_the_tests_that_failed_are_read_from_what_pytest_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_tests_that_failed_are_read_from_what_pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CI", "true")  # where pytest shows a failure's message whole
     monkeypatch.setattr(run_tests, "LINES", tmp_path)
     file = tmp_path / "test_some.py"
