@@ -69,7 +69,7 @@ class RankContext:
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
     """Position and size on every parallel axis. `rank` fields are 0-based; sizes multiply to the world size
-    (`ep` and `replicate` subdivide others and are left out of the product)."""
+    (but for `ep`, which subdivides others and is left out of the product)."""
 
     dp_rank: int = 0
     dp_size: int = 1

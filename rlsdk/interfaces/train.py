@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from rlsdk.interfaces.batch import Batch
 from rlsdk.interfaces.capability import Capability
 from rlsdk.interfaces.errors import UnsupportedCapabilityError
-from rlsdk.interfaces.model import Parallel, RankContext, TrainSpec
+from rlsdk.interfaces.model import OptimSpec, Parallel, RankContext, TrainSpec
 from rlsdk.interfaces.weights import WeightLayout, WeightShard
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ class TrainEngine(ABC):
         """
 
     def save_pretrained(self, path: Path) -> None:
-        """Writes `config.json` and safetensors in Hugging Face form (rank 0 writes; every rank calls)."""
+        """Writes `config.json` and safetensors in Hugging Face form (every rank calls; which of them write is
+        the engine's choice)."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
@@ -173,9 +174,13 @@ class TrainEngine(ABC):
         """Brings these parts back, bit for bit."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.OFFLOAD.value!r}")
 
-    def reset_optimizer(self, optim: object) -> None:
-        """Starts afresh with this `OptimSpec`: zero moments, schedule at step 0, weights untouched."""
-        raise UnsupportedCapabilityError(f"{type(self).__name__} cannot reset its optimizer")
+    def reset_optimizer(self, optim: OptimSpec) -> None:
+        """Starts afresh: zero moments, schedule at step 0, weights untouched. Asked where supervised training comes
+        before reinforcement learning in one run (`sft.steps`)."""
+        raise UnsupportedCapabilityError(
+            f"{type(self).__name__} cannot reset its optimizer, so it cannot be trained on answers before it is "
+            "trained on rewards; run `rlsdk sft` first, then `rlsdk train --model` on what it wrote, without --sft"
+        )
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
         """Leaves the process group and frees what the engine holds. Safe to call twice."""

@@ -111,7 +111,7 @@ class GuardedTrainEngine(TrainEngine):
             self.engine.onload(coming)
             self.away -= set(coming)
 
-    def reset_optimizer(self, optim: object) -> None:
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         """See `TrainEngine`.
 
         Raises:

@@ -206,8 +206,7 @@ class TorchTrainEngine(TrainEngine):
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         self._move(parts, self.device)
 
-    def reset_optimizer(self, optim: object) -> None:
-        assert isinstance(optim, OptimSpec)
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         learning_rate(0, optim)
         self.optim = optim
         self.num_steps = 0

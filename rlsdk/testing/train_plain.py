@@ -147,8 +147,7 @@ class PlainTrainEngine(TrainEngine):
     def onload(self, parts: Sequence[str] = ()) -> None:
         """Moves nothing."""
 
-    def reset_optimizer(self, optim: object) -> None:
-        assert isinstance(optim, OptimSpec)
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         self._begin(optim)
 
     def _begin(self, optim: OptimSpec) -> None:

@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     ForwardBackwardResult,
     Head,
     Objective,
+    OptimSpec,
     OptimStepResult,
     Parallel,
     RankContext,
@@ -155,7 +156,7 @@ class WitnessedTrainEngine(TrainEngine):
     def onload(self, parts: Sequence[str] = ()) -> None:
         self._called(lambda: self.engine.onload(parts))
 
-    def reset_optimizer(self, optim: object) -> None:
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         self._called(lambda: self.engine.reset_optimizer(optim))
         self._right(lambda plain: plain.reset_optimizer(optim))
 

@@ -23,6 +23,7 @@ from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, p
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
+    from rlsdk.interfaces import OptimSpec
 
 
 def run_train(start: Start) -> RunResult:
@@ -65,6 +66,18 @@ def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
     return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
 
 
+def _warm_start(start: Start, materials: Materials, session: Session, optim: OptimSpec | None) -> None:
+    """Supervised training of the actor, whose optimizer begins anew behind it."""
+
+    def begin_anew(optim: OptimSpec | None) -> None:
+        with session.turns.using(ACTOR, training=True):
+            session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
+
+    begin_anew(sft_optim_spec(start.config))  # An engine that cannot says so before it has trained for hours.
+    supervise(start, materials, session)
+    begin_anew(optim)
+
+
 def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
     config, turns = start.config, start.turns()
@@ -73,9 +86,7 @@ def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session
     if config.sft.is_asked and start.checkpoint is None:
         groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
         session = Session(roles=groups, turns=turns, cluster=cluster)
-        supervise(start, materials, session)
-        with turns.using(ACTOR, training=True):
-            groups[ACTOR].run("reset_optimizer", actor.optim, timeout_s=config.deadlines.update_s)
+        _warm_start(start, materials, session, actor.optim)
         if any(role.name == REF for role in rest):
             export_model(session, materials.tokenizer, start.run_dir / FOLDER, timeout_s=config.deadlines.save_s)
     else:

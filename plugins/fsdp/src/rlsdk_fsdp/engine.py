@@ -220,8 +220,7 @@ class FsdpTrainEngine(TrainEngine):
         for part in parts:
             self.parking.back(part)
 
-    def reset_optimizer(self, optim: object) -> None:
-        assert isinstance(optim, OptimSpec)
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         learning_rate(0, optim)
         self.optim = optim
         self.num_steps = 0

@@ -257,8 +257,7 @@ class MegatronTrainEngine(TrainEngine):
         for part in parts:
             self.parking.back(part)
 
-    def reset_optimizer(self, optim: object) -> None:
-        assert isinstance(optim, OptimSpec)
+    def reset_optimizer(self, optim: OptimSpec) -> None:
         self._still()
         learning_rate(0, optim)
         dtype = getattr(torch, self.spec.model.dtype)
