@@ -11,7 +11,7 @@ import tracemalloc
 from collections import deque
 
 from rlsdk.cli.plan_schedule import show_rows
-from rlsdk.planning.simulation import Rates
+from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Workload, compare, log_normal_lengths
 from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train, Updated
 from rlsdk.views.terminal import SafeConsole

@@ -12,7 +12,8 @@ from statistics import mean, median
 from benchmarks.overlap.runs import LOADS, STEPS, WARM, Load, run, taken_ms
 from rlsdk.cli.plan_schedule import devices_of_run
 from rlsdk.planning.measured import PREFILL_SPEEDUP, fit_decoding, measured_rates, read_steps
-from rlsdk.planning.simulation import Rates, Setting, simulate
+from rlsdk.planning.rates import Rates, Setting
+from rlsdk.planning.simulation import simulate
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.pool_times import FILE, read_times
 from rlsdk.trainer.trackers import read_metrics
@@ -147,7 +148,7 @@ def simulated(base: Path, load: Load, extra: Sequence[str], *, own_core: bool = 
     """Seconds of a step by simulation, with rates of the synchronous run."""
     rates, lengths = measured_rates(base, read_metrics(base), devices_of_run(base))
     if own_core:  # what the controller needs of training's core is in the seconds of an update
-        rates = replace(rates, cores=0)
+        rates = replace(rates, controller_s=0.0)
     return simulate(setting_of(load, extra), rates, lengths, steps=STEPS - WARM).step_s
 
 

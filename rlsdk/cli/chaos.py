@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import signal
 import sys
 import time
@@ -102,16 +103,23 @@ def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None
 
 
 def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
-    """The run that the others are held against, which is made where the folder has none that came to its end.
+    """The run that the others are held against, which is made where the folder has no faults yet.
 
     Raises:
-        RlsdkError: it did not.
+        ConfigError: the folder has faults, and has lost that run.
+        RlsdkError: it did not come to its end.
     """
     whole = ChaosRun(args, folder, "whole", pools)
     if not (folder / RESULTS).is_file():
         whole.start()
         if whole.process.wait():
             raise RlsdkError(f"the undisturbed run ended with {whole.process.returncode}:\n{whole.text()[-2000:]}")
+    if not whole.updates():
+        raise ConfigError(
+            f"--folder {str(folder)!r} holds faults ({RESULTS}), and not the undisturbed run that they were held "
+            f"against: the journal of {str(whole.run_dir)!r} has no update of a step. Bring {whole.run_dir.name!r} "
+            f"back, or begin anew: rlsdk chaos --folder {shlex.quote(f'{folder}_2')} {shlex.join(args)}"
+        )
     return whole
 
 

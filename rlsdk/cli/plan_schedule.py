@@ -19,7 +19,7 @@ from rlsdk.config import RunConfig, load_config, needed_roles
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.measured import Devices, measured_rates
-from rlsdk.planning.simulation import Rates
+from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.run_folder import HISTORY_FILE
@@ -34,7 +34,8 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
 
     Args:
         args: of `rlsdk train`.
-        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them.
+        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them; behind a comma those of others on
+            the same devices.
         as_json: one JSON document in place of the table.
     """
     resolved = resolve(Settings(flags=args))
@@ -50,9 +51,16 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
 
 def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Workload, Rates]:
     rollout, trainer = config.rollout, config.trainer
-    if Path(given).is_dir():
-        measured = devices_of_run(Path(given))
-        rates, lengths = measured_rates(Path(given), read_metrics(Path(given)), measured)
+    if Path(given.split(",")[0]).is_dir():
+        run_dir, *beside = map(Path, given.split(","))
+        measured = devices_of_run(run_dir)
+        for other in beside:
+            if (found := devices_of_run(other)) != measured:
+                raise ConfigError(
+                    f"--schedule {given!r}: {str(other)!r} ran on {_said(found)}, and {str(run_dir)!r} on "
+                    f"{_said(measured)}; runs beside the first one say what its own devices do with other batches"
+                )
+        rates, lengths = measured_rates(run_dir, read_metrics(run_dir), measured, beside)
         # Another number of devices is another machine, whose processors are not known.
         same = devices == measured.train + measured.replicas * measured.per_replica
         rates = replace(rates, max_running=rollout.max_running_samples, cores=rates.cores if same else 0)
@@ -69,7 +77,8 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         )
     else:
         raise ConfigError(
-            f"--schedule {given!r}: expected the folder of a run, or rates such as decode_ms=8,median=500"
+            f"--schedule {given!r}: expected the folder of a run (or of several, RUN,OTHER), or rates such as "
+            "decode_ms=8,median=500"
         )
     work = Workload(
         devices=devices,
@@ -78,6 +87,10 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         lengths=lengths,
     )
     return work, rates
+
+
+def _said(devices: Devices) -> str:
+    return f"{devices.train} + {devices.replicas} x {devices.per_replica} devices"
 
 
 def devices_of_run(run_dir: Path) -> Devices:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.planning.simulation import Rates
+from rlsdk.planning.rates import Rates
 from rlsdk.rollouts.journal import FOLDER, lines
 from rlsdk.rollouts.records import trajectory_from
 
@@ -46,10 +47,20 @@ class StepSamples:
     """Tokens of each."""
 
 
-def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], devices: Devices) -> tuple[Rates, list[int]]:
+def measured_rates(
+    run_dir: Path, metrics: Sequence[Mapping[str, float]], devices: Devices, beside: Sequence[Path] = ()
+) -> tuple[Rates, list[int]]:
     """Rates and lengths of a synchronous run.
 
     Lengths, and when samples were made, come from its journal; seconds of update and sync from its metrics.
+
+    Args:
+        run_dir: its folder.
+        metrics: of its steps.
+        devices: that it ran on.
+        beside: of other synchronous runs of this model on these devices, with fewer or more samples at once: what a
+            further sample adds to a decoding step is fitted to all of them. Where samples go on under new weights,
+            those of several steps share a decoding step; one run shows none with more than its own.
 
     Raises:
         ConfigError: the run has no journal, no metrics of steps, or is not synchronous.
@@ -69,14 +80,23 @@ def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], device
         raise ConfigError(
             f"{str(run_dir)!r}: no step is in its journal and in its metrics; give --schedule.journal all"
         )
-    decode = fit_decoding([steps[step] for step in later], devices)
+    others = [_later(read_steps(folder / FOLDER)[0]) for folder in beside]
+    own = [steps[step] for step in later]
+    further = fit_decoding([step for found in (own, *others) for step in found], devices)[2] if others else None
+    latency, decode, per_sample = fit_decoding(own, devices, per_sample=further)
+    # What comes behind the last token of a step, as far as grades are waited for.
+    graded = min(median(timed[step].get("time/reward_s", 0.0) for step in later), latency)
     # In sampled tokens, as the simulation counts: what their prompts cost is in it.
     trained = median(sum(steps[step].lengths) / training_s(step, timed, updates) for step in later)
+    prompt = median(prompt_tokens(steps[step], timed[step]) for step in later)
+    whole = 1.0 + prompt / mean(max(mean(steps[step].lengths), 1.0) for step in later)
     rates = Rates(
-        decode_s=decode[1],
-        decode_s_per_sample=decode[2],
-        latency_s=decode[0],
-        prefill_tokens_per_s=PREFILL_SPEEDUP * trained / devices.train * devices.per_replica,
+        decode_s=decode,
+        decode_s_per_sample=per_sample,
+        latency_s=latency - graded,
+        grade_s=graded,
+        prefill_tokens_per_s=PREFILL_SPEEDUP * whole * trained / devices.train * devices.per_replica,
+        prompt_tokens=prompt,
         train_tokens_per_s=trained / devices.train,
         sync_s=median(timed[step].get("time/sync_s", 0.0) for step in later),
         controller_s=median(timed[step].get("time/controller_cpu_s", 0.0) for step in later),
@@ -85,6 +105,17 @@ def measured_rates(run_dir: Path, metrics: Sequence[Mapping[str, float]], device
         devices_per_replica=devices.per_replica,
     )
     return rates, [max(length, 1) for step in steps.values() for length in step.lengths]
+
+
+def _later(steps: Mapping[int, StepSamples]) -> list[StepSamples]:
+    """Those after the first ones, in which everything warms up."""
+    return [steps[step] for step in sorted(steps)][int(SKIPPED * len(steps)) :]
+
+
+def prompt_tokens(samples: StepSamples, metrics: Mapping[str, float]) -> float:
+    """Of a sample of a step, on the average: what the step trained beside sampled tokens."""
+    trained = metrics.get("throughput/tokens_per_s", 0.0) * metrics["time/step_s"]
+    return max(trained - sum(samples.lengths), 0.0) / len(samples.lengths)
 
 
 def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Mapping[int, float]) -> float:
@@ -130,12 +161,15 @@ def _length(line: Mapping[str, Any]) -> int:
     return 0 if trajectory is None else sum(len(span) for span in trajectory.spans if span.sampled)
 
 
-def fit_decoding(steps: Sequence[StepSamples], devices: Devices) -> tuple[float, float, float]:
+def fit_decoding(
+    steps: Sequence[StepSamples], devices: Devices, *, per_sample: float | None = None
+) -> tuple[float, float, float]:
     """Seconds until the first token and for grading, of a decoding step with one sample, and more for each other one.
 
     A sample of l tokens ends after `latency + l * fixed + per_sample * (sum over its decoding steps of the samples in
     them)`: least squares over all samples, none of the three below 0. It holds where all samples of a step run at
-    once; where they do not, a decoding step counts as equally long however many it decodes.
+    once; where they do not, a decoding step counts as equally long however many it decodes. `per_sample` is not looked
+    for where it is given.
     """
     rows, seconds = [], []
     for step in steps:
@@ -147,9 +181,15 @@ def fit_decoding(steps: Sequence[StepSamples], devices: Devices) -> tuple[float,
             ends.setdefault(length, []).append(end - step.start)
         decoded = _decoded(lengths, devices.replicas)
         for length, found in ends.items():
-            rows.append((1.0, float(length), decoded[length]))
-            seconds.append(median(found))
-    latency, fixed, per_sample = _least_squares(np.asarray(rows), np.asarray(seconds))
+            # Each sample counts: most are of the lengths that the seconds of a step come from.
+            weight = math.sqrt(len(found))
+            rows.append((weight, weight * length, weight * decoded[length]))
+            seconds.append(weight * median(found))
+    table, took = np.asarray(rows), np.asarray(seconds)
+    if per_sample is None:
+        latency, fixed, per_sample = _least_squares(table, took)
+    else:
+        latency, fixed = _least_squares(table[:, :2], took - per_sample * table[:, 2])
     return (latency, fixed + per_sample, per_sample) if fixed + per_sample > 0 else _longest(steps)
 
 
@@ -159,17 +199,18 @@ def _decoded(lengths: np.ndarray[Any, Any], replicas: int) -> np.ndarray[Any, An
     return np.concatenate([[0.0], np.cumsum(np.maximum(running, 1.0))])
 
 
-def _least_squares(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+def _least_squares(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> list[float]:
     """The best solution without a negative part: of few unknowns each subset can be tried."""
-    best, least = np.zeros(3), float("inf")
-    for count in (3, 2, 1):
-        for columns in itertools.combinations(range(3), count):
+    unknowns = rows.shape[1]
+    best, least = np.zeros(unknowns), float("inf")
+    for count in range(unknowns, 0, -1):
+        for columns in itertools.combinations(range(unknowns), count):
             solution = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)[0]
             error = float(((rows[:, columns] @ solution - seconds) ** 2).sum())
             if (solution >= 0).all() and error < least - 1e-12:
-                best, least = np.zeros(3), error
+                best, least = np.zeros(unknowns), error
                 best[list(columns)] = solution
-    return float(best[0]), float(best[1]), float(best[2])
+    return [float(value) for value in best]
 
 
 def _longest(steps: Sequence[StepSamples]) -> tuple[float, float, float]:

@@ -1,133 +1,16 @@
-"""A schedule in virtual time: the real state machine, replicas and a training pool that only count.
-
-Every running sample of a replica advances by one token per decoding step, whose time grows with the samples that it
-decodes; so a replica needs one event for each sample, not for each token.
-"""
+"""A schedule in virtual time: the real state machine, replicas and a training pool that only count."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlsdk.rollouts import Finished, Hold, Publish, Published, Schedule, Start, Train, Updated
+from rlsdk.planning.rates import Rates, Setting, Simulated
+from rlsdk.planning.replica import Replica
+from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
 from rlsdk.rollouts.schedule import Command
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """How quick devices are."""
-
-    decode_s: float
-    """Of a decoding step of one replica with one sample."""
-    decode_s_per_sample: float = 0.0
-    """More, for each further sample of the step."""
-    latency_s: float = 0.0
-    """Of a sample, before its first token and until it is graded: its place is free by then."""
-    prefill_tokens_per_s: float = 50_000.0
-    """Of one replica: what running samples cost again, where keys and values are made anew."""
-    train_tokens_per_s: float = 5_000.0
-    """Sampled tokens, of one device: log-probs and update together."""
-    sync_s: float = 0.0
-    """That a publish keeps the replicas from decoding."""
-    switch_s: float = 0.0
-    """That devices which take turns need each time to change over, there and back."""
-    controller_s: float = 0.0
-    """Processor time of a step that the controller and Ray's daemons take."""
-    cores: int = 0
-    """Processors of the machine, where the devices are some of them: while as many devices work, what the controller
-    takes is theirs. 0: the controller has processors of its own."""
-    max_running: int = 256
-    """Samples that one replica decodes at once."""
-    devices_per_replica: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A schedule on so many devices."""
-
-    train_devices: int
-    rollout_devices: int
-    shared: bool = False
-    """The same devices do both, in turns: the synchronous run."""
-    groups_per_step: int
-    samples_per_group: int
-    max_staleness: int = 0
-    partial: bool = False
-    """Samples go on under new weights, and groups are trained in the order in which they finish. False: samples finish
-    before new weights come."""
-
-    @property
-    def devices(self) -> int:
-        """That it takes in all."""
-        return self.rollout_devices if self.shared else self.train_devices + self.rollout_devices
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """What came out, between the first steps and the last ones."""
-
-    step_s: float
-    train_idle: float
-    """Share of the time in which the training pool waited."""
-    rollout_idle: float
-    """Share of the places for samples that were empty."""
-    staleness: Sequence[float]
-    """Share of samples by trainer steps between the weights that began them and those that they trained."""
-    num_events: int
-
-
-class _Replica:
-    """Samples that are decoded together."""
-
-    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "slowdown", "stamp", "waiting")
-
-    def __init__(self, rates: Rates) -> None:
-        self.rates = rates
-        self.heap: list[tuple[float, int]] = []
-        """By the tokens that each sample since the start would have when it ends: group."""
-        self.waiting: deque[tuple[int, int]] = deque()
-        """Group and tokens of samples without a place."""
-        self.made = 0.0
-        """Tokens that a sample which ran since the start would have."""
-        self.admitted = 0.0
-        """Sum of `made` at the admission of those that run."""
-        self.since = 0.0
-        self.stamp = 0
-        self.slowdown = 1.0
-        self.occupied = 0.0
-        """Places times seconds."""
-
-    def advance(self, now: float, *, paused: bool) -> None:
-        """Brings the count to this time."""
-        running = len(self.heap)
-        if running and not paused:
-            self.occupied += running * (now - self.since)
-            self.made += (now - self.since) / self.step_s()
-        self.since = now
-
-    def step_s(self) -> float:
-        return self.slowdown * (self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1))
-
-    def fill(self) -> None:
-        """Waiting samples take free places."""
-        while self.waiting and len(self.heap) < self.rates.max_running:
-            group, tokens = self.waiting.popleft()
-            self.admitted += self.made
-            heapq.heappush(self.heap, (self.made + tokens, group))
-
-    def next_end(self) -> float | None:
-        """When the next sample ends."""
-        if not self.heap:
-            return None
-        return self.since + max(self.heap[0][0] - self.made, 0.0) * self.step_s()
-
-    def recompute_s(self) -> float:
-        """Seconds for the keys and values of what runs."""
-        tokens = len(self.heap) * self.made - self.admitted
-        return max(tokens, 0.0) / self.rates.prefill_tokens_per_s
 
 
 @dataclass(kw_only=True)
@@ -141,7 +24,7 @@ class _Clock:
         heapq.heappush(self.heap, (at, next(self.count), kind, what, stamp))
 
 
-SAMPLE, UPDATED, PUBLISHED, GRADED = range(4)
+SAMPLE, UPDATED, PUBLISHED, MADE, GRADED = range(5)
 
 
 @dataclass(kw_only=True)
@@ -162,12 +45,14 @@ class Simulation:
         """`lengths`: tokens of each sample, group after group, over and over."""
         self.setting, self.rates, self.lengths, self.steps = setting, rates, lengths, steps
         replicas = max(setting.rollout_devices // rates.devices_per_replica, 1)
-        self.replicas = [_Replica(rates) for _ in range(replicas)]
+        self.replicas = [Replica(rates) for _ in range(replicas)]
         self.load = [(0, at) for at in range(replicas)]
         """Outstanding samples by replica; a heap, with entries that are out of date."""
         self.outstanding = [0] * replicas
         self.left: dict[int, int] = {}
-        """Samples to come, by group."""
+        """Samples that are not graded, by group."""
+        self.drawing: dict[int, int] = {}
+        """Samples that still draw tokens, by group."""
         self.tokens: dict[int, int] = {}
         self.began: dict[int, int] = {}
         """By group: the step whose weights were served when it began."""
@@ -204,6 +89,8 @@ class Simulation:
                     self.updated(what, stamp)
                 case 2:
                     self.go_on(what)
+                case 3:
+                    self.made(what)
                 case _:
                     self.graded(what)
             if self.rates.cores:
@@ -229,7 +116,7 @@ class Simulation:
         edge = self.setting.max_staleness + 1
         return (edge, self.steps - 1 - edge) if self.setting.max_staleness else (0, self.steps - 1)
 
-    def tell(self, event: Finished | Published | Updated) -> None:
+    def tell(self, event: Finished | Published | Sampled | Updated) -> None:
         self.num_events += 1
         self.carry_out(self.schedule.handle(event))
 
@@ -257,7 +144,8 @@ class Simulation:
             first = group * count
             lengths = [self.lengths[(first + k) % len(self.lengths)] for k in range(count)]
             replica.waiting.extend((group, length) for length in lengths)
-            self.left[group], self.tokens[group], self.began[group] = count, sum(lengths), self.served
+            self.left[group] = self.drawing[group] = count
+            self.tokens[group], self.began[group] = sum(lengths), self.served
             self.outstanding[at] += count
             heapq.heappush(self.load, (self.outstanding[at], at))
         for at in touched:
@@ -289,12 +177,24 @@ class Simulation:
         heapq.heappush(self.load, (self.outstanding[at], at))
         self.replan(at)
         if self.rates.latency_s:
-            self.clock.plan(self.now + self.rates.latency_s, GRADED, group)
+            self.clock.plan(self.now + self.rates.latency_s, MADE, group)
+        else:
+            self.made(group)
+
+    def made(self, group: int) -> None:
+        """The controller has one more sample of a group."""
+        self.drawing[group] -= 1
+        if not self.drawing[group]:
+            del self.drawing[group]
+            if self.setting.drains and self.rates.grade_s:
+                self.tell(Sampled(group))
+        if self.rates.grade_s:
+            self.clock.plan(self.now + self.rates.grade_s, GRADED, group)
         else:
             self.graded(group)
 
     def graded(self, group: int) -> None:
-        """One more sample of a group is there."""
+        """One more sample of a group has its grade."""
         self.left[group] -= 1
         if not self.left[group]:
             del self.left[group]
@@ -310,6 +210,8 @@ class Simulation:
         seconds = tokens / (devices * self.rates.train_tokens_per_s)
         if self.setting.shared:
             seconds += self.rates.switch_s
+        elif self.setting.max_staleness:
+            seconds += self.rates.sending_s
         self.training = _Training(step=step, left_s=seconds, since=self.now)
         self.trained_s.append(self.now)
         self.clock.plan(self.now + seconds * self.slowdown, UPDATED, step)
@@ -349,7 +251,7 @@ class Simulation:
 
     def publish(self, step: int) -> None:
         """Replicas stand still; what runs is made ready for the new weights."""
-        seconds = self.rates.sync_s
+        seconds = self.rates.overlapped_sync_s if self.setting.max_staleness else self.rates.sync_s
         if self.setting.partial:
             for replica in self.replicas:
                 replica.advance(self.now, paused=self.paused)

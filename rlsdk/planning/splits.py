@@ -10,7 +10,8 @@ from statistics import NormalDist
 import numpy as np
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.planning.simulation import Rates, Setting, Simulated, simulate
+from rlsdk.planning.rates import Rates, Setting, Simulated
+from rlsdk.planning.simulation import simulate
 
 GIVEN = (
     "decode_ms", "decode_us_per_sample", "prefill_tokens_per_s", "train_tokens_per_s", "sync_s", "switch_s",

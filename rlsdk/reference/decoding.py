@@ -12,10 +12,8 @@ from rlsdk.interfaces import FinishReason, VersionRun
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.jobs import Call, Job, Prefilled
 from rlsdk.reference.lockstep import Rows
-from rlsdk.reference.running import PREFILL_TOKENS, Running
+from rlsdk.reference.running import Running, joins
 
-PADDED_TOKENS, PADDING = 512, 1.2
-"""A pass of more tokens takes no prompt that brings it to more than `PADDING` times its real tokens."""
 ADMIT_SHARE = 8
 """Samples wait until one in so many rows is free: a pass over few prompts costs nearly as much as one over many."""
 
@@ -151,11 +149,10 @@ class Decoder:
         real = longest = num_samples = 0
         while self.waiting and num_samples < free:
             length = self.waiting[-1].given
-            padded, real = max(longest, length) * (len(jobs) + 1), real + length
-            wasteful = padded > PADDED_TOKENS and padded > PADDING * real
-            if jobs and (padded > PREFILL_TOKENS or wasteful or (self.memory.lockstep and length != longest)):
+            real, most = real + length, max(longest, length)
+            if jobs and (not joins(len(jobs) + 1, real, most) or (self.memory.lockstep and length != longest)):
                 break
-            longest = max(longest, length)
+            longest = most
             jobs.append(self.waiting.pop())
             num_samples += jobs[-1].pending
         logits, states = self.memory.prefill([torch.tensor(job.text) for job in jobs])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,10 +18,18 @@ from rlsdk.reference.lockstep import Rows
 
 PREFILL_TOKENS = 1 << 14
 """Most tokens in one pass over prompts, pads included; a longer prompt goes alone."""
+PADDED_TOKENS, PADDING = 512, 1.2
+"""A pass of more tokens takes no text that brings it to more than `PADDING` times its real tokens."""
 RUN_COLUMNS = ("job", "index", "version", "since", "made")
 """Which sample, and its newest run of tokens of one version."""
 FULL = 0.85
 """Rows are moved together when fewer than this share of them still runs."""
+
+
+def joins(count: int, real: int, longest: int) -> bool:
+    """Whether a pass takes so many texts of `real` tokens in all, padded to the `longest`."""
+    padded = longest * count
+    return padded <= PREFILL_TOKENS and (padded <= PADDED_TOKENS or padded <= PADDING * real)
 
 
 class Running:
@@ -81,12 +90,21 @@ class Running:
         tokens, made = self.tokens.tolist(), self.table["made"].tolist()
         # The newest token is not part of it: its turn comes with the next step.
         texts = [torch.tensor([*self._job(row).text, *tokens[row][: made[row] - 1]]) for row in range(len(self.table))]
-        at_once = len(texts) if self.memory.lockstep else max(PREFILL_TOKENS // max(map(len, texts)), 1)
-        for at in range(0, len(texts), at_once):
-            part = texts[at : at + at_once]
+        # Rows of several steps, as where samples go on under new weights, differ much in length.
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        waiting = deque(texts[row] for row in order)
+        while waiting:
+            part: list[Tensor] = []
+            real = 0
+            while waiting:
+                real, longest = real + len(waiting[0]), len(waiting[0])
+                if part and not self.memory.lockstep and not joins(len(part) + 1, real, longest):
+                    break
+                part.append(waiting.popleft())
             _, states = self.memory.prefill(part)
             owner = self._index(np.arange(len(part)))
             self.memory.add(states, owner, capacity=len(self.tokens), most=self._longest())
+        self.memory.keep(self._index(np.argsort(order)))
 
     def abort(self) -> None:
         """Ends the rows of aborted jobs."""

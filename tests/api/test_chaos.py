@@ -16,7 +16,7 @@ from rlsdk.api import chaos_run as chaos_runs
 from rlsdk.api.chaos import Fault, strike
 from rlsdk.api.chaos_account import Outcome, account, differences
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
-from rlsdk.cli.chaos import earlier, least_struck, save, table_of
+from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.interfaces import ConfigError
 
 
@@ -217,6 +217,14 @@ def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
     (folder / "whole.txt").touch()
     with pytest.raises(ConfigError, match="not empty"):
         earlier(arguments, folder)
+
+
+def test_a_folder_that_lost_its_undisturbed_run_says_what_to_do(tmp_path: Path) -> None:
+    folder, arguments = tmp_path / "chaos", ["--trainer.steps", "6"]
+    assert earlier(arguments, folder) == []
+    save(arguments, folder, [Outcome(fault="actor@save")])
+    with pytest.raises(ConfigError, match=r"whole' has no update of a step.* rlsdk chaos --folder .*_2"):
+        undisturbed(arguments, folder, {"actor": "train"})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from rlsdk.cli.plan_schedule import devices_of_run, run
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
 from rlsdk.planning.measured import Devices, measured_rates
-from rlsdk.planning.simulation import Rates, Setting, simulate
+from rlsdk.planning.rates import Rates, Setting
+from rlsdk.planning.replica import Replica
+from rlsdk.planning.simulation import simulate
 from rlsdk.planning.splits import Workload, best_split, compare, log_normal_lengths, parse_rates
 from rlsdk.rollouts import Grade, Sample
 from rlsdk.rollouts.journal import FOLDER, Journal
@@ -69,6 +71,41 @@ def test_what_the_controller_takes_is_missing_where_all_processors_work(
     assert simulate(off, rates, [100], steps=20).step_s == pytest.approx(expected, rel=0.02)
     plain = replace(off, max_staleness=0)
     assert simulate(plain, rates, [100], steps=20).step_s == pytest.approx(1.0 + train)
+
+
+@pytest.mark.parametrize("grade", [0.3, 0.7])
+def test_new_weights_do_not_wait_for_grades_where_samples_drain(grade: float) -> None:
+    """The publish of 0.5 s begins with the last token, and the next second of decoding behind it; within these 1.5 s
+    grades and the update of 0.4 s come to their end. Weights that waited for grades would make it 1.5 s and those."""
+    rates = replace(RATES, grade_s=grade)
+    found = simulate(setting(1, train=8), rates, [100], steps=10)
+    assert found.step_s == pytest.approx(1.0 + 0.5)
+    # A synchronous step has nothing to do meanwhile.
+    plain = simulate(setting(0, shared=True), rates, [100], steps=5)
+    assert plain.step_s == pytest.approx(1.0 + grade + 1.6 + 0.5)
+
+
+@pytest.mark.parametrize(("cores", "train", "step"), [(0, 0.5, 1.4), (2, 0.5, 1.6), (0, 2.0, 2.0), (2, 2.0, 2.2)])
+def test_weights_that_are_sent_by_a_processor_that_trains_take_from_both(cores: int, train: float, step: float) -> None:
+    """1 s of decoding; a publish of 0.4 s, half of it sending: 0.6 s beside an update, which loses 0.2 s to it."""
+    rates = Rates(decode_s=0.01, train_tokens_per_s=800 / train, sync_s=0.4, cores=cores, max_running=64)
+    off = Setting(train_devices=1, rollout_devices=1, groups_per_step=2, samples_per_group=4, max_staleness=1)
+    assert simulate(off, rates, [100], steps=10).step_s == pytest.approx(step)
+    # Nothing trains beside the publish of a synchronous step.
+    plain = replace(off, max_staleness=0)
+    assert simulate(plain, rates, [100], steps=10).step_s == pytest.approx(1.0 + train + 0.4)
+
+
+def test_keys_and_values_are_made_again_of_prompts_too() -> None:
+    """10 ms a token: at 0.5 s one sample has 50 tokens, and one that came at 0.3 s has 20; each prompt has 30."""
+    replica = Replica(Rates(decode_s=0.01, prefill_tokens_per_s=1000, prompt_tokens=30))
+    replica.waiting.append((0, 100))
+    replica.fill()
+    replica.advance(0.3, paused=False)
+    replica.waiting.append((1, 100))
+    replica.fill()
+    replica.advance(0.5, paused=False)
+    assert replica.recompute_s() == pytest.approx((50 + 20 + 2 * 30) / 1000)
 
 
 def test_a_long_tail_is_hidden_only_where_samples_go_on() -> None:
@@ -147,7 +184,7 @@ def test_the_command_prints_a_row_for_each_schedule(tmp_path: Path, capsys: pyte
     rows = json.loads(capsys.readouterr().out)
     assert [row["setting"]["max_staleness"] for row in rows] == [0, 1, 2, 4, 8, 1, 2, 4, 8]
     assert rows[0]["gain"] == 1.0
-    with pytest.raises(ConfigError, match="expected the folder of a run, or rates"):
+    with pytest.raises(ConfigError, match=r"expected the folder of a run .*, or rates"):
         run(arguments, "nowhere", as_json=False)
 
 
@@ -159,14 +196,16 @@ def sample_of(length: int) -> Sample:
     return Sample(trajectory=trajectory, text="", grade=Grade())
 
 
-def written_run(folder: Path, *, decode: float, per_sample: float, latency: float) -> list[dict[str, float]]:
-    """A synchronous run of virtual time: 2 replicas, 8 samples each; its metrics."""
+def written_run(
+    folder: Path, *, decode: float, per_sample: float, latency: float, samples: int = 8, equal: bool = False
+) -> list[dict[str, float]]:
+    """A synchronous run of virtual time: 2 replicas, so many samples each (`equal`: of one length); its metrics."""
     journal = Journal(folder / FOLDER, made_by="", keep="all")
     journal.open(0)
     draw, now, metrics = np.random.default_rng(0), 1e9, []
     for step in range(1, 13):
         journal.write("start", step=step, groups=[2 * step, 2 * step + 1], at=now)
-        lengths = draw.integers(5, 60, 8)
+        lengths = np.repeat(draw.integers(5, 60, 1), samples) if equal else draw.integers(5, 60, samples)
         for replica, (index, length) in itertools.product(range(2), enumerate(lengths)):
             running = [int((lengths >= token).sum()) for token in range(1, length + 1)]
             took = latency + sum(decode + per_sample * (n - 1) for n in running)
@@ -203,6 +242,40 @@ def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float,
     pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
     found = simulate(pools, rates, lengths, steps=10).step_s
     assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
+
+
+def test_what_a_further_sample_adds_is_seen_in_runs_with_other_batches(tmp_path: Path) -> None:
+    """Where all samples of a step are equally long, one run cannot tell it from the rest of a decoding step."""
+    made = {"decode": 0.01, "per_sample": 0.002, "latency": 0.05, "equal": True}
+    metrics = written_run(tmp_path / "a", samples=8, **made)
+    written_run(tmp_path / "b", samples=3, **made)
+    devices = Devices(train=1, replicas=2, per_replica=1, max_running=64)
+    rates, _ = measured_rates(tmp_path / "a", metrics, devices, [tmp_path / "b"])
+    assert rates.decode_s == pytest.approx(0.01, abs=1e-4)
+    assert rates.decode_s_per_sample == pytest.approx(0.002, abs=1e-5)
+    assert rates.latency_s == pytest.approx(0.05, abs=2e-3)
+    alone, _ = measured_rates(tmp_path / "a", metrics, devices)
+    assert alone.decode_s + 7 * alone.decode_s_per_sample == pytest.approx(0.01 + 7 * 0.002, abs=1e-4)
+    assert alone.decode_s_per_sample != pytest.approx(0.002, rel=0.1)
+
+
+def test_runs_beside_the_first_one_are_of_the_same_devices(tmp_path: Path) -> None:
+    text = (
+        "model: {path: m}\ndata: {train: rows.jsonl, max_prompt_tokens: 16}\nrewards: [{name: exact}]\n"
+        "placement: {preset: disaggregated, devices_per_node: 8, devices: {actor: ACTOR}}\n"
+    )
+    for name, actor in (("a", "2"), ("b", "4")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text.replace("ACTOR", actor))
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    rows = "".join(f'{{"question": "1+{at}", "answer": "{1 + at}"}}\n' for at in range(4))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    arguments = [
+        "--model", model, "--data", str(tmp_path / "rows.jsonl"), "--data.num_eval_rows", "1", "--reward", "exact",
+        "--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "64",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"ran on 4 \+ 4 x 1 devices, and .* on 2 \+ 6 x 1 devices"):
+        run(arguments, f"{tmp_path / 'a'},{tmp_path / 'b'}", as_json=False)
 
 
 def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) -> None:

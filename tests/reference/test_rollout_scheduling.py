@@ -313,6 +313,35 @@ def test_after_a_pause_tokens_are_those_of_the_new_weights_and_nothing_old_is_re
     assert min(spans) < 20
 
 
+def test_rows_of_very_different_length_are_computed_again_without_padding_to_each_other(qwen2: Path) -> None:
+    """Long rows were there first; each reads its own keys and values afterwards."""
+    engine = make_engine(qwen2, max_model_tokens=500, max_running=64)
+    state = changed(engine, 5)
+    requests = [ask(str(at), [5] * (400 if at < 3 else 8), max_tokens=20, stop_token_ids=()) for at in range(33)]
+
+    async def with_update() -> tuple[list[Any], list[int]]:
+        long = await paused_midway(engine, requests[:3])
+        engine.resume()
+        short = asyncio.create_task(collect(engine, requests[3:]))
+        while engine.decoder.running.num_alive < 33:
+            await asyncio.sleep(0)
+        engine.pause()
+        engine.update_weights(iter(halves(state)), 1)
+        engine.resume()
+        with passes(engine) as seen:
+            outputs = [*await long, *await short]
+        return outputs, [count for kind, count in seen if kind == "prefill"]
+
+    outputs, prefills = asyncio.run(with_update())
+    assert prefills == [30, 3]
+    new = plain_with(qwen2, state)
+    for output in outputs:
+        old = output.versions[0].num_tokens
+        prompt, tokens = requests[int(output.request_id)].prompt_ids, output.token_ids.tolist()
+        expected = distributions(new, prompt, tokens)[range(20), tokens][old:]
+        assert torch.allclose(torch.from_numpy(output.log_probs)[old:], expected, atol=EXACT, rtol=1e-5)
+
+
 def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(qwen2: Path) -> None:
     engine = make_engine(qwen2)
     requests = [ask("x", [5, 6], 3, max_tokens=20, stop_token_ids=())]

@@ -1,0 +1,63 @@
+"""A replica in virtual time: samples that are decoded together.
+
+Every running sample advances by one token per decoding step, whose time grows with the samples that it decodes; so a
+replica needs one event for each sample, not for each token.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from rlsdk.planning.rates import Rates
+
+
+class Replica:
+    """Samples that are decoded together."""
+
+    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "slowdown", "stamp", "waiting")
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self.heap: list[tuple[float, int]] = []
+        """By the tokens that each sample since the start would have when it ends: group."""
+        self.waiting: deque[tuple[int, int]] = deque()
+        """Group and tokens of samples without a place."""
+        self.made = 0.0
+        """Tokens that a sample which ran since the start would have."""
+        self.admitted = 0.0
+        """Sum of `made` at the admission of those that run."""
+        self.since = 0.0
+        self.stamp = 0
+        self.slowdown = 1.0
+        self.occupied = 0.0
+        """Places times seconds."""
+
+    def advance(self, now: float, *, paused: bool) -> None:
+        """Brings the count to this time."""
+        running = len(self.heap)
+        if running and not paused:
+            self.occupied += running * (now - self.since)
+            self.made += (now - self.since) / self.step_s()
+        self.since = now
+
+    def step_s(self) -> float:
+        return self.slowdown * (self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1))
+
+    def fill(self) -> None:
+        """Waiting samples take free places."""
+        while self.waiting and len(self.heap) < self.rates.max_running:
+            group, tokens = self.waiting.popleft()
+            self.admitted += self.made
+            heapq.heappush(self.heap, (self.made + tokens, group))
+
+    def next_end(self) -> float | None:
+        """When the next sample ends."""
+        if not self.heap:
+            return None
+        return self.since + max(self.heap[0][0] - self.made, 0.0) * self.step_s()
+
+    def recompute_s(self) -> float:
+        """Seconds for the keys and values of what runs."""
+        tokens = len(self.heap) * (self.made + self.rates.prompt_tokens) - self.admitted
+        return max(tokens, 0.0) / self.rates.prefill_tokens_per_s
