@@ -1,16 +1,17 @@
 """What overlap gains, measured, and what the simulator says of it: `python -m benchmarks.overlap [--docs]`.
 
 Two pools of one core each, every pool's process held to a core of its own. Each workload runs synchronously, and then
-one step off (and the balanced one two steps off, with samples that go on under new weights): seven runs, three minutes
-on a quiet machine of two cores; 30 steps are measured. Where the rollout is the longer half, the controller, Ray's
-daemons and the graders of an overlapping run share training's core, which waits for the controller anyway.
+one step off (and the balanced one two steps off, with samples that go on under new weights), and all of that again:
+14 runs, seven minutes on a quiet machine of two cores; 30 steps of each are measured. Where the rollout is the longer
+half, the controller, Ray's daemons and the graders of an overlapping run share training's core, which waits for the
+controller anyway.
 
-The bound of what overlap can gain is (rollout + update + sync) / max(rollout, update + sync), of the synchronous run.
+The bound of what overlap can gain is (rollout + update + sync) / max(rollout, update + sync), of the synchronous runs.
 Where other programs take the cores, pools that work at the same time get less of them than one that works alone;
 "longer half" does not depend on that: of the overlapping run's steps, the share that the longer half of each took.
 
-The simulator gets its rates from the synchronous run's journal and metrics, as `rlsdk plan --schedule RUN` does; the
-JSON has it once more with those of the run itself, which shows whether the schedule is simulated as it happens.
+The simulator gets its rates from the synchronous runs' journals and metrics, as `rlsdk plan --schedule RUN,OTHER,...`
+does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.overlap.page import TABLE, read, show, write, write_page
-from benchmarks.overlap.rows import measure
+from benchmarks.overlap.rows import rows_of, run_all
 from benchmarks.overlap.runs import LOADS
 from rlsdk.testing.models import write_tiny_model
 
@@ -32,6 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
     parser.add_argument("--only", choices=LOADS)
+    parser.add_argument("--times", type=int, default=2, help="that each run is made")
     parser.add_argument("--folder", type=Path, help="folder of the runs; finished ones are kept")
     parser.add_argument("--json", type=Path, help="adds the rows to those of this file")
     parser.add_argument(
@@ -44,7 +46,10 @@ def main() -> None:
         if not model.exists():
             write_tiny_model(model, layers=4, hidden_size=256, intermediate_size=512)
         names = [args.only] if args.only else list(LOADS)
-        rows = [row for name in names for row in measure(model, folder, name)]
+        for time in range(args.times):
+            for name in names:
+                run_all(model, folder, name, time)
+        rows = rows_of(folder, names, args.times)
     file = TABLE if args.docs else args.json
     if file is not None:
         rows = [row for row in read(file) if row.load not in names] + rows

@@ -20,8 +20,8 @@ PAGE, TABLE = ROOT / "docs" / "schedules.md", ROOT / "docs" / "overlap.json"
 BEGIN, END = "<!-- overlap: begin -->", "<!-- overlap: end -->"
 """Around what is written into the page."""
 HEADINGS = (
-    "load", "schedule", "rollout + update + sync, s", "step, s", "simulated, s", "difference", "gain", "bound",
-    "reached", "longer half", "CPU ms: train, rollout, controller", "queued ms",
+    "load", "schedule", "rollout + update + sync, s", "step, s", "between runs", "simulated, s", "difference",
+    "gain", "bound", "reached", "longer half", "CPU ms: train, rollout, controller", "queued ms",
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ def cells(row: Measured) -> list[str]:
         row.schedule,
         " + ".join(f"{seconds:.3f}" for seconds in row.parts.values()),
         f"{row.step_s:.3f}",
+        f"{row.spread:.1%}" if row.spread else "",
         f"{row.simulated_s:.3f}",
         f"{row.off:+.1%}",
         f"{row.gain:.2f} x" if overlaps else "",

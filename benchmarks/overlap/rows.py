@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.overlap.runs import LOADS, STEPS, WARM, Load, run, taken_ms
+from benchmarks.overlap.runs import LOADS, PARTS, STEPS, WARM, Load, run, taken_ms
 from rlsdk.cli.plan_schedule import devices_of_run
-from rlsdk.planning.measured import PREFILL_SPEEDUP, fit_decoding, measured_rates, read_steps
-from rlsdk.planning.rates import Rates, Setting
+from rlsdk.planning.measured import measured_rates, read_steps
+from rlsdk.planning.rates import Setting
 from rlsdk.planning.simulation import simulate
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.pool_times import FILE, read_times
@@ -20,6 +20,10 @@ from rlsdk.trainer.trackers import read_metrics
 from rlsdk.views.pool_chart import levels, spans
 
 SYNCHRONOUS = "synchronous"
+WINDOW = 6
+"""Steps."""
+CUT = 0.1
+"""Of the windows, at each end."""
 STALE = ("--schedule.max_staleness", "1")
 ONWARDS = ("--schedule.max_staleness", "2", "--schedule.order", "finish", "--schedule.on_new_weights", "recompute",
            "--rollout.concurrency", "fixed")  # fmt: skip
@@ -27,17 +31,18 @@ ONWARDS = ("--schedule.max_staleness", "2", "--schedule.order", "finish", "--sch
 
 @dataclass(kw_only=True)
 class Measured:
-    """One run; seconds of a step are means over those that were measured."""
+    """One schedule of one load; seconds of a step are means over the steps that were measured of all its runs."""
 
     load: str
     schedule: str
     step_s: float
+    """See `settled`."""
     simulated_s: float
-    """With rates of the synchronous run."""
-    by_itself_s: float
-    """Simulated with rates of this run."""
+    """With rates of the synchronous runs."""
+    spread: float = 0.0
+    """Between its runs: largest over smallest step, less 1."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Of a synchronous run: rollout, update and sync."""
+    """Of synchronous runs: rollout, update and sync."""
     bound: float = 0.0
     gain: float = 0.0
     longer_half: float = 0.0
@@ -46,7 +51,7 @@ class Measured:
     taken_ms: dict[str, dict[str, float]] = field(default_factory=dict)
     """See `Watch.taken_ms`."""
     busy_machine: float = 0.0
-    """Load of the machine when the run ended."""
+    """Load of the machine when the rows were made."""
 
     @property
     def off(self) -> float:
@@ -59,24 +64,73 @@ class Measured:
         return None if self.schedule == SYNCHRONOUS else self.gain / self.bound
 
 
-def measure(model: Path, folder: Path, name: str) -> list[Measured]:
-    """The synchronous run of a load, and those that overlap."""
-    base = folder / f"{name.split()[0]}_0"
-    run(model, base, LOADS[name], ())
-    rows = [synchronous(name, base)]
-    parts = rows[0].parts
-    spares_rollout = parts["rollout"] >= parts["update"] + parts["sync"]
-    for extra in (STALE, ONWARDS) if name == "balanced" else (STALE,):
-        stale = folder / f"{name.split()[0]}_{extra[1]}"
-        run(model, stale, LOADS[name], extra, spares_rollout=spares_rollout)
-        rows.append(overlapping(name, stale, base, extra, rows[0], own_core=spares_rollout))
+def schedules(name: str) -> Sequence[Sequence[str]]:
+    """Arguments of each schedule of a load; the synchronous one comes first."""
+    return ((), STALE, ONWARDS) if name == "balanced" else ((), STALE)
+
+
+def folder_of(folder: Path, name: str, extra: Sequence[str], time: int) -> Path:
+    """Of one run: of this load and schedule, so many times."""
+    return folder / f"{name.split()[0]}_{_staleness(extra)}_{time}"
+
+
+def run_all(model: Path, folder: Path, name: str, time: int) -> None:
+    """The runs of a load, one after the other: what the machine does meanwhile is as much in the one as in the
+    others."""
+    for extra in schedules(name):
+        spares = bool(extra) and spares_rollout(folder, name)
+        run(model, folder_of(folder, name, extra, time), LOADS[name], extra, spares_rollout=spares)
+
+
+def rows_of(folder: Path, names: Sequence[str], times: int) -> list[Measured]:
+    """What all runs came to."""
+    bases = {name: [folder_of(folder, name, (), time) for time in range(times)] for name in names}
+    rows = []
+    for name in names:
+        others = [base for other, found in bases.items() if other != name for base in found]
+        plain = synchronous(name, bases[name], others)
+        rows.append(plain)
+        for extra in schedules(name)[1:]:
+            runs = [folder_of(folder, name, extra, time) for time in range(times)]
+            own_core = spares_rollout(folder, name)
+            simulated_s = mean(simulated(base, others, LOADS[name], extra, own_core=own_core) for base in bases[name])
+            rows.append(overlapping(name, runs, extra, plain, simulated_s))
     return rows
 
 
-def step_seconds(folder: Path) -> float:
-    """From the end of one update to the next, on the average of the steps that are measured: all that passes."""
+def spares_rollout(folder: Path, name: str) -> bool:
+    """Whether the rollout is the longer half, in the first synchronous run of a load."""
+    parts = parts_of(folder_of(folder, name, (), 0))
+    return parts["rollout"] >= parts["update"] + parts["sync"]
+
+
+def parts_of(folder: Path) -> dict[str, float]:
+    """Seconds of a synchronous step."""
+    metrics = [m for m in read_metrics(folder) if m["step"] > WARM]
+    rollout = mean(m["time/rollout_s"] + m.get("time/reward_s", 0.0) for m in metrics)
+    sync = mean(m.get("time/sync_s", 0.0) for m in metrics)
+    return {"rollout": rollout, "update": mean(windows(folder)) - rollout - sync, "sync": sync}
+
+
+def windows(folder: Path) -> list[float]:
+    """Seconds of a step, from the end of one update to the next, all that passes: by window of some steps. In one that
+    is shorter, a step that waits and one that finds its groups made do not come to their average."""
     _, updates = read_steps(folder / FOLDER)
-    return (updates[STEPS] - updates[WARM]) / (STEPS - WARM)
+    return [(updates[at + WINDOW] - updates[at]) / WINDOW for at in range(WARM, STEPS, WINDOW)]
+
+
+def settled(folders: Sequence[Path]) -> float:
+    """Seconds of a step: mean over the windows of all runs, but for one in ten at each end, in which something else
+    may have had the machine."""
+    found = sorted(seconds for folder in folders for seconds in windows(folder))
+    cut = round(len(found) * CUT)
+    return mean(found[cut : len(found) - cut])
+
+
+def spread(folders: Sequence[Path]) -> float:
+    """Largest over smallest of the runs' own figures, less 1."""
+    found = [settled([folder]) for folder in folders]
+    return max(found) / min(found) - 1
 
 
 def longer_half(folder: Path) -> float:
@@ -103,73 +157,67 @@ def _covered(busy: Sequence[tuple[float, float]], begin: float, end: float) -> f
     return total
 
 
-def synchronous(name: str, folder: Path) -> Measured:
-    metrics = [m for m in read_metrics(folder) if m["step"] > WARM]
-    step_s = step_seconds(folder)
-    rollout = mean(m["time/rollout_s"] + m.get("time/reward_s", 0.0) for m in metrics)
-    sync = mean(m.get("time/sync_s", 0.0) for m in metrics)
+def synchronous(name: str, folders: Sequence[Path], others: Sequence[Path]) -> Measured:
+    """`others`: synchronous runs of other loads."""
+    found = [parts_of(folder) for folder in folders]
+    step_s = settled(folders)
+    rollout, sync = (mean(parts[part] for parts in found) for part in ("rollout", "sync"))
     update = step_s - rollout - sync
     return Measured(
         load=name,
         schedule=SYNCHRONOUS,
         step_s=step_s,
-        simulated_s=simulated(folder, LOADS[name], ()),
-        by_itself_s=simulated_by_itself(folder, LOADS[name], ()),
+        simulated_s=mean(simulated(folder, others, LOADS[name], ()) for folder in folders),
+        spread=spread(folders),
         parts={"rollout": rollout, "update": update, "sync": sync},
         bound=step_s / max(rollout, update + sync),
         gain=1.0,
-        taken_ms=taken_ms(folder),
+        taken_ms=taken(folders),
         busy_machine=os.getloadavg()[0],
     )
 
 
 def overlapping(
-    name: str, folder: Path, base: Path, extra: Sequence[str], plain: Measured, *, own_core: bool
+    name: str, folders: Sequence[Path], extra: Sequence[str], plain: Measured, simulated_s: float
 ) -> Measured:
-    """`own_core`: the rollout shares its core with nobody."""
-    metrics = [m for m in read_metrics(folder) if m["step"] > WARM]
-    step_s = step_seconds(folder)
+    metrics = [m for folder in folders for m in read_metrics(folder) if m["step"] > WARM]
+    step_s = settled(folders)
     return Measured(
         load=name,
         schedule="one step off" if extra == STALE else "two steps off, recompute, finish",
         step_s=step_s,
-        simulated_s=simulated(base, LOADS[name], extra, own_core=own_core),
-        by_itself_s=simulated_by_itself(folder, LOADS[name], extra),
+        simulated_s=simulated_s,
+        spread=spread(folders),
         bound=plain.bound,
         gain=plain.step_s / step_s,
-        longer_half=longer_half(folder),
-        taken_ms=taken_ms(folder),
+        longer_half=mean(map(longer_half, folders)),
+        taken_ms=taken(folders),
         idle={pool: median(m[f"time/{pool}_idle_share"] for m in metrics) for pool in ("train", "rollout")},
         busy_machine=os.getloadavg()[0],
     )
 
 
-def simulated(base: Path, load: Load, extra: Sequence[str], *, own_core: bool = False) -> float:
-    """Seconds of a step by simulation, with rates of the synchronous run."""
-    rates, lengths = measured_rates(base, read_metrics(base), devices_of_run(base))
+def taken(folders: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """`taken_ms` on the average of runs."""
+    found = [taken_ms(folder) for folder in folders]
+    return {
+        part: {what: mean(one[part][what] for one in found) for what in ("cpu", "queued")}
+        for part in PARTS
+        if all(part in one for one in found)
+    }
+
+
+def simulated(base: Path, others: Sequence[Path], load: Load, extra: Sequence[str], *, own_core: bool = False) -> float:
+    """Seconds of a step by simulation, with rates of a synchronous run, and of those of other loads. `own_core`: the
+    rollout shares its core with nobody."""
+    rates, lengths = measured_rates(base, read_metrics(base), devices_of_run(base), others)
     if own_core:  # what the controller needs of training's core is in the seconds of an update
         rates = replace(rates, controller_s=0.0)
     return simulate(setting_of(load, extra), rates, lengths, steps=STEPS - WARM).step_s
 
 
-def simulated_by_itself(folder: Path, load: Load, extra: Sequence[str]) -> float:
-    """The same with rates of this very run: whether the schedule is simulated as it happened."""
-    steps, _ = read_steps(folder / FOLDER)
-    later = [steps[step] for step in sorted(steps) if step > WARM]
-    moments = read_times(folder / FILE, last_steps=STEPS - WARM)
-    trained = mean(end - begin for begin, end, _ in spans(moments, "train", "trained"))
-    latency, decode, per_sample = fit_decoding(later, devices_of_run(folder))
-    per_s = mean(sum(step.lengths) for step in later) / trained
-    rates = Rates(
-        decode_s=decode,
-        decode_s_per_sample=per_sample,
-        latency_s=latency,
-        train_tokens_per_s=per_s,
-        prefill_tokens_per_s=PREFILL_SPEEDUP * per_s,
-        sync_s=mean(end - begin for begin, end, _ in spans(moments, "publish", "served")),
-    )
-    lengths = [max(length, 1) for step in later for length in step.lengths]
-    return simulate(setting_of(load, extra), rates, lengths, steps=STEPS - WARM).step_s
+def _staleness(extra: Sequence[str]) -> int:
+    return int(extra[1]) if extra else 0
 
 
 def setting_of(load: Load, extra: Sequence[str]) -> Setting:
@@ -178,6 +226,6 @@ def setting_of(load: Load, extra: Sequence[str]) -> Setting:
         rollout_devices=1,
         groups_per_step=load.prompts,
         samples_per_group=load.samples,
-        max_staleness=int(extra[1]) if extra else 0,
+        max_staleness=_staleness(extra),
         partial="recompute" in extra,
     )

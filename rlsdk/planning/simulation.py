@@ -90,7 +90,7 @@ class Simulation:
                 case 2:
                     self.go_on(what)
                 case 3:
-                    self.made(what)
+                    self.sampled(what)
                 case _:
                     self.graded(what)
             if self.rates.cores:
@@ -179,9 +179,9 @@ class Simulation:
         if self.rates.latency_s:
             self.clock.plan(self.now + self.rates.latency_s, MADE, group)
         else:
-            self.made(group)
+            self.sampled(group)
 
-    def made(self, group: int) -> None:
+    def sampled(self, group: int) -> None:
         """The controller has one more sample of a group."""
         self.drawing[group] -= 1
         if not self.drawing[group]:

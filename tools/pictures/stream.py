@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rlsdk.planning.simulation import Rates, Setting, Simulation
+from rlsdk.planning.rates import Rates, Setting
+from rlsdk.planning.simulation import Simulation
 
 from .svg import COLORS, SHADE, box, line, picture, text
 
