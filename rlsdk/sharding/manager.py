@@ -169,10 +169,10 @@ class GenericShardingManager(ShardingManager):
             return {}
         asked = [(pieces,) for pieces in proof.pieces]
         parts = call_each(self.train, WeightSourceHost.weight_block_maxima, asked, timeout_s=self.timeout_s)
-        maxima = proof.whole_maxima(parts)
-        given = list(zip(proof.pieces, proof.of_pieces(maxima), strict=True))
+        shared = proof.joined(parts)
+        given = list(zip(proof.pieces, proof.of_pieces(shared), strict=True))
         found = call_each(self.train, WeightSourceHost.weight_block_fingerprints, given, timeout_s=self.timeout_s)
-        return task.quantized_total(found, maxima)
+        return task.quantized_total(found, shared)
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""

@@ -14,8 +14,8 @@ from typing import Any
 from rlsdk.interfaces import Delivery, RankContext, WeightShard, WorkerReceipt
 from rlsdk.kit import delivery, intake
 from rlsdk.kit.intake import Fingerprints
-from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.staging import batches
+from rlsdk_vllm.environment import has_workers_apart
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample
 
@@ -35,8 +35,7 @@ class VllmEngine(ABC):
 
     def __init__(self, ctx: RankContext) -> None:
         self.paused = False
-        self._far = spans_nodes(ctx)
-        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
+        self._ctx = ctx
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -97,16 +96,16 @@ class VllmEngine(ABC):
         if not self.is_spread:
             self.call_workers("rlsdk_write", shards)
         for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
-            if self._far:
+            if self.spans_nodes:
                 self.call_workers("rlsdk_take_copy", block.values(), block.entries)
             else:
                 self.call_workers("rlsdk_take", block.name, block.entries)
         self.call_workers("rlsdk_rebuild")
 
     @property
-    def takes_at_workers(self) -> bool:
-        """Its workers are processes of this node, and take their own parts of an update themselves."""
-        return self.is_spread and not self._far
+    def spans_nodes(self) -> bool:
+        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
+        return has_workers_apart(self._ctx)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Of each worker, what it holds and where it is."""

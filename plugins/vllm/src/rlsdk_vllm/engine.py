@@ -99,10 +99,10 @@ class VllmRolloutEngine(RolloutEngine):
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
 
     def layout(self) -> Sequence[WeightLayout]:
-        if self.engine.takes_at_workers:
-            return worker_layouts(self.ctx, self.engine.describe_workers(), self.shapes, self.tied)
-        spread, dtype = self.engine.is_spread, self.spec.model.dtype
-        return [whole_layout(self.ctx, dtype, self.shapes, self.tied, dtypes=self.dtypes, on_host=spread)]
+        if self.engine.is_spread:
+            workers, apart = self.engine.describe_workers(), self.engine.spans_nodes
+            return worker_layouts(self.ctx, workers, self.shapes, self.tied, spans_nodes=apart)
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=self.dtypes)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
