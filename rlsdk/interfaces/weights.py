@@ -230,3 +230,6 @@ class SyncReceipt:
     seconds: float = 0.0
     workers: tuple[WorkerReceipt, ...] = ()
     """Of an engine whose workers took the weights themselves, one for each. Boxes that several hold were compared."""
+    engine_checksum: str | None = None
+    """The engine's own checksum of all that it computes from, where it has one and was asked for it. Compared between
+    replicas; nobody else can compute it."""

@@ -173,6 +173,19 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
         )
 
 
+def check_alike(receipts: Sequence[SyncReceipt], replicas: Sequence[int], version: int, backend: str) -> None:
+    """Raises `WeightSyncError` unless the engines' own checksums of replicas that serve the same are the same."""
+    said: dict[str, list[int]] = {}
+    for replica in replicas:
+        if (checksum := receipts[replica].engine_checksum) is not None:
+            said.setdefault(checksum, []).append(replica)
+    if len(said) > 1:
+        raise WeightSyncError(
+            f"replicas of rollout backend {backend!r} compute from different weights, by its own checksum, behind the "
+            f"update to version {version}: {'; '.join(f'replica {alike}: {sum_[:16]}' for sum_, alike in said.items())}"
+        )
+
+
 def changed_tensors(now: Mapping[str, int], before: Mapping[str, int] | None) -> int:
     """How many tensors have another fingerprint than at the last sync; all of them at the first."""
     if before is None:

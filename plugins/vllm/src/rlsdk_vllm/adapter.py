@@ -7,6 +7,7 @@ All that depends on vLLM's version is in the modules beside this one: `environme
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -122,9 +123,22 @@ class VllmEngine(ABC):
         """By worker."""
         return list(self.call_workers("rlsdk_fingerprints"))
 
+    def checksum(self) -> str | None:
+        """One of vLLM's own checksums of all parameters of all workers; None: this version has none."""
+        found = self.call_workers("rlsdk_checksums")
+        if any(one is None for one in found):
+            return None
+        lines = sorted(f"{name} {digest}\n" for one in found for name, digest in one.items())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def serve(self, version: int) -> None:
-        """Tokens that are sampled from now on are of this version."""
+        """Tokens that are sampled from now on are of this version, also to vLLM, whose outputs and endpoints say it."""
         self.call_workers("rlsdk_serve", version)
+        self.tell_version(str(version))
+
+    @abstractmethod
+    def tell_version(self, version: str) -> None:
+        """Where vLLM keeps a version of its weights (from 0.32 on), it is this one."""
 
     def clear_caches(self) -> None:
         """Overwrites all keys and values with zeros."""
