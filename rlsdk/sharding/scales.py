@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rlsdk.interfaces import Box, LayoutError, QuantizedPiece, TensorMeta, WeightLayout, fingerprint
 from rlsdk.kit.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shape, shared_blocks
-from rlsdk.sharding.holders import distinct_tensors
 
 Maxima = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -26,9 +25,13 @@ SharedBlocks = tuple[Ints, Maxima]
 """Places in the flat tensor of scales, in order, and the largest magnitude of each block."""
 
 
-def check_scales(target: Sequence[WeightLayout]) -> None:
-    """Raises `LayoutError` where a tensor with block scales is described in a way that nobody could serve."""
-    tensors = distinct_tensors(target)
+def check_scales(target: Sequence[WeightLayout], tensors: Sequence[TensorMeta]) -> None:
+    """Raises `LayoutError` where a tensor with block scales is described in a way that nobody could serve.
+
+    Args:
+        target: its layouts.
+        tensors: of `distinct_tensors`.
+    """
     names = {meta.name for meta in tensors}
     scaled = {meta.name: meta for meta in tensors if meta.scales is not None}
     for meta in scaled.values():
