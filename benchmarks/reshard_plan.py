@@ -107,10 +107,8 @@ def starts(shape: MoeShape, rollout_tp: int, rollout_ep: int) -> str:
     missing = []
     if shape.architecture not in MEGATRON_TAKES:
         missing.append(f"megatron takes no {shape.architecture}")
-    if rollout_ep > GPUS_PER_NODE:
-        missing.append("vllm on several nodes takes whole tensors at one place")
-    elif rollout_tp != rollout_ep:
-        missing.append("vllm deals experts out to all ranks of a replica")
+    if rollout_ep > GPUS_PER_NODE and rollout_tp != rollout_ep:
+        missing.append("vllm has copies of attention (rollout.dp_size) on one node only")
     return "; ".join(missing) or "yes"
 
 

@@ -33,7 +33,11 @@ class QuantizedPiece:
 
     transfer: Transfer
     """In `BlockScales.taken_as`."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
     block: tuple[int, ...]
+    scales: str
+    """Name of its tensor of scales."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +132,16 @@ class WeightSourceHost(Protocol):
         ...
 
     def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
-        """Largest magnitude in each block that each piece has a part of (`rlsdk.kit.block_scales.block_maxima`). Asked
-        where weights are served with block scales: the greatest of all sources' is the block's."""
+        """Of each piece, the largest magnitudes in the blocks of which it has a part only
+        (`rlsdk.kit.block_scales.shared_blocks`), `[blocks]` in the order of the tensor of scales: others have the rest,
+        and the greatest of all is the block's. Asked where weights are served with block scales."""
         ...
 
     def weight_block_fingerprints(
         self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
     ) -> Mapping[str, int]:
-        """As `weight_fingerprints`, of the float8 values that the pieces come to under these maxima of whole blocks."""
+        """As `weight_fingerprints`, of the float8 values that the pieces come to, and of the scales of the blocks that
+        they have whole. `maxima` are those of the other blocks, in the order of `weight_block_maxima`."""
         ...
 
 

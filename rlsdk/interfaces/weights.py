@@ -105,6 +105,9 @@ class WeightLayout:
     worker: str | None = None
     """Rollout: name of the worker of the engine that takes these weights in its own process, `process`
     (`RolloutEngine.receive_weights`). None: the replica's process takes them (`update_weights`)."""
+    is_apart: bool = False
+    """Of a worker: it is on another node than its replica's process, which shares no memory with it. Replicas pass
+    nothing on for it, since that goes through their processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,3 +230,6 @@ class SyncReceipt:
     seconds: float = 0.0
     workers: tuple[WorkerReceipt, ...] = ()
     """Of an engine whose workers took the weights themselves, one for each. Boxes that several hold were compared."""
+    engine_checksum: str | None = None
+    """The engine's own checksum of all that it computes from, where it has one and was asked for it. Compared between
+    replicas; nobody else can compute it."""

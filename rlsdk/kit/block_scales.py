@@ -43,6 +43,23 @@ def blocks_of(box: Box, block: Sequence[int]) -> Box:
     return Box(tuple(low), tuple(h - lo for lo, h in zip(low, high, strict=True)))
 
 
+def whole_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Box:
+    """The blocks that a box of a tensor of this shape has all of: a box of the tensor of scales, often empty."""
+    low = [-(-o // b) for o, b in zip(box.offset, block, strict=True)]
+    ends = [o + n for o, n in zip(box.offset, box.size, strict=True)]
+    high = [-(-end // b) if end == n else end // b for end, n, b in zip(ends, shape, block, strict=True)]
+    return Box(tuple(low), tuple(max(0, h - lo) for lo, h in zip(low, high, strict=True)))
+
+
+def shared_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Which of the blocks that a box has a part of it has not all of: bool, of shape `blocks_of(box, block).size`."""
+    touched, own = blocks_of(box, block), whole_blocks(box, block, shape)
+    found = torch.ones(touched.size, dtype=torch.bool)
+    if own.numel:
+        found[own.slices(within=touched)] = False
+    return found
+
+
 def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
     """Largest magnitude of the part that a box has of each block.
 

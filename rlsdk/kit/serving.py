@@ -109,28 +109,38 @@ def worker_layouts(
     workers: Sequence[Mapping[str, Any]],
     shapes: Mapping[str, tuple[int, ...]],
     tied: Mapping[str, str],
+    *,
+    spans_nodes: bool = False,
 ) -> list[WeightLayout]:
-    """The layouts of an engine whose workers, all on this node, take their own parts.
+    """The layouts of an engine whose workers take their own parts.
 
     Args:
         ctx: of the engine.
         workers: what each says of itself (`rlsdk.kit.delivery.described`).
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
+        spans_nodes: worker i is on `ctx.device_nodes[i]` and has the device `ctx.accelerators[i]`. Else all are on this
+            node.
     """
     layouts = []
     for rank, worker in enumerate(workers):
+        node, device = ctx.node, worker["device"]
+        if spans_nodes:
+            # `cuda:N` counts the devices of the replica: a number of each node's own would name several.
+            node, kind = ctx.device_nodes[rank], device.partition(":")[0]
+            device = kind if kind == "cpu" else f"{kind}:{rank}"
         dtypes = {name: dtype for name, _, _, dtype in worker["boxes"]}
         layouts.append(
             WeightLayout(
                 rank=rank,
-                node=ctx.node,
-                device=worker["device"],
-                process=f"{ctx.node}:{worker['process']}",
+                node=node,
+                device=device,
+                process=f"{node}:{worker['process']}",
                 tensors=tuple(TensorMeta(name=n, shape=shapes[n], dtype=d) for n, d in dtypes.items()),
                 boxes=tuple((name, Box(tuple(start), tuple(size))) for name, start, size, _ in worker["boxes"]),
                 tied=tied,
                 worker=worker["worker"],
+                is_apart=node != ctx.node,
             )
         )
     return layouts

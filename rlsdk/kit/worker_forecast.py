@@ -52,9 +52,12 @@ def worker_layouts(
         if spec.pp_size > 1 and tensors.tied and part.is_last and not part.is_first:
             boxes += [(name, box) for name in tensors.tied.values() for box in part.cut(name)]
         device = ctx.device if ctx.device == "cpu" else f"{ctx.device.partition(':')[0]}:{worker}"
-        layout = tensors.layout(replace(ctx, device=device), spec.model.dtype, boxes)
+        # On a CPU all are started by the replica's process.
+        node = ctx.device_nodes[worker] if ctx.device_nodes and ctx.device != "cpu" else ctx.node
+        layout = tensors.layout(replace(ctx, device=device, node=node), spec.model.dtype, boxes)
         name = f"worker {worker}"
-        found.append(replace(layout, rank=worker, process=f"{ctx.node}:{ctx.role} {ctx.rank} {name}", worker=name))
+        process = f"{node}:{ctx.role} {ctx.rank} {name}"
+        found.append(replace(layout, rank=worker, process=process, worker=name, is_apart=node != ctx.node))
     return tuple(found)
 
 

@@ -39,7 +39,12 @@ class BoxTable:
 
     def take(self, rows: NDArray[Any]) -> BoxTable:
         """Rows by index or mask."""
-        return BoxTable(self.rank[rows], self.name[rows], self.offset[rows], self.size[rows])
+        if rows.dtype == np.bool_:
+            if rows.all():
+                return self
+            rows = np.flatnonzero(rows)
+        # Of rows in memory several times as quick as indexing by brackets.
+        return BoxTable(*(values.take(rows, axis=0) for values in (self.rank, self.name, self.offset, self.size)))
 
     def joined(self, other: BoxTable) -> BoxTable:
         """These boxes, and behind them the other ones."""

@@ -58,6 +58,8 @@ def layout_hash(layouts: Sequence[WeightLayout]) -> str:
             layout.node,
             layout.device,
             layout.process,
+            layout.worker,
+            layout.is_apart,
             [(meta.name, meta.shape, meta.dtype, meta.scales) for meta in layout.tensors],
             sorted(layout.tied.items()),
             len(layout.boxes),

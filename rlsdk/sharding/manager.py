@@ -30,7 +30,7 @@ from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.planner import choose_transport
 from rlsdk.sharding.relays import first_of, passing_place
 from rlsdk.sharding.transports import named_transports
-from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_receipt, plan_fingerprints
+from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_alike, check_receipt, plan_fingerprints
 
 GRACE_S = 30.0
 """The controller waits this much longer than a worker, so that the worker's own, better error comes first."""
@@ -124,6 +124,7 @@ class GenericShardingManager(ShardingManager):
             for replica in task.replicas:
                 who = f"replica {replica} of rollout backend {self.rollout.backend!r}"
                 check_receipt(receipts[replica], values, version, who)
+            check_alike(receipts, task.replicas, version, self.rollout.backend)
         changed = self._check_changed(self._now(expected), version, expect_change)
         end = time.perf_counter()
         return SyncReport(
@@ -169,10 +170,10 @@ class GenericShardingManager(ShardingManager):
             return {}
         asked = [(pieces,) for pieces in proof.pieces]
         parts = call_each(self.train, WeightSourceHost.weight_block_maxima, asked, timeout_s=self.timeout_s)
-        maxima = proof.whole_maxima(parts)
-        given = list(zip(proof.pieces, proof.of_pieces(maxima), strict=True))
+        shared = proof.joined(parts)
+        given = list(zip(proof.pieces, proof.of_pieces(shared), strict=True))
         found = call_each(self.train, WeightSourceHost.weight_block_fingerprints, given, timeout_s=self.timeout_s)
-        return task.quantized_total(found, maxima)
+        return task.quantized_total(found, shared)
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""

@@ -61,8 +61,9 @@ def plan_reshard(
     if bucket_bytes < max(DTYPE_BYTES.values()):
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: expected at least {max(DTYPE_BYTES.values())}")
     held = SourceTensors(source)
-    wire = wire_tensors(held, target)
-    check_scales(target)
+    wanted = distinct_tensors(target)
+    wire = wire_tensors(held, wanted)
+    check_scales(target, wanted)
     _check_all_wanted(held, wire, target)
     sides = Sides.of(source, target, held, wire)
     pieces = match(sides)
@@ -211,7 +212,7 @@ def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, 
 def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
     """Bytes that targets lack in their own process, counted without planning anything."""
     held = SourceTensors(source)
-    return _lacking(Sides.of(source, target, held, wire_tensors(held, target)), source, target)
+    return _lacking(Sides.of(source, target, held, wire_tensors(held, distinct_tensors(target))), source, target)
 
 
 def _lacking(sides: Sides, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
@@ -253,10 +254,10 @@ def _check_all_wanted(held: SourceTensors, wire: Mapping[str, TensorMeta], targe
         )
 
 
-def wire_tensors(held: SourceTensors, target: Sequence[WeightLayout]) -> dict[str, TensorMeta]:
-    """Every wanted tensor with its dtype on the wire."""
+def wire_tensors(held: SourceTensors, wanted: Sequence[TensorMeta]) -> dict[str, TensorMeta]:
+    """Every wanted tensor (of `distinct_tensors`) with its dtype on the wire."""
     wire: dict[str, TensorMeta] = {}
-    for meta in distinct_tensors(target):
+    for meta in wanted:
         travels = _travels(held.tensors[held.resolve(meta.name)], meta)
         if wire.setdefault(meta.name, travels) != travels:
             raise LayoutError(

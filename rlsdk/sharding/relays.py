@@ -64,8 +64,8 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
 
 def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
     """Groups of targets that want the same, each as one chain per node. Without those that cannot pass anything on:
-    several places of one process, and targets beside a source, which read from there. Workers of one replica, which
-    have names of their own, are never in one chain."""
+    several places of one process, targets beside a source, which read from there, and workers on another node than
+    their replica's process. Workers of one replica, which have names of their own, are never in one chain."""
     near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
     processes: dict[str, int] = {}
     for layout in target:
@@ -73,7 +73,7 @@ def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) ->
     keys = _wants(wanted, len(target))
     groups: dict[tuple[int, str, str | None], dict[str, list[int]]] = {}
     for at, layout in enumerate(target):
-        if at not in near and processes[layout.process] == 1:
+        if at not in near and processes[layout.process] == 1 and not layout.is_apart:
             kind = layout.device.partition(":")[0]
             groups.setdefault((int(keys[at]), kind, layout.worker), {}).setdefault(layout.node, []).append(at)
     return [list(nodes.values()) for nodes in groups.values()]

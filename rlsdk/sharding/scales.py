@@ -1,12 +1,14 @@
 """Targets that quantize: what their layouts must fit, and what proves them.
 
 A block's scale needs its largest magnitude, and parts of a block may lie on several sources. So a proof has two rounds:
-each source says the largest magnitude that it holds of each block, and then the fingerprint of its own part under the
-scales of whole blocks. Nothing of it is computed from what was sent.
+of blocks that are cut between pieces, each source says the largest magnitude that it holds; then each says the
+fingerprint of its own part, and of the scales of the blocks that it has whole, which never leave it. Nothing of it is
+computed from what was sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,15 +17,21 @@ import torch
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import Box, LayoutError, QuantizedPiece, TensorMeta, WeightLayout, fingerprint
-from rlsdk.kit.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shape
-from rlsdk.sharding.holders import distinct_tensors
+from rlsdk.kit.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shape, shared_blocks
 
 Maxima = NDArray[np.float32]
+Ints = NDArray[np.int64]
+SharedBlocks = tuple[Ints, Maxima]
+"""Places in the flat tensor of scales, in order, and the largest magnitude of each block."""
 
 
-def check_scales(target: Sequence[WeightLayout]) -> None:
-    """Raises `LayoutError` where a tensor with block scales is described in a way that nobody could serve."""
-    tensors = distinct_tensors(target)
+def check_scales(target: Sequence[WeightLayout], tensors: Sequence[TensorMeta]) -> None:
+    """Raises `LayoutError` where a tensor with block scales is described in a way that nobody could serve.
+
+    Args:
+        target: its layouts.
+        tensors: of `distinct_tensors`.
+    """
     names = {meta.name for meta in tensors}
     scaled = {meta.name: meta for meta in tensors if meta.scales is not None}
     for meta in scaled.values():
@@ -77,33 +85,56 @@ class QuantizedProof:
     pieces: tuple[tuple[QuantizedPiece, ...], ...] = ()
     """Per source; together they tile what the replicas want, each box once."""
 
-    def whole_maxima(self, parts: Sequence[Sequence[Maxima]]) -> dict[str, Maxima]:
-        """Largest magnitude of each block, of what each source says of its pieces. NaN where any is."""
-        found = {
-            name: np.zeros(scales_shape(meta.shape, meta.scales.block), np.float32)
-            for name, meta in self.tensors.items()
-            if meta.scales is not None
-        }
+    @property
+    def scales(self) -> dict[str, str]:
+        """Of each tensor, the name of its scales."""
+        return {name: meta.scales.name for name, meta in self.tensors.items() if meta.scales is not None}
+
+    def joined(self, parts: Sequence[Sequence[Maxima]]) -> dict[str, SharedBlocks]:
+        """By tensor, the blocks that are cut between pieces, of what each source says of its pieces. NaN where any
+        is."""
+        found: dict[str, list[tuple[Ints, Maxima]]] = {}
         for pieces, maxima in zip(self.pieces, parts, strict=True):
             for piece, values in zip(pieces, maxima, strict=True):
-                place = found[piece.transfer.name][_place(piece)]
-                np.maximum(place, values, out=place)
-        return found
+                if len(values):
+                    found.setdefault(piece.transfer.name, []).append((_shared_places(piece), values))
+        return {name: _joined(said) for name, said in found.items()}
 
-    def of_pieces(self, maxima: Mapping[str, Maxima]) -> list[list[Maxima]]:
-        """Per source and piece, the maxima of the blocks that it has a part of."""
-        return [[maxima[piece.transfer.name][_place(piece)] for piece in pieces] for pieces in self.pieces]
+    def of_pieces(self, shared: Mapping[str, SharedBlocks]) -> list[list[Maxima]]:
+        """Per source and piece, the maxima of the blocks of which it has a part only."""
+        return [[_of_piece(piece, shared) for piece in pieces] for pieces in self.pieces]
 
-    def scale_fingerprints(self, maxima: Mapping[str, Maxima]) -> dict[str, int]:
-        """Of the tensors of scales."""
+    def scale_fingerprints(self, shared: Mapping[str, SharedBlocks]) -> dict[str, int]:
+        """Of the scales of these blocks, by the name of the tensor of scales: sources add those of the others."""
         found = {}
-        for name, meta in self.tensors.items():
+        for name, (places, maxima) in shared.items():
+            meta = self.tensors[name]
             assert meta.scales is not None
-            scales = scales_of(torch.from_numpy(maxima[name]))
-            found[meta.scales.name] = fingerprint(scales, Box.whole(tuple(scales.shape)))
+            shape = scales_shape(meta.shape, meta.scales.block)
+            scales = torch.zeros(math.prod(shape))  # zeros count nothing
+            scales[torch.from_numpy(places)] = scales_of(torch.from_numpy(maxima))
+            found[meta.scales.name] = fingerprint(scales.view(shape), Box.whole(shape))
         return found
 
 
-def _place(piece: QuantizedPiece) -> tuple[slice, ...]:
-    blocks = blocks_of(piece.transfer.box, piece.block)
-    return tuple(slice(o, o + n) for o, n in zip(blocks.offset, blocks.size, strict=True))
+def _shared_places(piece: QuantizedPiece) -> Ints:
+    """Where in the flat tensor of scales the blocks stand of which a piece has a part only."""
+    box, shape = piece.transfer.box, scales_shape(piece.shape, piece.block)
+    mask = shared_blocks(box, piece.block, piece.shape).numpy()
+    offset = blocks_of(box, piece.block).offset
+    where = tuple(at + low for at, low in zip(np.nonzero(mask), offset, strict=True))
+    return np.ravel_multi_index(where, shape).astype(np.int64)
+
+
+def _joined(said: Sequence[tuple[Ints, Maxima]]) -> SharedBlocks:
+    places, inverse = np.unique(np.concatenate([places for places, _ in said]), return_inverse=True)
+    maxima = np.zeros(len(places), np.float32)
+    np.maximum.at(maxima, inverse, np.concatenate([values for _, values in said]))
+    return places, maxima
+
+
+def _of_piece(piece: QuantizedPiece, shared: Mapping[str, SharedBlocks]) -> Maxima:
+    if piece.transfer.name not in shared:
+        return np.zeros(0, np.float32)
+    places, maxima = shared[piece.transfer.name]
+    return maxima[np.searchsorted(places, _shared_places(piece))]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.kit.block_scales import block_maxima, quantize, scales_of
+from rlsdk.kit.block_scales import block_maxima, blocks_of, quantize, scales_of, shared_blocks, whole_blocks
 from rlsdk.kit.progress import advance
 from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.scales import Maxima
@@ -124,19 +125,32 @@ class WeightSource:
 
     def block_maxima(self, pieces: Sequence[QuantizedPiece]) -> list[Maxima]:
         """See `WeightSourceHost.weight_block_maxima`."""
-        return [
-            block_maxima(taken, piece.transfer.box, piece.block).cpu().numpy() for piece, taken in self._taken(pieces)
-        ]
+        found = []
+        masks = [shared_blocks(piece.transfer.box, piece.block, piece.shape) for piece in pieces]
+        taken = self._taken([piece for piece, mask in zip(pieces, masks, strict=True) if mask.any()])
+        for mask in masks:
+            if not mask.any():
+                found.append(np.zeros(0, np.float32))
+                continue
+            piece, values = next(taken)
+            found.append(block_maxima(values, piece.transfer.box, piece.block).cpu()[mask].numpy())
+        return found
 
     def block_fingerprints(self, pieces: Sequence[QuantizedPiece], maxima: Sequence[Maxima]) -> dict[str, int]:
         """See `WeightSourceHost.weight_block_fingerprints`."""
         totals: dict[str, int] = {}
         for (piece, taken), most in zip(self._taken(pieces), maxima, strict=True):
-            name, box = piece.transfer.name, piece.transfer.box
+            box, block = piece.transfer.box, piece.block
+            maxima_here = block_maxima(taken, box, block)
             # Of an array that came from another process, which may be read-only.
-            scales = scales_of(torch.tensor(most)).to(taken.device)
-            found = fingerprint(quantize(taken, scales, box, piece.block), box)
-            totals[name] = (totals.get(name, 0) + found) % FINGERPRINT_MODULUS
+            shared = shared_blocks(box, block, piece.shape).to(taken.device)
+            maxima_here[shared] = torch.tensor(most, device=taken.device)
+            scales, own = scales_of(maxima_here), whole_blocks(box, block, piece.shape)
+            found = {piece.transfer.name: fingerprint(quantize(taken, scales, box, block), box)}
+            if own.numel:
+                found[piece.scales] = fingerprint(scales[own.slices(within=blocks_of(box, block))], own)
+            for name, value in found.items():
+                totals[name] = (totals.get(name, 0) + value) % FINGERPRINT_MODULUS
         return totals
 
     def _taken(self, pieces: Sequence[QuantizedPiece]) -> Iterator[tuple[QuantizedPiece, Tensor]]:

@@ -92,7 +92,7 @@ class WeightTarget:
                 made.method, made.sync = PASS_ON_METHOD, relay.sync
             return made
 
-        workers = [layout.worker for layout in self.layouts() if layout.worker is not None]
+        workers = [layout for layout in self.layouts() if layout.worker is not None]
         try:
             if workers:
                 passed = self._pass_on_places(buckets, relay, order, timeout_s)

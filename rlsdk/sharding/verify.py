@@ -23,7 +23,7 @@ from rlsdk.sharding.boxes import subtract
 from rlsdk.sharding.holders import SourceTensors
 from rlsdk.sharding.packed_plan import PackedParts
 from rlsdk.sharding.planner import Sides, match
-from rlsdk.sharding.scales import Maxima, QuantizedProof
+from rlsdk.sharding.scales import QuantizedProof, SharedBlocks
 
 MAX_NAMED = 5
 """Tensors that an error names before it counts the rest."""
@@ -47,10 +47,10 @@ class FingerprintTask:
         totals = {transfer.name: 0 for mine in self.transfers for transfer in mine}
         return added_up(totals, parts)
 
-    def quantized_total(self, parts: Sequence[Mapping[str, int]], maxima: Mapping[str, Maxima]) -> dict[str, int]:
+    def quantized_total(self, parts: Sequence[Mapping[str, int]], shared: Mapping[str, SharedBlocks]) -> dict[str, int]:
         """As `total`, of the tensors that are quantized and of their scales."""
-        values = added_up(dict.fromkeys(self.quantized.tensors, 0), parts)
-        return values | self.quantized.scale_fingerprints(maxima)
+        names = [*self.quantized.tensors, *self.quantized.scales.values()]
+        return added_up(dict.fromkeys(names, 0), [*parts, self.quantized.scale_fingerprints(shared)])
 
 
 def added_up(totals: dict[str, int], parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -100,16 +100,22 @@ def _task(members: Sequence[int], served: Served, source: Sequence[WeightLayout]
         name: meta if meta.scales is None else replace(meta, dtype=meta.scales.taken_as) for name, meta in metas.items()
     }
     by_source = _spread(served, taken, source, held, piece_bytes)
-    blocks = {name: meta.scales.block for name, meta in metas.items() if meta.scales is not None}
-    if not blocks:
+    scales = {name: meta.scales for name, meta in metas.items() if meta.scales is not None}
+    if not scales:
         return FingerprintTask(replicas=tuple(members), transfers=by_source)
     return FingerprintTask(
         replicas=tuple(members),
-        transfers=tuple(tuple(t for t in mine if t.name not in blocks) for mine in by_source),
+        transfers=tuple(tuple(t for t in mine if t.name not in scales) for mine in by_source),
         quantized=QuantizedProof(
-            tensors={name: metas[name] for name in blocks},
+            tensors={name: metas[name] for name in scales},
             pieces=tuple(
-                tuple(QuantizedPiece(transfer=t, block=blocks[t.name]) for t in mine if t.name in blocks)
+                tuple(
+                    QuantizedPiece(
+                        transfer=t, shape=metas[t.name].shape, block=scales[t.name].block, scales=scales[t.name].name
+                    )
+                    for t in mine
+                    if t.name in scales
+                )
                 for mine in by_source
             ),
         ),
@@ -164,6 +170,19 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
             f"{who} does not serve version {version} as it was trained: {_listed(wrong)} of {len(expected)} tensors "
             f"differ from the source (fingerprint of {wrong[0]!r}: served {receipt.fingerprints[wrong[0]]}, trained "
             f"{expected[wrong[0]]}). Samples would come from other weights than the run believes; nothing was generated"
+        )
+
+
+def check_alike(receipts: Sequence[SyncReceipt], replicas: Sequence[int], version: int, backend: str) -> None:
+    """Raises `WeightSyncError` unless the engines' own checksums of replicas that serve the same are the same."""
+    said: dict[str, list[int]] = {}
+    for replica in replicas:
+        if (checksum := receipts[replica].engine_checksum) is not None:
+            said.setdefault(checksum, []).append(replica)
+    if len(said) > 1:
+        raise WeightSyncError(
+            f"replicas of rollout backend {backend!r} compute from different weights, by its own checksum, behind the "
+            f"update to version {version}: {'; '.join(f'replica {alike}: {sum_[:16]}' for sum_, alike in said.items())}"
         )
 
 

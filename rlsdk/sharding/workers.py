@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightSyncError
+from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.kit.shared_memory import AttachError
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
+from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.receiving import RECEIVER, parcel
 from rlsdk.sharding.signs import Signs
+from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import InProcessTransport, SharedMemoryTransport, named_transports
 
 _log = logging.getLogger(__name__)
@@ -27,14 +29,14 @@ class WorkerPull:
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
-        self._ways: dict[int, SharedMemoryTransport] = {}
+        self._ways: dict[int, Transport] = {}
         self._signs: Signs | None = None
         self._all_by_host = False
         """Workers could not open the memory of their sources."""
 
     def pull(
         self,
-        workers: Sequence[str],
+        workers: Sequence[WeightLayout],
         buckets: Sequence[Bucket],
         feed: MakeFeed,
         order: Mapping[str, int],
@@ -45,7 +47,7 @@ class WorkerPull:
         """Has every worker take its buckets.
 
         Args:
-            workers: of each place, in the order of `RolloutEngine.layout`.
+            workers: each place, in the order of `RolloutEngine.layout`.
             buckets: of all of them, by place.
             feed: makes the feed of one source's buckets for one place.
             order: position of each tensor: the order in which the plan brings them.
@@ -67,7 +69,7 @@ class WorkerPull:
 
     def _pull(
         self,
-        workers: Sequence[str],
+        workers: Sequence[WeightLayout],
         buckets: Sequence[Bucket],
         feed: MakeFeed,
         order: Mapping[str, int],
@@ -86,13 +88,14 @@ class WorkerPull:
         deliveries: list[Delivery] = []
         threads: list[threading.Thread] = []
         with ExitStack() as passing:
-            for target, worker in zip(targets, workers, strict=True):
+            for target, place in zip(targets, workers, strict=True):
+                worker = str(place.worker)
                 mine = [bucket for bucket in buckets if bucket.target == target]
                 wanted[worker] = sum(bucket.num_bytes for bucket in mine)
                 if target in passed or self._all_by_host or not all(map(_reaches_workers, mine)):
                     gathering = Gathering(mine, order, feed, version)
-                    onward = passed.get(target, ())
-                    mine, handles, thread = self._pass_on(target, mine, gathering, order, timeout_s, passing, onward)
+                    way, onward = self._way(target, place), passed.get(target, ())
+                    mine, handles, thread = self._pass_on(way, mine, gathering, order, timeout_s, passing, onward)
                     threads.append(thread)
                 else:
                     handles = {source: asked.ask() for (_, source), asked in feeds_of(mine, feed).items()}
@@ -123,9 +126,15 @@ class WorkerPull:
             self._signs = Signs(count)
         return self._signs
 
+    def _way(self, target: int, worker: WeightLayout) -> Transport:
+        """From this process to a worker of it."""
+        if target not in self._ways:
+            self._ways[target] = ProcessGroupTransport() if worker.is_apart else SharedMemoryTransport()
+        return self._ways[target]
+
     def _pass_on(
         self,
-        target: int,
+        way: Transport,
         buckets: Sequence[Bucket],
         gathering: Gathering,
         order: Mapping[str, int],
@@ -133,11 +142,10 @@ class WorkerPull:
         passing: ExitStack,
         onward: Sequence[Forwarder],
     ) -> tuple[list[Bucket], Mapping[int, Sequence[Mapping[str, Any]]], threading.Thread]:
-        """Gathers one worker's buckets here, on a thread, and sends them to it through shared memory, and onward.
+        """Gathers one worker's buckets here, on a thread, and sends them to it, and onward.
         Returns the buckets as the worker sees them, all from this process, their handles, and the thread."""
         rounds = merged_rounds(buckets, order)
         forwarder = Forwarder(rounds, timeout_s)
-        way = self._ways.setdefault(target, SharedMemoryTransport())
         way.timeout_s = timeout_s
         handles = way.export(forwarder.outgoing)
         arguments = gathering, [forwarder, *onward]
@@ -147,8 +155,8 @@ class WorkerPull:
         seen = [
             Bucket(
                 source=HOST,
-                target=target,
-                transport=SharedMemoryTransport.name,
+                target=buckets[0].target,
+                transport=way.name,
                 transfers=tuple(transfers),
                 num_bytes=sum(transfer.num_bytes for transfer in transfers),
                 round=number,

@@ -14,11 +14,14 @@ from rlsdk.testing.requirements import Measured
 from rlsdk.testing.sharding_lab import ShardingLab
 from rlsdk.testing.sharding_plans import PlanRequirements
 from rlsdk.testing.sharding_proofs import ProofRequirements
+from rlsdk.testing.sharding_quantized import QuantizedRequirements
 from rlsdk.testing.sharding_random import RandomRequirements
 from rlsdk.testing.sharding_syncs import SyncRequirements
 
 
-class ShardingConformance(PlanRequirements, SyncRequirements, ProofRequirements, RandomRequirements):
+class ShardingConformance(
+    PlanRequirements, SyncRequirements, ProofRequirements, QuantizedRequirements, RandomRequirements
+):
     """Subclass it with the name that a sharding manager is registered under (`train+rollout`, with `*` for any).
 
     Whose memory is on a device, and when, is the trainer's business: a manager plans and syncs.

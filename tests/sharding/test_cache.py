@@ -55,6 +55,8 @@ CHANGES: dict[str, Callable[[WeightLayout], WeightLayout]] = {
     "node": lambda layout: replace(layout, node="other"),
     "device": lambda layout: replace(layout, device="cuda:1"),
     "process": lambda layout: replace(layout, process="other"),
+    "worker": lambda layout: replace(layout, worker="other"),
+    "is_apart": lambda layout: replace(layout, is_apart=True),
     "tied": lambda layout: replace(layout, tied={"head": "embed"}),
     "dtype": lambda layout: replace(layout, tensors=tuple(replace(m, dtype="bfloat16") for m in layout.tensors)),
     "box": lambda layout: replace(layout, boxes=(("embed", Box((0, 0), (40, 7))), *layout.boxes[1:])),

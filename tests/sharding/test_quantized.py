@@ -213,3 +213,37 @@ def test_the_plan_of_a_run_counts_what_is_quantized_and_what_waits_for_it() -> N
     assert found.quantizing_bytes == 40 * 24 * 2
     assert found.moved_bytes == (40 * 24 + 8 * 8) * 2 + 24 * 4
     assert summarize(source, [replace(target, tensors=source[0].tensors)], bucket_bytes=512).quantizing_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "blocks"),
+    [
+        ((64, 24), 4, 0),  # cut at the edges of blocks: all maxima stay where they are
+        (
+            (72, 24),
+            4,
+            2 * 3 * 3,
+        ),  # 18 rows each: all three edges are inside a row of three blocks, which two ranks have
+        ((64, 24), 32, 32 * 3),  # two rows of eight on each rank: a block is on four
+    ],
+)
+def test_only_maxima_of_blocks_that_are_cut_pass_through_the_controller(
+    shape: tuple[int, int], ranks: int, blocks: int
+) -> None:
+    tensors = {"w": shape}
+    state = random_tensors(tensors)
+    manager, (engine,) = manager_of(state, dim0_sharded(tensors, ranks), [quantized_target(tensors, 8)])
+    passed: list[int] = []
+    for host in manager.train.hosts:  # type: ignore[attr-defined]
+
+        def counted(pieces: Any, host: Any = host) -> Any:
+            found = host.source.block_maxima(pieces)
+            passed.extend(map(len, found))
+            return found
+
+        host.weight_block_maxima = counted
+    manager.sync(1)
+    assert sum(passed) == blocks
+    values, scales = independently(state["w"], 8)
+    assert torch.equal(engine.values["w"].view(torch.uint8), values.view(torch.uint8))
+    assert torch.equal(engine.values["w_scale_inv"], scales)

@@ -429,3 +429,22 @@ def test_a_source_that_cannot_say_its_fingerprints_fails_the_sync() -> None:
     host.weight_fingerprints = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="its device is gone"):
         sync(manager, 1)
+
+
+def test_replicas_whose_engines_own_checksums_differ_are_caught() -> None:
+    """What an engine derives, and no fingerprint covers, may differ although all weights are right."""
+
+    class OwnChecksum(TensorRolloutEngine):
+        derived = "alike"
+
+        def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+            return replace(super().update_weights(shards, version), engine_checksum=f"{self.derived} {version}")
+
+    manager = make(num_replicas=3, engine=OwnChecksum)
+    assert [receipt.engine_checksum for receipt in sync(manager, 1).receipts] == ["alike 1"] * 3
+    manager.rollout.hosts[1].engine.derived = "another"  # type: ignore[attr-defined]
+    step(manager)
+    with pytest.raises(
+        WeightSyncError, match=r"own checksum, .* version 2: replica \[0, 2\]: alike 2; replica \[1\]: ano"
+    ):
+        sync(manager, 2)

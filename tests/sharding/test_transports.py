@@ -3,6 +3,7 @@
 import gc
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ from rlsdk.sharding.transports import make_transport
 from rlsdk.sharding.wire import announcement
 
 MOVED = {"w": (33, 17), "b": (5,), "s": (), "e": (0, 3), "x": (64, 64)}
-HERE = ["in_process", "shared_memory", "shared_file", "inline"]
+BETWEEN_HOSTS = [
+    "process_group",
+    pytest.param("nixl", marks=pytest.mark.skipif(find_spec("nixl") is None, reason="rlsdk[nixl] is not installed")),
+]
+HERE = ["in_process", "shared_memory", "shared_file", "inline", *BETWEEN_HOSTS]
 COPYING = ["shared_memory", "shared_file", "inline"]
 
 
@@ -91,7 +96,7 @@ def test_a_larger_bucket_gets_a_larger_block(name: str) -> None:
         assert torch.equal(came, shard.tensor)
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", [*COPYING, *BETWEEN_HOSTS])
 def test_nothing_is_left_behind_after_close(name: str) -> None:
     gc.collect()
     fds = descriptors()
@@ -113,7 +118,7 @@ def test_a_file_that_nobody_attached_goes_with_its_owner() -> None:
     assert weight_files() == []
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", [*COPYING, "process_group"])
 def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
@@ -123,7 +128,7 @@ def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
         list(came)
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", [*COPYING, *BETWEEN_HOSTS])
 def test_a_bucket_of_another_size_is_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     handle = export(source, shards_of(), ["float32"] * 5)
@@ -164,7 +169,7 @@ def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
     assert weight_files() == []
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", [*COPYING, *BETWEEN_HOSTS])
 def test_ends_of_different_wire_versions_refuse_each_other(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()

@@ -10,7 +10,7 @@ import torch
 from sharding_cases import dim0_sharded, metas_of, random_tensors, split_box, train_group
 from worker_engines import WorkersEngine
 
-from rlsdk.interfaces import Box, Bucket, WeightLayout, WeightSyncError
+from rlsdk.interfaces import Box, Bucket, Delivery, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost
 from rlsdk.testing.tensor_engines import tensor_layout
@@ -122,3 +122,41 @@ def test_a_replica_that_breaks_off_takes_the_chain_along_and_the_next_sync_is_wh
     middle.receive_weights = receive  # type: ignore[method-assign]
     report = manager.sync(1)
     assert torch.tensor([receipt.version for receipt in report.receipts]).eq(1).all()
+
+
+def over_two_nodes(near: str, far: str, first: int) -> list[WeightLayout]:
+    """A replica as `workers_of`, whose second worker is on another node than its process."""
+    one, other = workers_of(near, first)
+    return [one, replace(other, node=far, process=f"{far}:{first}", is_apart=True)]
+
+
+def test_workers_on_another_node_than_their_replicas_process_are_in_no_chain() -> None:
+    """What is passed on goes through that process: it would cross between nodes twice more."""
+    targets = [layout for at in range(3) for layout in over_two_nodes("a", "b", at)]
+    found = plan_reshard(dim0_sharded(SHAPES, 8), targets, bucket_bytes=1024, transports=TRANSPORTS)
+    assert found.relays == {2: 0, 4: 2}
+    assert found.moved_bytes == found.lower_bound_bytes == 3 * TP * HELD_BYTES
+
+
+def test_what_cannot_reach_a_worker_on_another_node_goes_there_by_its_replicas_process() -> None:
+    """No memory is shared with it: a process group of the two."""
+    groups = Groups(["near"])
+    groups.rollout.hosts[0].engine._layouts = over_two_nodes("near", "far", 0)
+    names = [layout.worker for layout in groups.engines[0].layout()]
+    seen: list[tuple[str, set[str]]] = []
+    receive = groups.engines[0].receive_weights
+
+    def watched(deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        seen.extend((d.worker, {bucket[2] for bucket in d.parcel["buckets"]}) for d in deliveries)
+        return receive(deliveries, version)
+
+    groups.engines[0].receive_weights = watched  # type: ignore[method-assign]
+    manager = groups.manager("inline")
+    try:
+        for version in range(2):
+            receipt = manager.sync(version).receipts[0]
+            assert [part.num_bytes for part in receipt.workers] == [HELD_BYTES] * TP
+            groups.train.run("optim_step")
+        assert seen == [(names[0], {"shared_memory"}), (names[1], {"process_group"})] * 2
+    finally:
+        groups.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import cases
@@ -10,10 +12,11 @@ import pytest
 import torch
 from cases import worker_of
 
-from rlsdk.interfaces import RlsdkError, WeightSyncError
+from rlsdk.interfaces import ConfigError, RlsdkError, WeightSyncError
 from rlsdk.kit.intake import joined
 from rlsdk.testing.rollout_lab import collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk_vllm.worker import WorkerExtension
 
 
 def test_fingerprints_are_of_the_memory_that_serves(in_process: Any) -> None:
@@ -98,3 +101,30 @@ def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed
         cases.ends_what_runs(lab, engine)
     finally:
         engine.close()
+
+
+def test_vllms_own_version_and_checksums_go_with_an_update(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = lab.engine
+    monkeypatch.setattr(lab.inner, "wants_checksum", True)
+    found = {}
+    for version, state in ((5, lab.changed(3)), (6, lab.base), (7, lab.changed(3))):
+        found[version] = engine.update_weights(whole_shards(state), version).engine_checksum
+        own = lab.inner.engine
+        kept = own._engine.get_weight_version()
+        assert (own._run(kept, "asking for the version") if hasattr(own, "_run") else kept) == str(version)
+    assert found[5] == found[7] != found[6]
+    if not lab.inner.engine.is_spread:
+        parameters = worker_of(engine).model_runner.get_model().named_parameters()
+        lines = [
+            f"dp0:pp0:pcp0:tp0:{name} {hashlib.sha256(p.detach().contiguous().view(torch.uint8).numpy()).hexdigest()}\n"
+            for name, p in parameters
+        ]
+        assert found[7] == hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def test_checksums_that_a_version_does_not_have_are_refused_at_the_start(
+    qwen2: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerExtension, "rlsdk_checksums", lambda self: None)
+    with pytest.raises(ConfigError, match=r"rollout.vllm.engine_checksums true: this version of vLLM has no checksums"):
+        cases.make_engine(qwen2, options=replace(cases.InProcess.options, engine_checksums=True))

@@ -7,6 +7,7 @@ All that depends on vLLM's version is in the modules beside this one: `environme
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from rlsdk.interfaces import Delivery, RankContext, WeightShard, WorkerReceipt
 from rlsdk.kit import delivery, intake
 from rlsdk.kit.intake import Fingerprints
-from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.staging import batches
+from rlsdk_vllm.environment import has_workers_apart
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample
 
@@ -35,8 +36,7 @@ class VllmEngine(ABC):
 
     def __init__(self, ctx: RankContext) -> None:
         self.paused = False
-        self._far = spans_nodes(ctx)
-        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
+        self._ctx = ctx
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -97,16 +97,16 @@ class VllmEngine(ABC):
         if not self.is_spread:
             self.call_workers("rlsdk_write", shards)
         for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
-            if self._far:
+            if self.spans_nodes:
                 self.call_workers("rlsdk_take_copy", block.values(), block.entries)
             else:
                 self.call_workers("rlsdk_take", block.name, block.entries)
         self.call_workers("rlsdk_rebuild")
 
     @property
-    def takes_at_workers(self) -> bool:
-        """Its workers are processes of this node, and take their own parts of an update themselves."""
-        return self.is_spread and not self._far
+    def spans_nodes(self) -> bool:
+        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
+        return has_workers_apart(self._ctx)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Of each worker, what it holds and where it is."""
@@ -123,9 +123,22 @@ class VllmEngine(ABC):
         """By worker."""
         return list(self.call_workers("rlsdk_fingerprints"))
 
+    def checksum(self) -> str | None:
+        """One of vLLM's own checksums of all parameters of all workers; None: this version has none."""
+        found = self.call_workers("rlsdk_checksums")
+        if any(one is None for one in found):
+            return None
+        lines = sorted(f"{name} {digest}\n" for one in found for name, digest in one.items())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def serve(self, version: int) -> None:
-        """Tokens that are sampled from now on are of this version."""
+        """Tokens that are sampled from now on are of this version, also to vLLM, whose outputs and endpoints say it."""
         self.call_workers("rlsdk_serve", version)
+        self.tell_version(str(version))
+
+    @abstractmethod
+    def tell_version(self, version: str) -> None:
+        """Where vLLM keeps a version of its weights (from 0.32 on), it is this one."""
 
     def clear_caches(self) -> None:
         """Overwrites all keys and values with zeros."""

@@ -15,6 +15,7 @@ from rlsdk.kit.kv_cache import head_size
 from rlsdk.kit.origins import Source
 from rlsdk.kit.replica_devices import check_devices, spans_nodes
 from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.environment import has_workers_apart
 from rlsdk_vllm.memory import kv_cache_bytes
 
 OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
@@ -145,7 +146,7 @@ def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
     takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
     if spec.num_devices == 1:
         return None
-    return "ray" if ctx.device != "cpu" and spans_nodes(ctx) else "mp"
+    return "ray" if has_workers_apart(ctx) else "mp"
 
 
 @contextmanager

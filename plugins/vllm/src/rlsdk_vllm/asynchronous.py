@@ -125,6 +125,10 @@ class AsyncEngine(VllmEngine):
         called = self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, {})
         return [answer for workers in self._run(called, method) for answer in workers]
 
+    def tell_version(self, version: str) -> None:
+        if tell := getattr(self._engine, "update_weight_version", None):
+            self._run(tell(version), "taking a version")
+
     def sleep(self, level: int) -> None:
         self._run(self._engine.sleep(level), "going to sleep")
 

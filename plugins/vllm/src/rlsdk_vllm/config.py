@@ -23,5 +23,8 @@ class VllmOptions:
     """Runs the model without compiling it or capturing graphs. None: on a CPU only, where small models gain nothing."""
     max_batched_tokens: int | None = None
     """Most tokens in one pass of the model. None: the engine's own choice."""
+    engine_checksums: bool = False
+    """Has vLLM take its own SHA-256 of every parameter after each update (what its `/weight_checker` says). It joins
+    the receipt, and all replicas must have the same. From 0.32 on; costs a copy to the host and a second or so a GB."""
     log_level: str = "ERROR"
     """Of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""

@@ -7,6 +7,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 
 from rlsdk.interfaces import (
     ConfigError,
@@ -71,6 +72,13 @@ class VllmRolloutEngine(RolloutEngine):
                 f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and proven: "
                 f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
             )
+        self.wants_checksum = options.engine_checksums
+        if self.wants_checksum and self.engine.checksum() is None:
+            self.engine.close()
+            raise ConfigError(
+                "rollout.vllm.engine_checksums true: this version of vLLM has no checksums of its own (0.32 has); give "
+                "false, the receipts' fingerprints prove updates all the same"
+            )
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
@@ -99,10 +107,10 @@ class VllmRolloutEngine(RolloutEngine):
                 self._withdraw([sample.key for sample in self.samples.values() if sample.call is call])
 
     def layout(self) -> Sequence[WeightLayout]:
-        if self.engine.takes_at_workers:
-            return worker_layouts(self.ctx, self.engine.describe_workers(), self.shapes, self.tied)
-        spread, dtype = self.engine.is_spread, self.spec.model.dtype
-        return [whole_layout(self.ctx, dtype, self.shapes, self.tied, dtypes=self.dtypes, on_host=spread)]
+        if self.engine.is_spread:
+            workers, apart = self.engine.describe_workers(), self.engine.spans_nodes
+            return worker_layouts(self.ctx, workers, self.shapes, self.tied, spans_nodes=apart)
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=self.dtypes)]
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
@@ -127,6 +135,8 @@ class VllmRolloutEngine(RolloutEngine):
         if "kv_cache" not in self.asleep:
             self._drop_caches()
         receipt = intake.receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
+        if self.wants_checksum:
+            receipt = replace(receipt, engine_checksum=self.engine.checksum())
         self.engine.serve(version)
         self.version = version
         return receipt

@@ -24,6 +24,16 @@ RAY_WORKER_GPUS = "0.25"
 beside the run's own workers, which take 0.125 each."""
 
 
+def has_workers_apart(ctx: RankContext) -> bool:
+    """Whether workers of this replica are on other nodes, started by Ray. On a CPU vLLM knows no way to Ray, and starts
+    all of them here."""
+    if ctx.device != "cpu" or not spans_nodes(ctx):
+        return spans_nodes(ctx)
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.ray_device_key)
+
+
 def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
     """Settings that vLLM reads from the environment, before it is imported. What the user set stays."""
     settings = {
@@ -49,12 +59,16 @@ def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOption
 def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     """What the processes of a replica with several devices are started under, whatever the user set: it is another for
     each replica. Empty where one device is all."""
-    if ctx.device == "cpu" or spec.num_devices == 1:
+    if spec.num_devices == 1:
         return {}
-    if spans_nodes(ctx):
-        # vLLM's Ray workers, one in each bundle of this pool's placement group, beside the trainer's worker there.
-        bundles = ",".join(map(str, ctx.bundles))
-        return {"VLLM_RAY_BUNDLE_INDICES": bundles, "VLLM_RAY_PER_WORKER_GPUS": RAY_WORKER_GPUS}
+    if has_workers_apart(ctx):
+        # vLLM's Ray workers, one in each bundle of this pool's placement group, beside the trainer's worker there. This
+        # executor numbers them as the bundles are given; the one before sorts them by the addresses of nodes.
+        return {
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+            "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, ctx.bundles)),
+            "VLLM_RAY_PER_WORKER_GPUS": RAY_WORKER_GPUS,
+        }
     return visible_devices(ctx)
 
 

@@ -16,7 +16,6 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
 from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.worker_forecast import worker_layouts
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
@@ -54,7 +53,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 
 def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:
     """Of each worker, where workers take their own parts and it is known how they are cut; else of the replica."""
-    if apart and not spans_nodes(ctx):
+    if apart:
         parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec)
         if parts is not None:
             return parts

@@ -95,6 +95,10 @@ class InProcessEngine(VllmEngine):
                 "too slow for trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
             ) from error
 
+    def tell_version(self, version: str) -> None:
+        if tell := getattr(self._engine, "set_weight_version", None):
+            tell(version)
+
     def sleep(self, level: int) -> None:
         self._engine.sleep(level)
 

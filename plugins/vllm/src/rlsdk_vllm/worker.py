@@ -73,6 +73,11 @@ class WorkerExtension:
         loader.check(self.model_runner.get_model(), self.model_runner.model_config.dtype)
         return intake.fingerprints(self._rlsdk_pieces)
 
+    def rlsdk_checksums(self) -> dict[str, str] | None:
+        """vLLM's own, of each parameter; None: this version has none."""
+        compute = getattr(self, "compute_weight_checksums", None)
+        return None if compute is None else dict(compute())
+
     def rlsdk_serve(self, version: int) -> None:
         """Tokens that are sampled from now on are of this version."""
         self.model_runner.sampler.version = version
