@@ -91,7 +91,7 @@ def train(task: Task, seed: int, folder: Path, *flags: str, path: Path | None = 
 def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a model of scores; then its scores are all the reward, and the right answer is only counted."""
     model = ["--model", str(task.base(seed))]
-    rlsdk("reward-model", *task.flags(seed), *model, *placed(folder, "scores"),
+    rlsdk("reward-model", *task.flags(seed, pairs=True), *model, *placed(folder, "scores"),
           "--preferences.center_coef", "0.01", log=folder, in_process=task.in_process)  # fmt: skip
     pairs = run_evaluations(folder / "scores")[-1]
     scores = f"[{{path: {folder / 'scores' / 'model'}}}]"
@@ -119,7 +119,7 @@ likely together with the wrong one, and even then the supervised term is what ho
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a policy; right answers are counted on the held-out words."""
     model = task.base(seed)
-    flags = [*task.flags(seed), *placed(folder, "dpo"), *DPO]
+    flags = [*task.flags(seed, pairs=True), *placed(folder, "dpo"), *DPO]
     rlsdk("dpo", "--model", str(model), *flags, log=folder, in_process=task.in_process)
     measured = partial(evaluate, flags=task.flags(seed), folder=folder, in_process=task.in_process)
     pairs = run_evaluations(folder / "dpo")[-1]
