@@ -119,7 +119,7 @@ likely together with the wrong one, and even then the supervised term is what ho
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a policy; right answers are counted on the held-out words."""
     model = task.base(seed)
-    flags = [*task.flags(seed, pairs=True), *placed(folder, "dpo"), *DPO]
+    flags = [*task.flags(seed), *placed(folder, "dpo"), *DPO]
     rlsdk("dpo", "--model", str(model), *flags, log=folder, in_process=task.in_process)
     measured = partial(evaluate, flags=task.flags(seed), folder=folder, in_process=task.in_process)
     pairs = run_evaluations(folder / "dpo")[-1]
