@@ -1,9 +1,16 @@
-"""Do rewards hide behind generation? `python -m benchmarks.reward_overlap [--delay-ms 50] [--staleness 1]`.
+"""Do rewards hide behind generation?
+
+    python -m benchmarks.reward_overlap --running 2    # generation takes longer than the rewards: they can hide
+    python -m benchmarks.reward_overlap                # eight decoded at once: they take longer than it, and cannot
+    python -m benchmarks.reward_overlap --staleness 1
 
 The same run of `rlsdk train`, in turn with a reward that answers at once and with one that waits: actor and rollout
 on a pool of one core each, an untrained model whose responses end anywhere, a few samples decoded at a time. The
 samples are the same, so what a step takes longer is what the waiting costs. Waiting takes no processor: this is a
 judge that is asked, or a test that runs elsewhere.
+
+Not all of it can hide in a step that ends with its own grades: the last sample's reward begins when generation has
+ended, and what all rewards together take longer than generation stands out: `unhidable_s`.
 """
 
 from __future__ import annotations
@@ -64,8 +71,7 @@ def main() -> None:
             for delay, runs in found.items():
                 runs.append(measure(flags, delay, task.folder, f"{number}-{delay:g}"))
                 print(f"round {number + 1}, {delay:g} ms: {runs[-1]}", flush=True)
-    samples = 8 * args.prompts
-    print(report({delay: median(runs) for delay, runs in found.items()}, args.delay_ms, samples, args.graders))
+    print(report({delay: median(runs) for delay, runs in found.items()}, args.delay_ms, 8 * args.prompts, args.graders))
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
         runs_by_delay = {f"{delay:g} ms": [asdict(run) for run in runs] for delay, runs in found.items()}
@@ -86,14 +92,23 @@ def median(runs: Sequence[Figures]) -> Figures:
     return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
 
+def unhidable_s(rollout_s: float, delay_s: float, samples: int, graders: int) -> float:
+    """What no overlap within one step can hide, in seconds: the last sample's own reward, or what graders that are
+    never idle take longer than generation."""
+    return max(delay_s, samples * delay_s / graders - rollout_s)
+
+
 def report(found: dict[float, Figures], delay_ms: float, samples: int, graders: int) -> str:
-    """A table, and what share of the waiting was hidden."""
+    """A table, what of the waiting was not hidden, and what could not be."""
     lines = ["| reward takes | step s | rollout s | reward after the last sample s |", "|---|---|---|---|"]
     lines += [f"| {d:g} ms | {f.step_s:.2f} | {f.rollout_s:.2f} | {f.reward_s:.2f} |" for d, f in found.items()]
-    waiting = samples * delay_ms / 1000 / graders
-    more = found[delay_ms].step_s - found[0.0].step_s
-    hidden = 1 - more / waiting
-    lines.append(f"{samples} samples of {delay_ms:g} ms by {graders} graders are {waiting:.2f} s; {hidden:.0%} hidden")
+    waiting, slow = samples * delay_ms / 1000 / graders, found[delay_ms]
+    least = unhidable_s(slow.rollout_s, delay_ms / 1000, samples, graders)
+    lines.append(
+        f"{samples} samples of {delay_ms:g} ms by {graders} graders are {waiting:.2f} s of waiting. "
+        f"{slow.reward_s:.2f} s of it came after the last sample, where without staleness {least:.2f} s must; a step "
+        f"took {slow.step_s - found[0.0].step_s:.2f} s longer"
+    )
     return "\n".join(lines)
 
 

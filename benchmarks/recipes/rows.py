@@ -91,7 +91,7 @@ def train(task: Task, seed: int, folder: Path, *flags: str, path: Path | None = 
 def train_on_reward_model(task: Task, seed: int, folder: Path) -> Outcome:
     """Pairs to a model of scores; then its scores are all the reward, and the right answer is only counted."""
     model = ["--model", str(task.base(seed))]
-    rlsdk("reward-model", *task.flags(seed), *model, *placed(folder, "scores"),
+    rlsdk("reward-model", *task.flags(seed, pairs=True), *model, *placed(folder, "scores"),
           "--preferences.center_coef", "0.01", log=folder, in_process=task.in_process)  # fmt: skip
     pairs = run_evaluations(folder / "scores")[-1]
     scores = f"[{{path: {folder / 'scores' / 'model'}}}]"

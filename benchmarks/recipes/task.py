@@ -20,6 +20,8 @@ SETTINGS = Path(__file__).with_name("task.yaml")
 LETTERS = 4
 HELD_OUT = 256
 """Words that are never trained on."""
+PAIRS_PER_WORD = 4
+"""Each with a wrong answer of its own: with one, the 600 steps of a model of scores would see it nine times."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,20 @@ class Task:
     def held_out(self) -> Path:
         return self.folder / "held_out.jsonl"
 
+    @property
+    def pairs(self) -> Path:
+        """Of the words that are trained on, several for each."""
+        return self.folder / "pairs.jsonl"
+
     def base(self, seed: int) -> Path:
         """The warmed-up model that every row of this seed begins with."""
         return self.folder / f"base-{seed}" / "model"
 
-    def flags(self, seed: int) -> list[str]:
+    def flags(self, seed: int, *, pairs: bool = False) -> list[str]:
         """Of every command, but the model."""
+        data = self.pairs if pairs else self.train
         return [
-            "--config", str(SETTINGS), "--data", str(self.train), "--data.eval", str(self.held_out),
+            "--config", str(SETTINGS), "--data", str(data), "--data.eval", str(self.held_out),
             "--data.num_eval_rows", "null", "--trainer.run_dir", str(self.folder), "--trainer.seed", str(seed),
         ]  # fmt: skip
 
@@ -53,11 +61,12 @@ class Task:
 def make_task(folder: Path, *, in_process: bool = False) -> Task:
     """Writes words, pairs and the untrained model where they are not there yet."""
     task = Task(folder.resolve(), in_process)
-    if not task.held_out.exists():
+    if not task.held_out.exists() or not task.pairs.exists():
         task.folder.mkdir(parents=True, exist_ok=True)
         write_untrained_model(task.folder)
         rows = task_rows()
         write_rows(task.train, rows[HELD_OUT:])
+        write_rows(task.pairs, more_pairs(rows[HELD_OUT:]))
         write_rows(task.held_out, rows[:HELD_OUT])
     return task
 
@@ -89,10 +98,27 @@ def task_rows() -> list[dict[str, Any]]:
             **items[word],
             "answer": word[::-1],
             "chosen": word[::-1],
-            "rejected": misspelt(word[::-1], drawn) if drawn.random() < 0.75 else other(word, words, drawn)[::-1],
+            "rejected": wrong_answer(word[::-1], [one[::-1] for one in words], drawn),
         }
         for word in words
     ]
+
+
+def more_pairs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`PAIRS_PER_WORD` of each row, its own the first."""
+    drawn = random.Random(1)
+    answers = [row["answer"] for row in rows]
+    further = [
+        {**row, "rejected": wrong_answer(row["answer"], answers, drawn)}
+        for _ in range(PAIRS_PER_WORD - 1)
+        for row in rows
+    ]
+    return [*rows, *further]
+
+
+def wrong_answer(answer: str, answers: Sequence[str], drawn: random.Random) -> str:
+    """Three of four with a mistake, the others another word's."""
+    return misspelt(answer, drawn) if drawn.random() < 0.75 else other(answer, answers, drawn)
 
 
 def misspelt(answer: str, drawn: random.Random) -> str:
@@ -110,11 +136,11 @@ def misspelt(answer: str, drawn: random.Random) -> str:
     return "".join(letters)
 
 
-def other(word: str, words: Sequence[str], drawn: random.Random) -> str:
-    """Of some words the one that has most letters in common with `word`, so that no answer is the better one
-    whatever the prompt."""
-    some = [one for one in drawn.sample(words, 30) if one != word]
-    return max(some, key=lambda one: sum(a == b for a, b in zip(one, word, strict=True)))
+def other(answer: str, answers: Sequence[str], drawn: random.Random) -> str:
+    """Of some answers the one that has most letters in common with this one, so that none is the better one whatever
+    the prompt."""
+    some = [one for one in drawn.sample(answers, 30) if one != answer]
+    return max(some, key=lambda one: sum(a == b for a, b in zip(one, answer, strict=True)))
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

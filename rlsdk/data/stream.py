@@ -132,36 +132,30 @@ class PromptStream:
             state["weights"] = [str(weight) for weight in self._weights]
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow_changed: bool = False) -> list[str]:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to where `state` was taken: the next batches are those that would have followed.
 
         Args:
             state: of `state_dict`.
-            allow_changed: go on although data, seed or order differ; the epoch is kept, and the position as far as
-                there are prompts. With another number of parts in a mixture, all begin anew.
-
-        Returns:
-            What differs, in words; empty when nothing does.
 
         Raises:
-            CheckpointError: something differs and `allow_changed` is False, or the state is not whole.
+            CheckpointError: data, seed or order differ, or the state is not whole.
         """
         wanted = self.state_dict().keys() - {"parts", "weights"}
         missing = sorted(wanted - state.keys())
         if missing:
             raise CheckpointError(f"the saved data position lacks {missing}; it has {sorted(state)}")
-        differences = self._differences(state)
-        if differences and not allow_changed:
+        if differences := self._differences(state):
             raise CheckpointError(
-                f"the data is not what the checkpoint was made with: {'; '.join(differences)}. A resumed run would "
-                f"see other prompts: restore the data and settings, or allow the change by name"
+                f"the data is not what the checkpoint was made with: {'; '.join(differences)}. A resumed run would see "
+                "other prompts: restore the data and settings, or train the checkpoint's weights on the new data in a "
+                "run of their own, --model RUN/checkpoints/STEP/model --trainer.run_name NAME"
             )
         places = _checked_places(state)
         if len(places) != len(self._cursors):
-            places = [(0, 0)] * len(self._cursors)
+            raise CheckpointError(f"the saved data position has {len(places)} parts; the data has {len(self._cursors)}")
         for cursor, (epoch, position) in zip(self._cursors, places, strict=True):
             cursor.go_to(epoch, min(position, cursor.size))
-        return differences
 
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
         words = {"num_prompts": "number of prompts", "seed": "seed", "shuffle": "shuffling"}

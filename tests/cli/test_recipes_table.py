@@ -1,4 +1,5 @@
-"""The table of `python -m benchmarks.recipes`: from cells that were kept, of this version of the program only."""
+"""The table of `python -m benchmarks.recipes`: from cells that were kept, of this version of the program only; and the
+pairs that two of its rows learn from."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.recipes.__main__ import ERROR, Cell, learned, markdown, read_cells
 from benchmarks.recipes.rows import GREEDY, SAMPLED, rows
+from benchmarks.recipes.task import PAIRS_PER_WORD, Task, more_pairs
 
 
 def cell(seed: int, after: float) -> Cell:
@@ -44,3 +46,22 @@ def test_a_row_of_the_table_has_a_column_for_each_seed() -> None:
     # Three standard errors of a difference: 0.085.
     assert learned(row, cell(0, 0.3))
     assert not learned(row, cell(0, 0.28))
+
+
+def test_every_word_has_pairs_with_wrong_answers_of_its_own() -> None:
+    words = [a + b + c + d for a in "abc" for b in "abc" for c in "abc" for d in "abcdef"]
+    rows = [{"answer": word, "chosen": word, "rejected": word[::-1] + "!"} for word in words]
+    pairs = more_pairs(rows)
+    assert pairs[: len(rows)] == rows
+    assert len(pairs) == PAIRS_PER_WORD * len(words)
+    for word in words:
+        rejected = [pair["rejected"] for pair in pairs if pair["chosen"] == word]
+        assert len(rejected) == PAIRS_PER_WORD
+        assert word not in rejected
+        assert len(set(rejected)) > 1
+
+
+def test_models_of_scores_learn_from_the_pairs_and_policies_from_the_words(tmp_path: Path) -> None:
+    task = Task(tmp_path)
+    assert str(task.pairs) in task.flags(0, pairs=True)
+    assert str(task.pairs) not in task.flags(0)

@@ -125,7 +125,7 @@ def test_a_restored_stream_goes_on_with_the_same_prompts(before: int, after: int
     state = stream.state_dict()
     expected = stream.take(after)
     resumed = PromptStream(made, seed=9)
-    assert resumed.load_state_dict(state) == []
+    resumed.load_state_dict(state)
     assert resumed.take(after) == expected
     assert all(type(value) is int for value in state.values())
 
@@ -134,10 +134,11 @@ def test_a_resume_with_other_data_is_refused_and_says_what_differs(tokenizer: An
     stream = PromptStream(dataset(tokenizer, "a", "b", "c"), seed=1)
     stream.take(2)
     changed = PromptStream(dataset(tokenizer, "a", "b"), seed=2)
-    with pytest.raises(CheckpointError, match=r"number of prompts 3 then, 2 now; seed 1 then, 2 now; content"):
+    differs = r"number of prompts 3 then, 2 now; seed 1 then, 2 now; content"
+    with pytest.raises(
+        CheckpointError, match=rf"{differs}.*--model RUN/checkpoints/STEP/model --trainer.run_name NAME"
+    ):
         changed.load_state_dict(stream.state_dict())
-    assert len(changed.load_state_dict(stream.state_dict(), allow_changed=True)) == 3
-    assert len(changed.take(3)) == 3
     with pytest.raises(CheckpointError, match=r"lacks \['fingerprint', .*\]; it has \['epoch'\]"):
         changed.load_state_dict({"epoch": 0})
 
