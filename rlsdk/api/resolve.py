@@ -16,10 +16,12 @@ from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
 from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_problems, pair_roles, roles
 from rlsdk.config.declared import with_declared_roles
+from rlsdk.config.load import SHIPPED
 from rlsdk.config.role_names import ACTOR
 from rlsdk.registry import Registry
 
 QUICKSTART = "quickstart.yaml"
+WARMUP = "train.optim.warmup_steps"
 
 
 class Training(StrEnum):
@@ -92,7 +94,9 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     quickstart = quickstart and config.model.path is None
     checked = with_model_path(config, "made on the spot") if quickstart else config
     nothing: Mapping[str, Any] = {}
-    model = {"model_type": "llama"} if quickstart else found.look(lambda: model_fields(config), nothing)
+    model = {"model_type": "llama"} if quickstart else nothing
+    if not quickstart and not found.names("model.path"):
+        model = found.look(lambda: model_fields(config), nothing)
     _check_data(config, registry, found, of_pairs=training.pairs is not None)
     if training is Training.RL:
         notices = _check_rl(checked, registry, found, device, model)
@@ -112,6 +116,8 @@ def _read(
     """The configuration with absolute paths, for looking at it only where `found` says what is wrong."""
     base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config, problems = settings.read(registry, base)
+    if quickstart and config is not None:
+        config, problems = _shortened(settings, registry, base, config, problems)
     found.add(problems)
     if config is None:
         found.refuse()
@@ -121,9 +127,20 @@ def _read(
     return with_absolute_paths(read)
 
 
+def _shortened(
+    settings: Settings, registry: Registry, base: Sequence[Path], config: RunConfig, problems: list[Problem]
+) -> tuple[RunConfig | None, list[Problem]]:
+    """The quickstart's own warm-up of the learning rate, fitted into a run that has fewer steps than it."""
+    if not any(problem.path == WARMUP and problem.origin.startswith(SHIPPED) for problem in problems):
+        return config, problems
+    return settings.given(WARMUP, config.trainer.optimizer_steps // 10).read(registry, base)
+
+
 def _check_data(config: RunConfig, registry: Registry, found: Findings, *, of_pairs: bool) -> None:
     from rlsdk.trainer.data_sources import check_rows, source_checks
 
+    if found.names("data.train"):
+        return
     are_there = [found.look(check, False) for check in source_checks(config, registry)]
     if all(are_there):
         found.look(lambda: check_rows(config, registry, of_pairs=of_pairs), None)
@@ -136,7 +153,7 @@ def _check_rl(
     from rlsdk.trainer.reward_check import inspect_rewards
     from rlsdk.trainer.roles import role_devices
 
-    devices = found.look(lambda: role_devices(config, device), None)
+    devices = None if found.names("placement") else found.look(lambda: role_devices(config, device), None)
     nothing: Mapping[str, Mapping[str, Any]] = {}
     models = found.look(lambda: other_models(config), nothing)
     kind = model.get("model_type")
@@ -161,7 +178,9 @@ def _check_supervised(
     names = kind.role_names if kind is not None else None
     if kind is not None:
         found.add(pair_problems(config, kind))
-    devices = found.look(lambda: role_devices(config, device, train_only=True, needed=names), None)
+    devices = None
+    if not found.names("placement"):
+        devices = found.look(lambda: role_devices(config, device, train_only=True, needed=names), None)
 
     def problems() -> list[Problem]:
         return check_run(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ class Settings:
         data = self.values.get("data", {})
         given = self.values.get("model", {}).get("path") or data.get("train") or data.get("mixture")
         return bool(self.files or given or flags & named) or any(f.startswith("--data.mixture") for f in flags)
+
+    def given(self, path: str, value: object) -> Settings:
+        """The same with one more value, below the flags.
+
+        Raises:
+            ConfigError: another value of this field is among the values.
+        """
+        values = copy.deepcopy(dict(self.values))
+        _put(values, path.split("."), value, path)
+        return replace(self, values=values)
 
     def read(self, registry: Registry, base: Sequence[Path] = ()) -> tuple[RunConfig | None, list[Problem]]:
         """The configuration on top of the files `base`, with what is wrong as a list: see `read_config`.

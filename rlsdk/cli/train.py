@@ -15,6 +15,7 @@ from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.views.console import ConsoleView
+from rlsdk.views.durations import counted
 from rlsdk.views.figures import gains
 from rlsdk.views.terminal import SafeConsole
 
@@ -55,20 +56,23 @@ def tell(result: RunResult, config: RunConfig) -> None:
     for line in gains(config, result.first_eval, result.last_eval):
         say.print(line, markup=False)
     state = "stopped" if result.stopped or result.ended_early else "finished"
-    say.print(f"{state} after {result.steps} steps, {result.seconds:.0f} s")
+    say.print(f"{state} after {counted(result.steps, 'step')}, {result.seconds:.0f} s")
     here = quoted(result.run_dir)
     if "jsonl" in config.tracking.trackers:
         page, plot = write_report(result.run_dir)
         say.print(f"report      {shown(page)}", markup=False)
         say.print(f"plot        {shown(plot)}", markup=False)
+    file = quoted(result.run_dir / "config.yaml")
+    trust = f" {TRUST_FLAG}" if next(code_in(config.model_dump()), None) else ""
+    if result.checkpoint is None and result.stopped:
+        say.print(f"\nnext:\n  {command_here()} train --config {file} --resume {here}{trust}", markup=False)
     if result.checkpoint is not None:
         say.print(f"checkpoint  {shown(result.checkpoint)}", markup=False)
         if result.best is not None and result.best_checkpoint is not None:
             say.print(f"best        {shown(result.best_checkpoint)} ({result.best.line()})", markup=False)
         say.print("\nnext:", markup=False)
         rlsdk, more = command_here(), max(result.steps * 2, config.trainer.steps)
-        trust = f" {TRUST_FLAG}" if next(code_in(config.model_dump()), None) else ""
-        checkpoint, file = quoted(result.checkpoint), quoted(result.run_dir / "config.yaml")
+        checkpoint = quoted(result.checkpoint)
         say.print(f"  {rlsdk} eval {checkpoint}{trust}", markup=False)
         say.print(f"  {rlsdk} generate {checkpoint} --num-prompts 5{trust}", markup=False)
         say.print(f"  {rlsdk} train --config {file} --resume {here} --steps {more}{trust}", markup=False)

@@ -20,6 +20,7 @@ from rlsdk.config.recipes import recipe_file
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import Place, Tree
 from rlsdk.config.trust import check_trust, is_of_run, take_trust_flag
+from rlsdk.config.variables import variable_hint, variable_problems
 from rlsdk.config.yaml_text import read_value, write_yaml
 from rlsdk.interfaces import BackendKind, ConfigError, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
@@ -50,6 +51,9 @@ FOREIGN_NAMES: Mapping[str, str] = {
 USUAL = ("train.optim.lr",)
 """Named first where several fields go by one name."""
 MOST_ELSEWHERE = 4
+SHIPPED = "the default of"
+"""Begins the origin of a value that a recipe of this package sets."""
+PACKAGE = Path(__file__).parents[1]
 FROM_PYTHON = "the call"
 """Where values come from that a program gives, in messages."""
 
@@ -111,7 +115,10 @@ def read_config(
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
     problems += [problem for backend in backends for problem in backend.check_options(tree)]
     config, found = _validate(tree, backends)
+    known = {problem.path for problem in (*problems, *found)}
+    found += [problem for problem in variable_problems(tree.data) if problem.path not in known]
     problems = [_as_written(problem, tree, backends) for problem in (*problems, *found)]
+    problems.sort(key=lambda problem: problem.origin.startswith(SHIPPED))  # What a person gave comes first.
     if config is not None and not trusted:
         try:
             _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
@@ -300,7 +307,15 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     message = problem.message
     if message.startswith("unknown key; expected") and (elsewhere := _sections_with(path.rpartition(".")[2])):
         message += f"; there is {elsewhere}"
-    return replace(problem, path=path, message=message, origin=origin)
+    if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
+        message += f"; {hint}"
+    return replace(problem, path=path, message=message, origin=_of_recipe(origin))
+
+
+def _of_recipe(origin: str) -> str:
+    """In place of a file of this package: nobody typed what it says."""
+    file = Path(origin.rpartition(":")[0])
+    return f"{SHIPPED} {file.stem}" if file.is_relative_to(PACKAGE) else origin
 
 
 def _sections_with(key: str) -> str:

@@ -81,6 +81,18 @@ class Tree:
         for place in [place for place in self._origins if place[: len(old)] == old]:
             self._origins[(*new, *place[len(old) :])] = self._origins.pop(place)
 
+    def value(self, path: str) -> Any:
+        """What stands at a dotted path; None where nothing does."""
+        value: Any = self.data
+        for part in path.split("."):
+            if isinstance(value, Mapping):
+                value = value.get(part)
+            else:
+                value = (
+                    value[int(part)] if isinstance(value, list) and part.isdigit() and int(part) < len(value) else None
+                )
+        return value
+
     def origin(self, path: str) -> str:
         """Where the value at a dotted path came from: its own origin, that of what is in it, or of what it is in."""
         return self.origin_at(tuple(int(part) if part.isdigit() else part for part in path.split(".")))

@@ -24,6 +24,7 @@ _WORDS = (
     (r"expected a single document", "more than one document: '---' may stand at the top only"),
 )  # fmt: skip
 """What PyYAML says -> what it most often is."""
+VARIABLE = re.compile(r"\$\{\w+")
 _SHOWN = 80
 
 
@@ -41,5 +42,7 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     for pattern, words in _WORDS:
         if found := re.search(pattern, said):
             told = words.format(*found.groups())
+            if VARIABLE.search(shown):
+                told += "; environment variables such as ${NAME} are not replaced: give such a value as a flag"
             return f"{told}: {shown!r}" if shown else told
     return f"cannot be read here: {shown!r}" if shown else "cannot be read"

@@ -6,12 +6,16 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import httpx
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.rewards.definitions import FailureKind
+
+if TYPE_CHECKING:
+    # Imported by who asks: every run imports this module, and httpx comes with a command line of its own.
+    import httpx
 
 _SHOWN = 200
 """Characters of an answer that an error shows."""
@@ -54,6 +58,8 @@ class HttpClient:
     """JSON out, bytes in. Not for several event loops."""
 
     def __init__(self, options: RemoteOptions) -> None:
+        import httpx
+
         self._options = options
         self._http = httpx.AsyncClient(
             headers={**options.headers, "Accept": "application/json", "Accept-Encoding": "identity"},
@@ -94,6 +100,8 @@ class HttpClient:
         raise AssertionError("unreachable")
 
     async def _once(self, method: str, url: str, body: bytes | None) -> bytes:
+        import httpx
+
         try:
             sent = {} if body is None else {"Content-Type": "application/json"}
             async with self._http.stream(method, url, content=body, headers=sent) as response:
@@ -115,12 +123,12 @@ class HttpClient:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise RemoteError(f"{url} answered compressed, although that was not asked for")
         data = bytearray()
-        limit = self._options.max_response_bytes if status == httpx.codes.OK else _SHOWN
+        limit = self._options.max_response_bytes if status == HTTPStatus.OK else _SHOWN
         async for part in response.aiter_raw():
             data += part
             if len(data) > limit:
                 break
-        if status != httpx.codes.OK:
+        if status != HTTPStatus.OK:
             raise RemoteError(f"{url} answered {status}: {shown(bytes(data))}", again=status >= 500)
         if len(data) > limit:
             raise RemoteError(f"{url} answered more than max_response_bytes {limit}")

@@ -127,7 +127,8 @@ class Trainer:
     def _fit(self) -> None:
         settings = self.stage.settings
         self._settle_best()
-        self.stage.begin()
+        if not self.stop():
+            self.stage.begin()
         while self.stage.step < settings.steps and not self.stop() and self.ended_early is None:
             if self._background.is_done:
                 self._finish_save()

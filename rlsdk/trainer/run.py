@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from rlsdk.trainer.checkpoint import read_state
 from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_folder import find_checkpoint
+from rlsdk.trainer.run_folder import find_checkpoint, is_in_warm_start
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS
 from rlsdk.trainer.sft_run import supervise
@@ -24,6 +24,8 @@ from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, p
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
     from rlsdk.interfaces import OptimSpec
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.loop import Trainer
 
 
 def run_train(start: Start) -> RunResult:
@@ -39,14 +41,19 @@ def _train(start: Start) -> RunResult:
     """One session of a run, from where `trainer.resume` says."""
     config, view = start.config, start.view
     start = replace(start, table=roles(config, start.device))
-    checkpoint = find_checkpoint(config, start.run_dir, notice=view.notice)
+    checkpoint = None
+    if not is_in_warm_start(config):
+        checkpoint = find_checkpoint(config, start.run_dir, notice=view.notice)
     half_way = None
     if checkpoint is None and config.sft.is_asked:
         half_way = find_checkpoint(config, start.run_dir, CHECKPOINTS, view.notice)
     start = replace(start, checkpoint=checkpoint, half_way=half_way)
     with prepared(start, supervised=checkpoint is None) as (materials, cluster):
         start = replace(start, config=materials.config, table=roles(materials.config, start.device))
-        session = _rl_session(start, cluster, materials)
+        warmed = _warm_start(start, cluster, materials)
+        if warmed is not None and start.stop():
+            return _ended_in_warm_start(start, warmed.trainer)
+        session = _rl_session(start, cluster, warmed)
         stage = rl_stage(start.config, start.registry, materials, session)
         with closing(stage):
             trainer = trainer_of(start, materials, stage, session)
@@ -55,6 +62,8 @@ def _train(start: Start) -> RunResult:
                 start.accept()
                 view.notice(resumed_line(checkpoint, stage.step, start.config.trainer.steps))
             fit(start, trainer)
+            if warmed is not None and start.stop() and stage.step == 0:
+                _keep(warmed.trainer)
             return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
 
 
@@ -66,31 +75,60 @@ def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
     return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
 
 
-def _warm_start(start: Start, materials: Materials, session: Session, optim: OptimSpec | None) -> None:
-    """Supervised training of the actor, whose optimizer begins anew behind it."""
+@dataclass(frozen=True, kw_only=True)
+class _WarmStart:
+    """What supervised training leaves to reinforcement learning."""
 
-    def begin_anew(optim: OptimSpec | None) -> None:
-        with session.turns.using(ACTOR, training=True):
-            session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
-
-    begin_anew(sft_optim_spec(start.config))  # An engine that cannot says so before it has trained for hours.
-    supervise(start, materials, session)
-    begin_anew(optim)
+    session: Session
+    """Of the actor alone."""
+    trainer: Trainer
 
 
-def _rl_session(start: Start, cluster: Cluster, materials: Materials) -> Session:
+def _warm_start(start: Start, cluster: Cluster, materials: Materials) -> _WarmStart | None:
+    """Supervised training of the actor; None where none is asked for, or it was done before."""
+    if not start.config.sft.is_asked or start.checkpoint is not None:
+        return None
+    actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
+    groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
+    session = Session(roles=groups, turns=turns, cluster=cluster)
+    _begin_anew(start, session, actor.optim)  # An engine that cannot says so before it has trained for hours.
+    return _WarmStart(session=session, trainer=supervise(start, materials, session)[1])
+
+
+def _begin_anew(start: Start, session: Session, optim: OptimSpec | None) -> None:
+    """Gives the actor a new optimizer."""
+    with session.turns.using(ACTOR, training=True):
+        session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
+
+
+def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
+    """A run that was asked to stop: nothing else is started, and what is half-way is not measured."""
+    _keep(trainer)
+    stage = trainer.stage
+    start.view.notice(f"stopped in supervised training, after {stage.step} of {stage.settings.steps} steps of it")
+    return replace(result_of(start, trainer, {}, None), steps=0)
+
+
+def _keep(trainer: Trainer) -> None:
+    """Saves a warm start whose last step has no checkpoint, because one of reinforcement learning was to come."""
+    if trainer.stage.step and trainer.last_checkpoint != trainer.store.path_of(trainer.stage.step):
+        trainer.save()
+
+
+def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
-    config, turns = start.config, start.turns()
+    config = start.config
     make = functools.partial(start.start_role, cluster=cluster)
-    actor, rest = role_of(start.table, ACTOR), [role for role in start.table if role.name != ACTOR]
-    if config.sft.is_asked and start.checkpoint is None:
-        groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
-        session = Session(roles=groups, turns=turns, cluster=cluster)
-        _warm_start(start, materials, session, actor.optim)
+    rest = list(start.table)
+    groups: dict[str, RoleGroup] = {}
+    turns = start.turns()
+    if warmed is not None:
+        groups, turns = dict(warmed.session.roles), warmed.session.turns
+        rest = [role for role in rest if role.name != ACTOR]
+        _begin_anew(start, warmed.session, role_of(start.table, ACTOR).optim)
         if any(role.name == REF for role in rest):
-            export_model(session, materials.tokenizer, start.run_dir / FOLDER, timeout_s=config.deadlines.save_s)
-    else:
-        groups, rest = {}, [actor, *rest]
+            tokenizer, timeout_s = warmed.trainer.tokenizer, config.deadlines.save_s
+            export_model(warmed.session, tokenizer, start.run_dir / FOLDER, timeout_s=timeout_s)
     reference = reference_of(config, start.run_dir, start.checkpoint)
     if reference is not None:
         rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]

@@ -29,12 +29,13 @@ from rlsdk.trainer.eval_folders import EVAL_FOLDER, later_eval_folders
 from rlsdk.trainer.surroundings import surroundings
 
 CHECKPOINTS = "checkpoints"
+WARM_START = "sft_checkpoints"
 CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
 EARLIER = "earlier"
 """Folder of a run: what was set aside when it started anew, in `1/`, `2/` and so on."""
-OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", "checkpoints", "sft_checkpoints",
+OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START,
              *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
 """What belongs to one attempt."""
 NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")
@@ -164,6 +165,17 @@ def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() and (is_checkpoint_name(path.name) or (path / MANIFEST).exists())
 
 
+def is_in_warm_start(config: RunConfig) -> bool:
+    """Whether `trainer.resume` names a run that was stopped before its first checkpoint of reinforcement learning, and
+    whose warm start has one."""
+    named, keep = Path(config.trainer.resume), config.trainer.keep_checkpoints
+    if config.trainer.resume in ("auto", "never") or not config.sft.is_asked or _is_checkpoint(named):
+        return False
+    return not CheckpointStore(named / CHECKPOINTS, keep).find() and bool(
+        CheckpointStore(named / WARM_START, keep).find()
+    )
+
+
 def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
     """Looks for the checkpoint that the run would go on from, before it has a folder: None where it starts afresh.
 
@@ -183,6 +195,8 @@ def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
         if problems := faults(named):
             raise ConfigError(f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}")
         return named
+    if folder == CHECKPOINTS and is_in_warm_start(config):
+        folder = WARM_START
     store = CheckpointStore(named / folder, keep)
     if not store.find():
         raise ConfigError(_no_checkpoint(choice, folder))

@@ -18,6 +18,7 @@ from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.figures import clustered_error
 from rlsdk.trainer.metrics import StepClock
+from rlsdk.trainer.run_folder import WARM_START
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
 """Prompts, and the tokens that are learned behind each."""
-CHECKPOINTS = "sft_checkpoints"
+CHECKPOINTS = WARM_START
 """Folder of a run; apart from those of its RL steps, which are numbered anew."""
 
 

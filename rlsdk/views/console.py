@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -42,6 +44,17 @@ are in `metrics.jsonl` and the report."""
 HEADER_EVERY = 25
 
 
+class _Counted(ProgressColumn):
+    """A column of tasks whose length is known; what only waits shows its name and a clock."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return "" if task.total is None else self._column(task)
+
+
 class ConsoleView(RunView):
     """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase. Every
     `HEADER_EVERY` steps the time that is left; at the end where the time went."""
@@ -50,17 +63,17 @@ class ConsoleView(RunView):
         self.console = console or SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lines = 0
         self._rules: Mapping[str, str] = {}
-        self._synced = False
+        self._synced: tuple[int, int, tuple[str, ...]] | None = None
         self._phase: TaskID | None = None
         self._run: TaskID | None = None
         self._totals = Totals()
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            _Counted(BarColumn(bar_width=30)),
+            _Counted(MofNCompleteColumn()),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            _Counted(TextColumn("left")),
+            _Counted(TimeRemainingColumn()),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -136,11 +149,11 @@ class ConsoleView(RunView):
 
     def synced(self, report: SyncReport) -> None:
         """One line: what is served, by which transports, how long it took, and what crossed processes over the least
-        that had to. Weights that are served where they were trained move nothing: of those syncs the first alone has a
-        line."""
-        if not report.moved_bytes and self._synced:
+        that had to. Of syncs that do the same the first alone has a line; times of all are among the metrics."""
+        done = (report.num_bytes, report.moved_bytes, tuple(report.transports))
+        if done == self._synced:
             return
-        self._synced = True
+        self._synced = done
         rate = report.num_bytes / max(report.seconds, 1e-9) / 1e9
         bound = (
             f"{report.moved_bytes / report.lower_bound_bytes:.2f} x bound" if report.lower_bound_bytes else "in place"

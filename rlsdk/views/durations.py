@@ -1,4 +1,4 @@
-"""Seconds in words."""
+"""Seconds and numbers of things, in words."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def counted(count: int, word: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

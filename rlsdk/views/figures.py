@@ -67,7 +67,9 @@ def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iter
 
 
 def gains(config: RunConfig, first: Mapping[str, float], last: Mapping[str, float]) -> Iterator[str]:
-    """What a run changed, by set of its evaluations."""
+    """What a run changed, by set of its evaluations; nothing where one evaluation is the first and the last."""
+    if first == last:
+        return
     before, after = by_set(first), by_set(last)
     for measure in config.eval.measures():
         old, new = before.get(measure.name, {}), after.get(measure.name, {})

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from rlsdk.trainer.step_times import phase_names
-from rlsdk.views.durations import duration
+from rlsdk.views.durations import counted, duration
 
 RECENT = 20
 """Steps that say how long the next ones will take."""
@@ -58,7 +58,7 @@ class Totals:
             return
         yield ""
         each, rate = self._step_s / self._steps, self._tokens / self._step_s
-        yield f"{self._steps} steps, {each:.2f} s each, {rate:,.0f} tokens/s"
+        yield f"{counted(self._steps, 'step')}, {each:.2f} s each, {rate:,.0f} tokens/s"
         shares = {name: seconds / self._step_s for name, seconds in self._seconds.items() if name != "time/eval_s"}
         parts = [
             f"{name.removeprefix('time/').removesuffix('_s').replace('_', ' ')} {share:.0%}"

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.cli import main
+from rlsdk.config import RunConfig
 from rlsdk.interfaces import RlsdkError, SyncReport
 from rlsdk.views.console import ConsoleView
+from rlsdk.views.figures import gains
 from rlsdk.views.terminal import SafeConsole
 
 MOVED = SyncReport(
@@ -46,6 +48,12 @@ def test_each_sync_is_one_line_with_bytes_time_rate_and_what_moved_over_the_boun
 def test_of_syncs_that_move_nothing_the_first_has_a_line() -> None:
     still = replace(MOVED, moved_bytes=0, lower_bound_bytes=0, transports=())
     assert said(still, still, still) == ["sync v3: 500.0 MB, 250 ms, 2.00 GB/s, in place"]
+
+
+def test_of_syncs_that_do_the_same_the_first_has_a_line() -> None:
+    assert len(said(MOVED, replace(MOVED, version=4, seconds=0.3), replace(MOVED, version=5))) == 1
+    other = replace(MOVED, version=6, transports=("object_store",))
+    assert [line.split(":")[0] for line in said(MOVED, other, replace(other, version=7))] == ["sync v3", "sync v6"]
 
 
 def test_control_sequences_in_notices_paths_and_tables_are_shown_and_not_obeyed() -> None:
@@ -110,3 +118,24 @@ def test_what_a_start_waits_for_is_one_line_in_a_file_and_vanishes_from_a_termin
     assert "rollout: starting vllm" in shown
     assert "0:00:0" in shown, "a clock"
     assert "starting" not in terminal.getvalue().rpartition("train data")[2].rpartition("\x1b[2K")[2]
+
+
+def test_what_only_waits_shows_its_name_and_a_clock() -> None:
+    text = io.StringIO()
+    with ConsoleView(Console(file=text, width=80, force_terminal=True, color_system=None)) as view:
+        with view.waiting("starting Ray"):
+            view._progress.refresh()
+        with view.phase("rollout", total=4):
+            view._progress.refresh()
+    assert "starting Ray 0:00:00" in " ".join(text.getvalue().split())
+    assert "0/?" not in text.getvalue()
+    assert "0/4" in text.getvalue()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_that_was_measured_once_has_no_before_and_after(again: bool) -> None:
+    config = RunConfig.model_validate({"eval": {"every_steps": 2}})
+    first = {"eval/accuracy_greedy": 0.5, "eval/accuracy_sampled": 0.5, "time/eval_s": 1.25}
+    last = {**first, "time/eval_s": 1.5} if again else first
+    found = list(gains(config, first, last))
+    assert bool(found) == again

@@ -172,6 +172,22 @@ def test_an_unknown_command_or_flag_is_refused(capsys: pytest.CaptureFixture[str
     assert "trainer.stepz: unknown key; did you mean 'steps'? (--trainer.stepz)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("group", "name", "meant"),
+    [
+        ("reward", "gsm8k", "there is: serve. A run takes a reward by `--reward gsm8k`"),
+        ("plugins", "vllm", "`rlsdk plugins info vllm`"),
+        ("algorithms", "grpo", "`rlsdk algorithms show grpo`"),
+        ("plugins", "lst", "Did you mean 'list'?"),
+    ],
+)
+def test_a_name_in_place_of_a_command_says_what_was_meant(
+    group: str, name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(group, name) == 2
+    assert meant in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["plugins", "info", "torch"]])
 def test_light_commands_load_no_engine(arguments: list[str]) -> None:
     code = (

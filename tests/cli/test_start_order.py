@@ -25,7 +25,8 @@ def start_cluster(table, *_, before_workers, **__):
     names = [role.name for role in table]
     print("roles:", names, "whole torch:", whole, "transformers:", "transformers" in sys.modules)
     before_workers()
-    print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"), flush=True)
+    print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"))
+    print("httpx:", "httpx" in sys.modules, flush=True)
     raise ConfigError("no cluster today")
 
 devices.start_cluster = start_cluster
@@ -55,6 +56,7 @@ def test_the_cluster_is_begun_behind_torch_and_before_all_else_is_imported(tmp_p
     done = python(STARTED, tmp_path, "train", "--sft.steps", "0")
     assert "roles: ['actor', 'rollout'] whole torch: True transformers: False" in done.stdout, done.stderr
     assert "whole: True" in done.stdout, "workers come after torch: Ray imports it with the first"
+    assert "httpx: False" in done.stdout, "only who asks a service needs it: 0.17 CPU s"
     assert done.returncode == 2
     assert "no cluster today" in done.stderr
     assert not list(tmp_path.glob("runs/*")), "a start that failed leaves no folder"

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.config import RunConfig, dump_config, load_config
+from rlsdk.config.load import PACKAGE
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
+
+QUICKSTART = PACKAGE / "trainer" / "recipes" / "quickstart.yaml"
 
 
 def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
@@ -184,12 +187,37 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, registry: Registry) -> No
 
 def test_nothing_is_expanded_or_evaluated(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
-    path = write(tmp_path, "model: {path: $SECRET}\ntrainer: {run_name: '${SECRET}'}\n")
+    path = write(tmp_path, "data: {prompt_template: '${prompt} $SECRET {prompt}', system_prompt: '${SECRET}'}\n")
     config = load_config([path], ["--data", "~/x.jsonl", "--trainer.run_dir", "%(x)s"], registry)
-    texts = (config.model.path, config.trainer.run_name, config.data.train, config.trainer.run_dir)
-    assert texts == ("$SECRET", "${SECRET}", "~/x.jsonl", "%(x)s")
+    texts = (config.data.prompt_template, config.data.system_prompt, config.data.train, config.trainer.run_dir)
+    assert texts == ("${prompt} $SECRET {prompt}", "${SECRET}", "~/x.jsonl", "%(x)s")
     with pytest.raises(ConfigError, match=r"'2 \*\* 3': expected a whole number"):
         load_config([], ["--steps", "2 ** 3"], registry)
+
+
+def test_a_variable_in_a_path_or_a_number_is_refused_with_what_to_type(tmp_path: Path, registry: Registry) -> None:
+    path = write(tmp_path, "model: {path: $MODEL}\ntrainer:\n  run_dir: ${HOME}/runs\n  steps: ${STEPS}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["--reward", "${HERE}/r.py:fn"], registry)
+    said = str(caught.value)
+    assert said.startswith("4 problems")
+    assert "trainer.steps: '${STEPS}': expected a whole number; environment variables are not replaced" in said
+    assert f'let the shell do it: --trainer.run_dir "${{HOME}}/runs" ({path}:3)' in said
+    assert "model.path: '$MODEL': environment" in said
+    assert "rewards.0.name: '${HERE}/r.py:fn': environment" in said
+
+
+def test_what_a_recipe_sets_is_called_its_default_and_comes_last(registry: Registry) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            [QUICKSTART],
+            ["--steps", "2", "--rollout-backend", "vlm"],
+            registry,
+        )
+    _, first, second = str(caught.value).splitlines()
+    assert first.endswith("(--rollout-backend)")
+    assert second.startswith("  train.optim.warmup_steps: 20")
+    assert second.endswith("(the default of quickstart)")
 
 
 def test_a_missing_backend_answers_like_the_registry_and_does_not_hide_other_problems(registry: Registry) -> None:

@@ -22,6 +22,7 @@ from rlsdk.interfaces import ConfigError
         ("data: {train: 'a}", 1, "a quote or bracket that is not closed"),
         ("data: {train: *.jsonl}", 1, "a text that begins with '\\*' stands in quotes"),
         ('data: {prompt_template: "\\d"}', 1, "a backslash in double quotes that means nothing"),
+        ("model: {path: ${MODEL}}", 1, "environment variables such as ..NAME. are not replaced"),
         ("a: 1\n---\nb: 2", 2, "more than one document"),
     ],
 )

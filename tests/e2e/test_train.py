@@ -131,6 +131,27 @@ def test_ctrl_c_finishes_the_step_saves_and_leaves_nothing_running(model: str, t
     assert all(0 < ratio <= 4 for ratio in ratios)
 
 
+def test_ctrl_c_in_the_warm_start_saves_it_and_starts_nothing_else(model: str, tmp_path: Path) -> None:
+    arguments = train_arguments(model, "early", 4, ["--sft.steps", "900", "--sft.lr", "1e-3"])
+    run = tmp_path / "runs" / "early"
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: len(read_metrics(run)) >= 2, "the second step")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, output
+    assert "rollout: starting" not in output
+    assert "eval after" not in output
+    done = read_metrics(run)[-1]["step"]
+    assert 2 <= done < 900
+    assert f"stopped in supervised training, after {done} of 900 steps of it" in output
+    assert "train --config runs/early/config.yaml --resume runs/early" in output
+    newest = CheckpointStore(run / "sft_checkpoints", keep=3).newest()
+    assert newest is not None
+    assert newest.name == f"step_{done:08d}"
+
+
 def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, tmp_path: Path) -> None:
     lines = rlsdk("generate", str(uninterrupted), "--num-prompts", "2", "-n", "2", cwd=tmp_path).splitlines()
     answers = [json.loads(line) for line in lines if line.startswith("{")]

@@ -18,6 +18,7 @@ from rlsdk.trainer.run_folder import (
     check_resume,
     check_run_name,
     find_checkpoint,
+    is_in_warm_start,
     make_run_dir,
     run_lock,
 )
@@ -98,6 +99,24 @@ def test_checkpoints_that_are_all_damaged_are_not_passed_over_for_a_fresh_start(
 def test_a_name_that_holds_no_checkpoint_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a whole checkpoint"):
         check_resume(config_of("--trainer.resume", str(tmp_path / "nothing")))
+
+
+def test_a_run_that_was_stopped_in_its_warm_start_goes_on_there(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = config_of("--resume", str(run), "--sft.steps", "9")
+    assert not is_in_warm_start(config)
+    with pytest.raises(ConfigError, match="nor a run with one"):
+        check_resume(config)
+    half = save(run, 7, folder="sft_checkpoints")
+    assert is_in_warm_start(config)
+    assert check_resume(config) == half
+    assert find_checkpoint(config, run, "sft_checkpoints") == half
+    assert not is_in_warm_start(config_of("--resume", str(half), "--sft.steps", "9"))
+    with pytest.raises(ConfigError, match="nor a run with one"):
+        check_resume(config_of("--resume", str(run)))  # no warm start is asked for
+    trained = save(run, 1)
+    assert not is_in_warm_start(config)
+    assert check_resume(config) == trained
 
 
 def test_a_fresh_start_moves_an_earlier_attempt_aside_and_deletes_nothing(tmp_path: Path) -> None:

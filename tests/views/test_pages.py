@@ -69,6 +69,19 @@ def test_labels_of_a_comparison_are_not_cut_within_words_on_a_phone(tab: Browser
 
 
 @WIDTHS
+def test_labels_of_controls_are_whole_words(tab: Browser, page: str, width: int, height: int) -> None:
+    """`colo/urs`: a list of long choices beside it took the room."""
+    shown(tab, page, width, height)
+    lines = (
+        "[...document.querySelectorAll('.bar label')].map((label) => { const text = document.createRange();"
+        "text.selectNodeContents(label.firstChild); return [label.innerText, text.getClientRects().length] })"
+    )
+    found = tab.run(lines)
+    assert found
+    assert [text for text, count in found if count > 1] == []
+
+
+@WIDTHS
 def test_nothing_that_a_model_wrote_is_run_and_nothing_is_asked_for(
     tab: Browser, page: str, width: int, height: int
 ) -> None:

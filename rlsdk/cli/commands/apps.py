@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import rlsdk
+
+
+def group(hint: str) -> typer.Typer:
+    """Commands under one name. `hint` says what was probably meant by `{name}`, which is none of them."""
+
+    class Hinted(TyperGroup):
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            if args and args[0] not in self.commands and not get_close_matches(args[0], self.commands):
+                known = ", ".join(sorted(self.commands))
+                ctx.fail(f"No such command {args[0]!r}; there is: {known}. {hint.format(name=args[0])}.")
+            return super().resolve_command(ctx, args)
+
+    return typer.Typer(rich_markup_mode=None, no_args_is_help=True, cls=Hinted)
+
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -14,16 +30,16 @@ app = typer.Typer(
     help=rlsdk.__doc__,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-plugins_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+plugins_app = group("`rlsdk plugins info {name}` says what a plugin of that name can do")
 app.add_typer(plugins_app, name="plugins", help="What is installed, and why something cannot be used.")
 
-algorithms_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+algorithms_app = group("`rlsdk algorithms show {name}` prints the parts of the recipe of that name")
 app.add_typer(algorithms_app, name="algorithms", help="Recipes for `--algorithm NAME`, and their parts.")
 
-config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+config_app = group("`rlsdk train --help` explains every field")
 app.add_typer(config_app, name="config", help="The configuration itself.")
 
-reward_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+reward_app = group("A run takes a reward by `--reward {name}`, and `rlsdk reward serve {name}` serves it over HTTP")
 app.add_typer(reward_app, name="reward", help="Rewards as services.")
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlsdk.config import RunConfig
-from rlsdk.views.durations import duration
+from rlsdk.views.durations import counted, duration
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
@@ -90,7 +90,7 @@ def headlines(record: RunRecord) -> list[Headline]:
         values = [m[name] for m in record.metrics if name in m]
         if values:
             first, last = ends_of(values)
-            note = f"mean of the last {last.count} steps" if first else f"mean of {_plural(last.count, 'step')}"
+            note = f"mean of the last {last.count} steps" if first else f"mean of {counted(last.count, 'step')}"
             found.append(Headline(label=label, first=first, last=last, in_percent=in_percent, note=note))
     return found
 
@@ -120,7 +120,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("versions", _text(around.get("versions"))),
     ]
     if len(starts) > 1:
-        rows.insert(2, ("resumed", f"{len(starts) - 1} times, last at step {_text(starts[-1].get('step'))}"))
+        rows.insert(2, ("resumed", f"{counted(len(starts) - 1, 'time')}, last at step {_text(starts[-1].get('step'))}"))
     return [(name, text) for name, text in rows if text]
 
 
@@ -140,7 +140,9 @@ def _steps(record: RunRecord) -> str:
     trained = [line["step"] for line in record.metrics if any(_is_of_training(name) for name in line)]
     if not trained or max(trained) == 0:
         return f"{record.metrics[-1]['step']:.0f}" + (" supervised" if warm else "")
-    return f"{max(trained):.0f}" + (f", after {warm} supervised ones" if warm else "")
+    asked = _at(record.settings, "trainer.steps")
+    left = f" of {asked}" if isinstance(asked, int) and asked > max(trained) else ""
+    return f"{max(trained):.0f}{left}" + (f", after {warm} supervised ones" if warm else "")
 
 
 def _is_of_training(name: str) -> bool:
@@ -211,7 +213,3 @@ def _tail(name: object) -> str:
         return text
     parts = text.rstrip("/").split("/")
     return "/".join(parts[-2:] if parts[-1].partition(".")[0] in GENERIC else parts[-1:])
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
