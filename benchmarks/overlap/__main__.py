@@ -2,9 +2,9 @@
 
 Two pools of one core each, every pool's process held to a core of its own. Each workload runs synchronously, and then
 one step off (and the balanced one two steps off, with samples that go on under new weights), and all of that again:
-14 runs, seven minutes on a quiet machine of two cores; 30 steps of each are measured. Where the rollout is the longer
-half, the controller, Ray's daemons and the graders of an overlapping run share training's core, which waits for the
-controller anyway.
+14 runs, seven minutes on a quiet machine of two cores; 36 steps of each schedule are measured. Where the rollout is the
+longer half, the controller, Ray's daemons and the graders of an overlapping run share training's core, which waits for
+the controller anyway.
 
 The bound of what overlap can gain is (rollout + update + sync) / max(rollout, update + sync), of the synchronous runs.
 Where other programs take the cores, pools that work at the same time get less of them than one that works alone;

@@ -20,7 +20,9 @@ from rlsdk.trainer.trackers import read_metrics
 from rlsdk.views.pool_chart import levels, spans
 
 SYNCHRONOUS = "synchronous"
-WINDOW = 6
+WINDOW = 3
+"""Steps."""
+SIMULATED = 100
 """Steps."""
 CUT = 0.1
 """Of the windows, at each end."""
@@ -106,10 +108,15 @@ def spares_rollout(folder: Path, name: str) -> bool:
 
 def parts_of(folder: Path) -> dict[str, float]:
     """Seconds of a synchronous step."""
-    metrics = [m for m in read_metrics(folder) if m["step"] > WARM]
+    metrics = measured_steps(folder)
     rollout = mean(m["time/rollout_s"] + m.get("time/reward_s", 0.0) for m in metrics)
     sync = mean(m.get("time/sync_s", 0.0) for m in metrics)
     return {"rollout": rollout, "update": mean(windows(folder)) - rollout - sync, "sync": sync}
+
+
+def measured_steps(folder: Path) -> list[dict[str, float]]:
+    """Their metrics."""
+    return [m for m in read_metrics(folder) if WARM < m["step"] <= STEPS]
 
 
 def windows(folder: Path) -> list[float]:
@@ -180,7 +187,7 @@ def synchronous(name: str, folders: Sequence[Path], others: Sequence[Path]) -> M
 def overlapping(
     name: str, folders: Sequence[Path], extra: Sequence[str], plain: Measured, simulated_s: float
 ) -> Measured:
-    metrics = [m for folder in folders for m in read_metrics(folder) if m["step"] > WARM]
+    metrics = [m for folder in folders for m in measured_steps(folder)]
     step_s = settled(folders)
     return Measured(
         load=name,
@@ -213,7 +220,7 @@ def simulated(base: Path, others: Sequence[Path], load: Load, extra: Sequence[st
     rates, lengths = measured_rates(base, read_metrics(base), devices_of_run(base), others)
     if own_core:  # what the controller needs of training's core is in the seconds of an update
         rates = replace(rates, controller_s=0.0)
-    return simulate(setting_of(load, extra), rates, lengths, steps=STEPS - WARM).step_s
+    return simulate(setting_of(load, extra), rates, lengths, steps=SIMULATED).step_s
 
 
 def _staleness(extra: Sequence[str]) -> int:

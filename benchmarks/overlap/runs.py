@@ -21,8 +21,10 @@ from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.trackers import read_metrics
 
 REWARD = Path(__file__).parents[1] / "digits.py"
-STEPS, WARM = 34, 4
-"""Of a run, and of these at its beginning that are not measured."""
+STEPS, WARM = 22, 4
+"""Up to which is measured, and those at the beginning that are not."""
+TAIL = 3
+"""Steps behind them: towards its end a run has nothing left to make."""
 PARTS = ("train", "rollout", "controller")
 TAKEN = "taken.json"
 """File of a run's folder: what `Watch` saw."""
@@ -47,7 +49,7 @@ class Load:
 
 LOADS = {
     "balanced": Load(prompts=4, samples=6, tokens=80),
-    "rollout is longer": Load(prompts=2, samples=2, tokens=160),
+    "rollout is longer": Load(prompts=2, samples=2, tokens=320),
     "update is longer": Load(prompts=4, samples=12, tokens=64),
 }
 
@@ -60,7 +62,7 @@ def command(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> list
         "--data.max_prompt_tokens", "96", "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
         "--placement.device", "cpu", "--eval.every_steps", "null", "--eval.at_start", "false",
         "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--schedule.journal", "all",
-        "--trainer.steps", str(STEPS), "--trainer.resume", "never",
+        "--trainer.steps", str(STEPS + TAIL), "--trainer.resume", "never",
         # The sampler's log-probs in the ratio: stale steps do the same work as synchronous ones.
         "--algorithm.old_log_probs", "rollout", "--algorithm.skip_zero_advantage", "false",
         "--trainer.run_dir", str(folder.parent), "--trainer.run_name", folder.name, *load.flags, *extra,
@@ -81,7 +83,7 @@ def run(model: Path, folder: Path, load: Load, extra: Sequence[str], *, spares_r
     Raises:
         RuntimeError: it failed, with what it said.
     """
-    if STEPS in read_steps(folder / FOLDER)[1]:
+    if STEPS + TAIL in read_steps(folder / FOLDER)[1]:
         return
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile("w+") as said:

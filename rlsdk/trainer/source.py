@@ -54,6 +54,13 @@ class _Quiet:
     on: bool
 
 
+@dataclass(frozen=True)
+class _Held:
+    """The copy of this step's weights is made."""
+
+    step: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepGroups:
     """What a step trains."""
@@ -120,6 +127,9 @@ class GroupSource:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._commands: deque[Command] = deque()
+        self._holding: threading.Thread | None = None
+        self._behind: list[Command] = []
+        """Those that wait for it: what changes weights, or brings them."""
         self._kept: list[Start] = []
         self._quiet = False
         self._failed: BaseException | None = None
@@ -247,8 +257,9 @@ class GroupSource:
     def close(self) -> None:
         self._inbox.put(_End())
         self._stream.close()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in (self._thread, self._holding):
+            if thread is not None:
+                thread.join()
         self._history.close()
 
     @property
@@ -297,6 +308,11 @@ class GroupSource:
                 raise item
             case _Begin():
                 self._commands.extend(self._schedule.begin())
+            case _Held(step):
+                self._times.note("held", step)
+                self._holding = None
+                self._commands.extendleft(reversed(self._behind))
+                self._behind.clear()
             case _Quiet(on):
                 self._quiet = on
                 if not on:
@@ -330,10 +346,13 @@ class GroupSource:
         while self._commands:
             match self._commands.popleft():
                 case Hold(step):
+                    # On a thread of its own: it waits for whoever moves weights now, as to a replica that was lost and
+                    # is back, and groups that the others may begin meanwhile do not.
                     self._times.note("hold", step)
-                    with self.timeline.holding():
-                        self._publisher.hold()
-                    self._times.note("held", step)
+                    self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
+                    self._holding.start()
+                case Publish() | Train() as command if self._holding is not None:
+                    self._behind.append(command)
                 case Publish(step):
                     self._times.note("publish", step)
                     self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
@@ -344,6 +363,15 @@ class GroupSource:
                 case Train(step, groups):
                     self._history.taken(step, groups)
                     self._ready.put(self._gather(step, groups))
+
+    def _hold(self, step: int) -> None:
+        try:
+            with self.timeline.holding():
+                self._publisher.hold()
+        except BaseException as error:
+            self._inbox.put(error)
+        else:
+            self._inbox.put(_Held(step))
 
     def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
         """The groups of a step; those that were rejected for it are let go."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +109,35 @@ class Numbers:
 
 
 @dataclass
+class HeldUp(Weights):
+    """The first copy is made when a sample of the third step was asked for."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    others_began: bool = False
+
+    def hold(self) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            end = time.monotonic() + 5.0
+            while not self.others_began and time.monotonic() < end:
+                asked = sum(request.n for replica in self.replicas for request in list(replica.requests))
+                self.others_began = asked > 2 * GROUPS * SAMPLES
+                time.sleep(0.001)
+        super().hold()
+
+
+class Waiting(Replica):
+    """Gives nothing of the second step before a copy of weights was begun."""
+
+    begun: threading.Event
+
+    async def collect(self, wait_s: float) -> Collected:
+        while sum(request.n for request in self.requests) > GROUPS * SAMPLES and not self.begun.is_set():
+            await asyncio.sleep(0.001)
+        return await super().collect(wait_s)
+
+
+@dataclass
 class Life:
     """One process of a run."""
 
@@ -116,12 +148,17 @@ class Life:
     """Step, state, and bytes of the journal at that moment."""
     requested: int = 0
 
-    def run(self, checkpoint: tuple[int, Mapping[str, Any]] | None = None) -> Life:
-        replicas = [Replica("one", max_running=2, delay=1), Replica("two", max_running=2, delay=2)]
+    def run(
+        self,
+        checkpoint: tuple[int, Mapping[str, Any]] | None = None,
+        replicas: Sequence[Replica] = (),
+        weights: Weights | None = None,
+    ) -> Life:
+        replicas = replicas or [Replica("one", max_running=2, delay=1), Replica("two", max_running=2, delay=2)]
         stream = RolloutStream(
             replicas, LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40), grader=LengthGrader()
         )
-        weights = Weights(replicas)
+        weights = weights or Weights(replicas)
         source = GroupSource(
             stream,
             Numbers(),  # type: ignore[arg-type]
@@ -248,6 +285,19 @@ def test_who_finished_first_is_trained_again_in_the_same_step(kill: float) -> No
         ordinals = [group[1] for number, groups in life.trained if number <= step for group in groups]
         ordinals += [group[1] for _, groups in again.trained for group in groups]
         assert sorted(ordinals) == list(range(STEPS * GROUPS))
+
+
+def test_a_copy_of_weights_that_is_held_up_holds_up_no_group(tmp_path: Path) -> None:
+    """As where weights are on their way to a replica that was lost: what others may begin, they begin."""
+    config = ScheduleConfig(max_staleness=2, journal="all")
+    replica = Waiting("one", max_running=GROUPS * SAMPLES, delay=1)
+    weights = HeldUp([replica])
+    replica.begun = weights.begun
+    found = Life(tmp_path / "held up", config).run(replicas=[replica], weights=weights)
+    assert weights.others_began
+    assert weights.published == list(range(STEPS - 2))
+    plain = Life(tmp_path / "plain", config).run(replicas=[Replica("one", max_running=GROUPS * SAMPLES, delay=1)])
+    assert found.trained == plain.trained
 
 
 def test_segments_that_no_checkpoint_needs_are_let_go(tmp_path: Path) -> None:
