@@ -59,7 +59,8 @@ class RolloutEngine(ABC):
     def layout(self) -> Sequence[WeightLayout]:
         """What the replica wants: one layout per place that weights are delivered to. An engine that loads whole
         tensors itself returns one, with a box per tensor; one with `Capability.SHARDED_UPDATE`, one per worker that
-        takes its own part (`WeightLayout.worker`): either all of them name a worker, or none does."""
+        takes its own part (`WeightLayout.worker`): either all of them name a worker, or none does. A worker on
+        another node than this process says so (`WeightLayout.is_apart`)."""
 
     @abstractmethod
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
