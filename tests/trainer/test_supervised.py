@@ -12,10 +12,11 @@ import pytest
 import torch
 from test_loop import HERE, Recorder, config_of, model, registry
 
-from rlsdk.config import sft_optim_spec
+from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
 from rlsdk.trainer import run
+from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
@@ -130,18 +131,21 @@ def test_an_engine_that_cannot_begin_anew_is_refused_before_supervised_training(
     model: str, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(model, registry, 1, "--sft.steps", "4")
-    (role,) = roles(config, "cpu", needed=["actor"])
-    turns = DeviceTurns()
-    groups = start_roles(
-        [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
+
+    def started(role: Role, cluster: object) -> RoleGroup:
+        group = start_in_process(role, registry)
+        engine = group.group.hosts[0].engine.engine  # type: ignore[attr-defined]
+        monkeypatch.setattr(type(engine), "reset_optimizer", TrainEngine.reset_optimizer)
+        return group
+
+    table = roles(config, "cpu", needed=["actor"])
+    start: Any = SimpleNamespace(  # all that is read before supervised training
+        config=config, checkpoint=None, table=table, turns=DeviceTurns, start_role=started
     )
-    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-    engine = groups["actor"].group.hosts[0].engine.engine  # type: ignore[attr-defined]
-    monkeypatch.setattr(type(engine), "reset_optimizer", TrainEngine.reset_optimizer)
-    start: Any = SimpleNamespace(config=config)  # all that is read before supervised training
+    cluster: Any = InProcessStore()
     with (
         closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials,
         pytest.raises(UnsupportedCapabilityError, match="run `rlsdk sft` first"),
     ):
-        run._warm_start(start, materials, session, role.spec.optim)  # type: ignore[union-attr]
+        run._warm_start(start, cluster, materials)
     assert not any(tmp_path.iterdir())
