@@ -10,6 +10,8 @@ import pytest
 from cases import make_engine
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
+from rlsdk.testing.models import ROUTED, write_tiny_model
+from rlsdk_vllm import arguments
 from rlsdk_vllm.engine import VllmRolloutEngine
 
 PLUGIN = Path(__file__).parents[1]
@@ -73,3 +75,19 @@ def test_an_environment_of_its_own_is_made_of_what_the_tests_run_with() -> None:
     lines = [line for line in (PLUGIN / "overrides.txt").read_text().splitlines() if line and line[0] != "#"]
     assert recipe["overrides"] == lines
     assert set(recipe["requires"]) <= set((PLUGIN / "tested.txt").read_text().splitlines())
+
+
+def test_latent_attention_that_a_cpu_would_rotate_wrongly_is_refused(tmp_path: Path) -> None:
+    """As DeepSeek's own files have it (yarn) it is right."""
+    yarn = {
+        **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 256},
+        **{"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
+    }
+    for name, more in (("default", {}), ("yarn", {"rope_parameters": yarn})):
+        folder = write_tiny_model(tmp_path / name, architecture="deepseek_v3", **{**ROUTED, **more})
+        spec = RolloutSpec(model=ModelSpec(path=str(folder), dtype="float32"))
+        if name == "yarn":
+            arguments.check_cpu_attention(spec)
+        else:
+            with pytest.raises(ConfigError, match="rotates latent attention wrongly where rope_type is 'default'"):
+                arguments.check_cpu_attention(spec)

@@ -57,10 +57,20 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
 
 
 def check_cpu_attention(spec: RolloutSpec) -> None:
-    """Raises: ConfigError: vLLM's attention on CPUs takes no heads of this size. It would say so in the first pass."""
+    """Raises: ConfigError: vLLM's attention on CPUs takes no heads of this size, which it would say in the first pass,
+    or gives log-probs of another model, of which it says nothing."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    size, sizes = head_size(load_model_config(spec.model)), CPUAttentionBackend.get_supported_head_sizes()
+    config = load_model_config(spec.model)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if getattr(config, "kv_lora_rank", None) and rope == "default":
+        # By its own kernel; yarn is rotated by torch. Seen against transformers, by vLLM alone as well.
+        raise ConfigError(
+            f"model.path {spec.model.path!r}: vLLM on a CPU (0.32) rotates latent attention wrongly where rope_type is "
+            "'default' (log-probs off by up to 2); DeepSeek's own files have 'yarn', which is right. Use another "
+            "model, a GPU, or --rollout-backend transformers"
+        )
+    size, sizes = head_size(config), CPUAttentionBackend.get_supported_head_sizes()
     if size not in sizes:
         raise ConfigError(
             f"model.path {spec.model.path!r}: its attention heads have {size} dimensions; vLLM on a CPU takes {sizes}. "
