@@ -41,8 +41,8 @@ def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, p
     """
     upload = prepare(path, repo, checkpoint=checkpoint, licence=licence, private=private)
     for file in upload.files:
-        print(printable(f"{file.stat().st_size / 1e6:12,.1f} MB  {file.name}"))
-    print(printable(f"{len(upload.card.encode()) / 1e6:12,.1f} MB  README.md (model card)"))
+        print(printable(f"{_size(file.stat().st_size)}  {file.name}"))
+    print(printable(f"{_size(len(upload.card.encode()))}  README.md (model card)"))
     visibility = "private" if private else "public"
     if dry_run:
         print(
@@ -50,6 +50,11 @@ def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, p
         )
         return
     print(printable(f"sent: {send(upload)} ({visibility})"))
+
+
+def _size(num_bytes: int) -> str:
+    """In a column of its own; small files are not 0.0 MB."""
+    return f"{num_bytes / 1e6:12,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:12,.1f} kB"
 
 
 def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool) -> Upload:

@@ -206,7 +206,8 @@ def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
 def _no_checkpoint(choice: str, folder: str) -> str:
     return (
         f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(Path(choice))[0]}) nor a run with one; "
-        f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'"
+        f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'; a run that has none starts again by the "
+        "command that started it"
     )
 
 

@@ -118,6 +118,8 @@ def test_a_dry_run_asks_nobody(model: Path, hub: type[Hub], capsys: pytest.Captu
     assert "model.safetensors" in said
     assert "optimizer.pt" not in said
     assert "nothing was sent. Without --dry-run: public model me/model" in said
+    assert " kB  config.json" in said
+    assert " 0.0 MB" not in said
 
 
 def test_a_refusal_of_the_hub_is_said_with_the_way_in(

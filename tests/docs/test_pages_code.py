@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from rlsdk.api.table import Table
 from rlsdk.config import load_config
 from rlsdk.interfaces import INTERFACE_VERSION, BackendSpec, Batch, RewardSample
 from rlsdk.registry import ComponentKind, Registry
@@ -70,6 +72,19 @@ def test_the_entry_module_of_the_guide_registers_a_backend_with_all_that_the_kit
     assert spec.interface == INTERFACE_VERSION
 
 
+def test_what_pages_ask_a_run_s_metrics_for_is_there_when_it_ends_with_an_evaluation() -> None:
+    """The last line of a run's metrics is that of its last evaluation, which has no `reward/mean`."""
+    asked = [
+        (page, text)
+        for page in PAGES
+        for text in re.findall(r"run\.metrics(?:\[|\.last)[^,\n]*[\])]", page.read_text())
+    ]
+    assert asked
+    run = SimpleNamespace(metrics=Table([{"step": 1, "reward/mean": 0.5}, {"step": 1, "eval/accuracy_greedy": 0.25}]))
+    for page, text in asked:
+        assert eval(text, {"run": run}) == 0.5, (page.name, text)
+
+
 def lines(page: Path) -> list[str]:
     blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     text = "".join(blocks).replace("\\\n", " ")
@@ -90,7 +105,7 @@ def test_commands_are_ones_that_there_are(page: Path) -> None:
     found = lines(page)
     assert found
     for line in found:
-        words = shlex.split(line, comments=True)[1:]
+        words = shlex.split(line.partition("&&")[0], comments=True)[1:]
         command = words[:2] if words[0] in ("plugins", "config", "algorithms", "reward") else words[:1]
         if command == ["train"]:
             flags = [word for word in words[1:] if word not in ("...",)]
