@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rlsdk.config import PairTraining, RunConfig
 from rlsdk.interfaces import Capability, ConfigError, RlsdkError
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.card import FILE as CARD
-from rlsdk.trainer.card import model_card
 from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.evaluations import EvaluationError
+from rlsdk.trainer.exporting import card_of, complete_export, export_policy
 from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.saving import BackgroundWork
 from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
@@ -27,9 +22,6 @@ from rlsdk.trainer.stopping import PreemptedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
-
-TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind in PairTraining}}
-"""Folder of a stage's checkpoints -> what the training is, where it is none of `algorithm`."""
 
 
 @contextmanager
@@ -41,23 +33,6 @@ def _heap_at_rest() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def export_policy(
-    session: Session, tokenizer: Any, folder: Path, *, card: str | None = None, timeout_s: float | None = None
-) -> None:
-    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder, with its card."""
-    folder.mkdir(parents=True)
-    with session.turns.using(session.actor.name):
-        session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
-    complete_export(tokenizer, folder, card)
-
-
-def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
-    """Puts the tokenizer and the card beside exported weights."""
-    tokenizer.save_pretrained(str(folder))
-    if card is not None:
-        atomic_write_text(folder / CARD, card)
 
 
 class Trainer:
@@ -226,18 +201,7 @@ class Trainer:
 
     def card(self) -> str | None:
         """What a model that is exported now says of itself; None where the run's configuration is not known."""
-        try:
-            config = RunConfig.model_validate_json(json.dumps(yaml.safe_load(self.config_text)))
-        except (ValueError, TypeError, yaml.YAMLError):
-            return None
-        evaluations = self.stage.evaluations
-        return model_card(
-            config,
-            step=self.stage.step,
-            before=evaluations.first,
-            after=evaluations.last,
-            trained_by=TRAINED_BY.get(self.stage.settings.folder, ""),
-        )
+        return card_of(self.stage, self.config_text)
 
     def _begin_save(self, writing: AbstractContextManager[Path]) -> Callable[[], None]:
         """Asks the roles for their parts, ahead of whatever is asked of them next; returns what waits for those, and

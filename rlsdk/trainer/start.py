@@ -17,8 +17,9 @@ from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
 from rlsdk.trainer.checkpoint import BestRecord
 from rlsdk.trainer.devices import start_cluster
+from rlsdk.trainer.exporting import export_policy
 from rlsdk.trainer.lives import Lives
-from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.run_folder import accept_config, run_lock

@@ -10,8 +10,9 @@ from pathlib import Path
 from rlsdk.config import PairTraining, RunConfig, pair_roles
 from rlsdk.registry import Registry
 from rlsdk.trainer.events import RunView
+from rlsdk.trainer.exporting import export_policy
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.preferences import PairStage
 from rlsdk.trainer.roles import roles

@@ -29,8 +29,9 @@ from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.exporting import export_policy
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer, export_policy
+from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles

@@ -1,0 +1,54 @@
+"""The model that a run gives out: weights, tokenizer and a card that says what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rlsdk.config import PairTraining, RunConfig
+from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.trainer.card import FILE as CARD
+from rlsdk.trainer.card import model_card
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.session import Session
+    from rlsdk.trainer.stage import Stage
+
+TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind in PairTraining}}
+"""Folder of a stage's checkpoints -> what the training is, where it is none of `algorithm`."""
+
+
+def export_policy(
+    session: Session, tokenizer: Any, folder: Path, *, card: str | None = None, timeout_s: float | None = None
+) -> None:
+    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder, with its card."""
+    folder.mkdir(parents=True)
+    with session.turns.using(session.actor.name):
+        session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
+    complete_export(tokenizer, folder, card)
+
+
+def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
+    """Puts the tokenizer and the card beside exported weights."""
+    tokenizer.save_pretrained(str(folder))
+    if card is not None:
+        atomic_write_text(folder / CARD, card)
+
+
+def card_of(stage: Stage, config_text: str) -> str | None:
+    """What a model that is exported now says of itself; None where the run's configuration is not known."""
+    try:
+        config = RunConfig.model_validate_json(json.dumps(yaml.safe_load(config_text)))
+    except (ValueError, TypeError, yaml.YAMLError):
+        return None
+    evaluations = stage.evaluations
+    return model_card(
+        config,
+        step=stage.step,
+        before=evaluations.first,
+        after=evaluations.last,
+        trained_by=TRAINED_BY.get(stage.settings.folder, ""),
+    )
