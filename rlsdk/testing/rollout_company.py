@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.draws import Noise, Told
@@ -57,6 +58,35 @@ class CompanyRequirements:
                     changed.append(f"{key[0]}/{key[1]}")
         measured.told("samples", len(together))
         measured.none("samples that company changed", changed)
+
+    @requirement("company.minority", needs=Capability.SEED, since=(2, 0))
+    def test_company_minority(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Requests that are alone of their kind among many of another give the tokens that they give by themselves:
+        the majority decides nothing."""
+        settings: dict[str, dict[str, Any]] = {
+            "greedy": {"temperature": 0.0},
+            "hot": {"temperature": 1.6},
+            "top-k": {"top_k": 5},
+            "top-p": {"top_p": 0.6},
+        }
+        few = {
+            name: lab.ask(f"one {name}", lab.prompt(7, 160), 2, max_tokens=12, seed=9, **sampling)
+            for name, sampling in settings.items()
+        }
+        alone = {name: tokens_of(lab.run([request])) for name, request in few.items()}
+        for most, sampling in settings.items():
+            many = [
+                lab.ask(f"many{at}", lab.prompt(5 + at, 161), max_tokens=12, seed=at, **sampling) for at in range(16)
+            ]
+            requests = [*many, *(request for name, request in few.items() if name != most)]
+            outputs = lab.run(requests)
+            faults, _ = audit(lab, requests, outputs)
+            measured.none(f"wrong samples, most are {most}", faults)
+            found = tokens_of(outputs)
+            changed = [
+                key for name in few if name != most for key, tokens in alone[name].items() if found[key] != tokens
+            ]
+            measured.none(f"samples that the majority changed, most are {most}", changed)
 
     @requirement("company.random", since=(2, 0))
     def test_company_random(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -253,8 +283,10 @@ class CompanyRequirements:
             measured.none("draws that depend on another replica's", Noise.of(samples).faults())
             texts = {tuple(sample.tokens.tolist()) for sample in samples}
             measured.equal("distinct samples without seeds", len(texts), len(samples))
-            many = [lab.ask("many", lab.prompt(9, 158), MANY, max_tokens=12, temperature=1.2)]
-            measured.none("wrong samples of many at once", audit(lab, many, lab.run(many, other))[0])
+            every, prompt = tuple(range(lab.vocabulary)), lab.prompt(9, 158)
+            for how, stops in {"many": (), "many that stop": every[::5]}.items():
+                many = [lab.ask(how, prompt, MANY, max_tokens=12, temperature=1.2, stop_token_ids=stops)]
+                measured.none(f"wrong samples of {how} at once", audit(lab, many, lab.run(many, other))[0])
             if Capability.SEED in lab.spec.capabilities:
                 first, second = (tokens_of(lab.run(seeded, one)) for one in (changing, other))
                 measured.none(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, ConfigError, GenerationRequest, RolloutEngine
+from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
@@ -51,6 +53,8 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
 NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
 """First tokens behind one prompt, expected samples of a bin of its own, and the least p-value: bins are small, since a
 generator of few bits shows in rare tokens."""
+HOT_SPECIAL, ENOUGH_SPECIAL, MOST_SPECIAL = 2.0, 40, 6_000
+"""Temperature at which special tokens are looked for, draws of one that are expected, and most draws for it."""
 SEEDS = (
     *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
@@ -130,6 +134,22 @@ class DistributionRequirements:
             late = replace(late, response_ids=ends[len(ends) - length :])
             p = first_p(lab, [late], only=lab.eos)
             measured.at_least(f"p-value of the end behind {length} tokens", p, FALSE_ALARM)
+
+    @requirement("distribution.special", since=(2, 0))
+    def test_distribution_special(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Tokens that mean something to a tokenizer (padding, unknown, begin, end) are drawn as often as any other:
+        the engine leaves none of them out."""
+        tokens = sorted({token for token in load_tokenizer(str(lab.folder)).all_special_ids if token < lab.vocabulary})
+        asked = 0
+        for token, (prompt, chance) in zip(tokens, lab.likeliest(tokens, 16, HOT_SPECIAL), strict=True):
+            num = math.ceil(ENOUGH_SPECIAL / chance)
+            if num > MOST_SPECIAL:
+                continue
+            asked += 1
+            request = lab.ask(f"special {token}", prompt, num, max_tokens=1, temperature=HOT_SPECIAL, seed=600 + token)
+            p = first_p(lab, [request], only=token)
+            measured.at_least(f"p-value of special token {token}", p, FALSE_ALARM)
+        measured.told("special tokens", asked)
 
     @requirement("distribution.fine", since=(2, 0))
     def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

@@ -231,10 +231,14 @@ class RolloutLab:
 
     def likely_end(self, length: int = 16, temperature: float = 1.5) -> tuple[tuple[int, ...], float]:
         """The prompt of many behind which the end-of-sequence token is likeliest, and its chance there."""
+        return self.likeliest([self.eos], length, temperature)[0]
+
+    def likeliest(self, tokens: Sequence[int], length: int, temperature: float) -> list[tuple[tuple[int, ...], float]]:
+        """For each token the prompt of many behind which it is likeliest, and its chance there."""
         prompts = [self.prompt(length, salt) for salt in range(100, 400)]
         logits = self.plain.model(torch.tensor(prompts)).logits[:, -1].double()
-        chances = (logits / temperature).softmax(-1)[:, self.eos]
-        return prompts[int(chances.argmax())], float(chances.max())
+        chances = (logits / temperature).softmax(-1)[:, list(tokens)]
+        return [(prompts[int(own.argmax())], float(own.max())) for own in chances.T]
 
     def ask(self, name: str, prompt: Sequence[int], n: int = 1, **sampling: Any) -> GenerationRequest:
         """A request; seeded where the backend claims that seeds count."""

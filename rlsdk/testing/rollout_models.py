@@ -33,8 +33,20 @@ from rlsdk.testing.rollout_outputs import wrong_identities
 
 FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
-WINDOWED, WINDOW = ("qwen2", "qwen3"), 24
-"""Families whose configuration can say that attention is to so many tokens alone."""
+WINDOWED, WINDOW, SCALED = ("qwen2", "qwen3"), 24, ("granite",)
+"""Families whose configuration can say that attention is to so many tokens alone; and that scale their logits."""
+CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
+    "sliding windows": (WINDOWED, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
+    "scaled positions and logits": (
+        (*SCALED, *FAMILIES),
+        {
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+            **{"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+        },
+    ),
+}
+"""What is unlike the model of all other requirements -> families of which the first that the backend runs is taken,
+and fields of the configuration."""
 DEFAULTS = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5}
 """A model's `generation_config.json`."""
 VOCABULARY = 131
@@ -80,35 +92,19 @@ class ModelRequirements:
 
     @requirement("model.configuration", since=(2, 0))
     def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model of sliding windows gives its own log-probs, for prompts and responses longer than the window, or is
-        refused with a ConfigError at the start. Filters and penalties of its `generation_config.json` have no say:
-        requests name what they want."""
+        """A model of sliding windows, and one of scaled rotary positions and logits, give their own log-probs, for
+        prompts and responses longer than the window, or are refused with a ConfigError at the start. Filters and
+        penalties of its `generation_config.json` have no say: requests name what they want."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
-        known = lab.spec.architectures
-        family = next((name for name in WINDOWED if known is None or name in known), None)
-        if family is None:
-            return measured.told("models tried", 0)
-        other = RolloutLab(lab.suite, _windowed_model(lab.scratch.parent / "windowed-model", family), lab.scratch)
-        try:
-            try:
-                engine = other.start(max_running=8)
-            except ConfigError:
-                return measured.told("models tried", 0)
-            try:
-                requests = [
-                    other.ask(f"r{at}", other.prompt(length, 245), 2, max_tokens=2 * WINDOW, temperature=float(at % 2))
-                    for at, length in enumerate((2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW))
-                ]
-                requests.append(other.ask("drawn", other.prompt(6, 246), 16, max_tokens=30))
-                faults, samples = audit(other, requests, other.run(requests, engine))
-                measured.none("wrong samples", faults)
-                measured.none("draws that follow something else", Told.by(samples, other.eos).faults())
-            finally:
-                engine.close()
-        finally:
-            other.close()
-        return measured.told("models tried", 1)
+        tried = 0
+        for name, (families, fields) in CONFIGURED.items():
+            known = lab.spec.architectures
+            family = next((one for one in families if known is None or one in known), None)
+            if family is not None:
+                folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
+                tried += _tried_model(RolloutLab(lab.suite, folder, lab.scratch), name, measured)
+        return measured.told("models tried", tried)
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
@@ -172,13 +168,33 @@ class ModelRequirements:
         measured.none("tied names that are not", tied)
 
 
-def _windowed_model(folder: Path, family: str) -> Path:
-    """A model whose attention is to the last tokens alone, with defaults for sampling of its own."""
+def _tried_model(other: RolloutLab, name: str, measured: Measured) -> bool:
+    """Measures samples of a model; False: the engine refuses it."""
+    try:
+        try:
+            engine = other.start(max_running=8)
+        except ConfigError:
+            return False
+        try:
+            requests = [
+                other.ask(f"r{at}", other.prompt(length, 245), 2, max_tokens=2 * WINDOW, temperature=float(at % 2))
+                for at, length in enumerate((2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW))
+            ]
+            requests.append(other.ask("drawn", other.prompt(6, 246), 16, max_tokens=30))
+            faults, samples = audit(other, requests, other.run(requests, engine))
+            measured.none(f"wrong samples, {name}", faults)
+            measured.none(f"draws that follow something else, {name}", Told.by(samples, other.eos).faults())
+        finally:
+            engine.close()
+    finally:
+        other.close()
+    return True
+
+
+def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
+    """A model whose configuration says what few do, with defaults for sampling of its own."""
     if not folder.exists():
-        write_tiny_model(
-            folder, architecture=family, seed=9, num_key_value_heads=4,
-            use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0,
-        )  # fmt: skip
+        write_tiny_model(folder, architecture=family, seed=9, num_key_value_heads=4, **fields)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,8 @@ class WatchedTrainHost(TrainHost):
     left = 10**9
     """Buckets that it hands out before it fails."""
     fails_fingerprints = False
+    proof_s = 0.0
+    """Seconds that its fingerprints take."""
 
     def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
         there = buckets[: max(self.left, 0)]
@@ -83,6 +86,7 @@ class WatchedTrainHost(TrainHost):
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         if self.fails_fingerprints:
             raise OSError("no fingerprints")
+        time.sleep(self.proof_s)
         return super().weight_fingerprints(transfers)
 
 
@@ -95,6 +99,8 @@ class WatchedRolloutHost(RolloutHost):
         self.pulls: list[tuple[Sequence[Bucket], frozenset[int], int, float]] = []
         self.lie: Any = None
         """Called with this host, the receipt of before and a function that pulls; gives the receipt."""
+        self.relays: list[Relay | None] = []
+        """By pull: its part in passing weights on."""
         self.receipt: SyncReceipt | None = None
 
     def pull_weights(
@@ -106,6 +112,7 @@ class WatchedRolloutHost(RolloutHost):
         relay: Relay | None = None,
     ) -> SyncReceipt:
         self.pulls.append((tuple(buckets), frozenset(peers), version, timeout_s))
+        self.relays.append(relay)
 
         def pull() -> SyncReceipt:
             return super(WatchedRolloutHost, self).pull_weights(buckets, peers, version, timeout_s, relay)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, ShardingManager, TensorMeta
-from rlsdk.testing.layouts import SHAPES, Pair, complete, cut, in_one_process, pairs, sharded
+from rlsdk.testing.layouts import SHAPES, Pair, complete, cut, in_one_process, pairs, placed, sharded
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_counts import out_of_order
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, wanted_boxes, wire_dtypes
@@ -25,6 +25,8 @@ STRANGE = (-0.0, math.inf, -math.inf, 1e-40, 3.3895e38, 1.00390625, -1.01171875,
 """Zeros with a sign, subnormal and largest numbers, and halves between two bfloat16 values."""
 GRACE_S = 2.0
 """For threads of a sync to end."""
+PROOF_S = 0.2
+"""Of a source's fingerprints: long beside the rest of a small sync."""
 
 
 class SyncRequirements:
@@ -111,6 +113,40 @@ class SyncRequirements:
             measured.at_most(f"seconds, of those that passed: {name}", timed.seconds / elapsed, 1.05)
             stages = sum(timed.stages_s.values())
             measured.at_most(f"seconds of the stages, of all: {name}", stages / timed.seconds, 1.05)
+
+    @requirement("sync.report.whole", since=(2, 0))
+    def test_report_whole(self, lab: ShardingLab, measured: Measured) -> None:
+        """The report's seconds are those of the whole sync, its proof among them; its transports stand in the order of
+        preference, of several that were used. Where replicas pass weights on, each sync has a name of its own."""
+        trial = lab.trial(pairs()["sharded to whole, two replicas"])
+        trial.sync(1)
+        trial.step()
+        for host in trial.sources:
+            host.proof_s = PROOF_S
+        start = time.perf_counter()
+        report = trial.sync(2)
+        elapsed = time.perf_counter() - start
+        measured.at_least("seconds, of those that passed", report.seconds / elapsed, 0.8)
+        near_and_far = Pair(
+            source=placed(sharded(2), node="a"),
+            replicas=[placed(complete(0), node="a"), placed(complete(1), node="b")],
+        )
+        for order in (("shared_memory", "inline"), ("inline", "shared_memory")):
+            trial = lab.trial(near_and_far, transports=order)
+            used = {bucket.transport for bucket in trial.plan().buckets}
+            expected = [name for name in order if name in used]
+            said = list(trial.sync(1).transports)
+            measured.none(f"transports, of {order}", [] if said == expected else [f"{said}, expected {expected}"])
+        away = [placed(complete(at), node="b") for at in range(3)]
+        trial = lab.trial(Pair(source=placed(sharded(2), node="a"), replicas=away))
+        for version in (1, 2, 3):
+            trial.sync(version, expect_change=False)
+        told = [host.relays for host in trial.replicas]
+        names = [
+            next((relay.sync for relay in relays if relay is not None), None) for relays in zip(*told, strict=True)
+        ]
+        again = [name for at, name in enumerate(names) if name is not None and name in names[:at]]
+        measured.none("names of an earlier sync", again)
 
     @requirement("sync.given_plan", since=(2, 0))
     def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:

@@ -14,6 +14,7 @@ from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
 from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import (
     Comparing,
+    Counting,
     Inspecting,
     InspectingApart,
     RaisedHereError,
@@ -78,7 +79,7 @@ class ObjectiveRequirements:
     @requirement("objective.metrics", since=(2, 0))
     def test_objective_metrics(self, lab: TrainLab, measured: Measured) -> None:
         """Sums add up and the largest maximum counts, where all are below zero too, and where some micro-batches do not
-        tell them; tensors and numbers alike."""
+        tell them; tensors and numbers alike. Counts of tens of millions keep their ones."""
         batch = rows_of(LENGTHS, seed=4)
         batch = batch.with_meta(told=float(batch["row_id"][5]))
         for rows in (None, 1, 3):
@@ -97,6 +98,10 @@ class ObjectiveRequirements:
                 measured.at_most(f"difference of the maximum {name}" + where, off, 1e-4)
             # Of the pass that holds the shortest row, whichever others are in it.
             measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
+
+        counting = Counting(int(batch["row_id"][0]))
+        told = lab.play([learn(batch, counting)], rows=1).results[0].sums["tokens"]
+        measured.equal("sum of a large count and ones", told, float(counting.LARGE + batch.num_rows - 1))
 
         other = rows_of((3, 20, 5), seed=9).with_meta(told=-1.0)
         alone = lab.play([learn(other, Telling())], rows=2).results[0]

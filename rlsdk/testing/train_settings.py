@@ -15,7 +15,7 @@ from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import learn, reset, skip, step
-from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 LENGTHS = (8, 3, 13, 5, 1, 9)
 SETTINGS = {
@@ -158,6 +158,10 @@ class SettingRequirements:
         worst = max(abs(a / b - 1) for a, b in zip(found.norms[3:], halfway.norms, strict=True))
         measured.at_most("gradient norm, relative", worst, lab.suite.step_tolerance)
         lab.holds(measured, [after(found, 3)], halfway)
+        for dtype in {"float32", "bfloat16"} & lab.spec.dtypes:
+            before, behind = (lab.play([*script_of(batches), *more], dtype=dtype) for more in ([], [reset(EVERYTHING)]))
+            off = furthest_weight(whole_of(before), whole_of(behind))
+            measured.equal(f"difference of weights that a reset made, {dtype}", off, 0.0)
 
 
 def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:

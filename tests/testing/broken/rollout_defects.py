@@ -7,6 +7,7 @@ from broken.fifth_defects import ROLLOUT_FIFTH
 from broken.fourth_defects import ROLLOUT_FOURTH
 from broken.life_defects import ROLLOUT_LIVES
 from broken.promise_defects import ROLLOUT_PROMISES
+from broken.sixth_defects import ROLLOUT_SIXTH
 from broken.trial_defects import ROLLOUT_TRIAL
 from broken.unseen_defects import ROLLOUT_UNSEEN
 from rlsdk.interfaces import Capability
@@ -261,4 +262,5 @@ ROLLOUT = {
     **ROLLOUT_LIVES,
     **ROLLOUT_FOURTH,
     **ROLLOUT_FIFTH,
+    **ROLLOUT_SIXTH,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broken.defect import Defect
 from broken.fourth_defects import SHARDING_FOURTH
+from broken.sixth_defects import SHARDING_SIXTH
 from broken.trial_defects import SHARDING_TRIAL
 from broken.unseen_defects import SHARDING_UNSEEN
 
@@ -227,4 +228,5 @@ SHARDING = {
     **SHARDING_TRIAL,
     **SHARDING_UNSEEN,
     **SHARDING_FOURTH,
+    **SHARDING_SIXTH,
 }

@@ -7,6 +7,7 @@ from broken.fifth_defects import TRAIN_FIFTH
 from broken.fourth_defects import RANKS_FOURTH, TRAIN_FOURTH
 from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
+from broken.sixth_defects import TRAIN_SIXTH
 from broken.trial_defects import TRAIN_TRIAL
 from broken.unseen_defects import RANKS_UNSEEN, TRAIN_UNSEEN
 from rlsdk.interfaces import Capability
@@ -223,5 +224,6 @@ TRAIN = {
     **TRAIN_LIVES,
     **TRAIN_FOURTH,
     **TRAIN_FIFTH,
+    **TRAIN_SIXTH,
     **RANKS,
 }
