@@ -9,7 +9,11 @@ from torch import Tensor
 
 
 class Parked:
-    """Storages whose memory was given back; the tensors that look into them stay valid objects."""
+    """Storages whose memory was given back; the tensors that look into them stay valid objects.
+
+    Memory that something else looks into (numpy, another process) cannot be given back: its values are dropped all the
+    same, and it is there throughout.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Any, int]] = {}
@@ -19,11 +23,15 @@ class Parked:
             storage = tensor.untyped_storage()
             if storage.nbytes():
                 self._sizes[storage._cdata] = (storage, storage.nbytes())
-                storage.resize_(0)
+                if storage.resizable():
+                    storage.resize_(0)
+                else:
+                    storage.fill_(0)
 
     def restore(self) -> None:
         """Takes the memory again, filled with zeros."""
         for storage, size in self._sizes.values():
-            storage.resize_(size)
+            if storage.resizable():
+                storage.resize_(size)
             storage.fill_(0)
         self._sizes.clear()
