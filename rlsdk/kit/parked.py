@@ -20,7 +20,7 @@ class Parked:
 
     def empty(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            storage = tensor.untyped_storage()
+            storage: Any = tensor.untyped_storage()
             if storage.nbytes():
                 self._sizes[storage._cdata] = (storage, storage.nbytes())
                 if storage.resizable():
