@@ -49,6 +49,7 @@ def main() -> None:
     for engine in args.engines:
         if engine not in kept:
             kept[engine] = run(task, engine, args.steps, args.seed)
+            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
             first, last = kept[engine][0], kept[engine][-1]
             print(f"{engine}: reward {first['reward/mean']:.3f} to {last['reward/mean']:.3f}", flush=True)
