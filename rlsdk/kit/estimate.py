@@ -87,7 +87,7 @@ def passes_bytes(
         return [None for _ in gradients]
 
 
-def layers_alike(model: nn.Module) -> list[int]:
+def equal_layers(model: nn.Module) -> list[int]:
     """Where the layers of the most frequent kind stand in a model; none where layers of one shape may do different
     work."""
     layers = _layers(model)
@@ -122,18 +122,18 @@ class _Count:
     recompute: bool
 
     def peak(self, *, gradient: bool) -> int:
-        """Of all layers, from a few where many are alike."""
-        alike = layers_alike(self.model)
-        if len(alike) <= SAMPLED[1]:
+        """Of all layers, from a few where many have the same parameters."""
+        equal = equal_layers(self.model)
+        if len(equal) <= SAMPLED[1]:
             return self._run(gradient)
-        few, more = (self._run_without(gradient, alike[num_kept:]) for num_kept in SAMPLED)
-        return more + (len(alike) - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
+        few, more = (self._run_without(gradient, equal[num_kept:]) for num_kept in SAMPLED)
+        return more + (len(equal) - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
 
     def run_uncounted(self) -> None:
         """What a model's code imports when it first runs can keep that pass's tensors for a while (in frames of an
         import): the first of two passes would seem to need more than the second, which has more layers."""
-        if len(alike := layers_alike(self.model)) > SAMPLED[1]:
-            self._run_without(False, alike[1:])
+        if len(equal := equal_layers(self.model)) > SAMPLED[1]:
+            self._run_without(False, equal[1:])
 
     def _run_without(self, gradient: bool, left_out: Sequence[int]) -> int:
         layers, config = _layers(self.model), self.model.config.get_text_config()

@@ -30,7 +30,7 @@ from rlsdk.sharding.packed_plan import sources_of, transports_of
 from rlsdk.sharding.planner import choose_transport
 from rlsdk.sharding.relays import first_of, passing_place
 from rlsdk.sharding.transports import named_transports
-from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_alike, check_receipt, plan_fingerprints
+from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_checksums, check_receipt, plan_fingerprints
 
 GRACE_S = 30.0
 """The controller waits this much longer than a worker, so that the worker's own, better error comes first."""
@@ -124,7 +124,7 @@ class GenericShardingManager(ShardingManager):
             for replica in task.replicas:
                 who = f"replica {replica} of rollout backend {self.rollout.backend!r}"
                 check_receipt(receipts[replica], values, version, who)
-            check_alike(receipts, task.replicas, version, self.rollout.backend)
+            check_checksums(receipts, task.replicas, version, self.rollout.backend)
         changed = self._check_changed(self._now(expected), version, expect_change)
         end = time.perf_counter()
         return SyncReport(

@@ -173,16 +173,17 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
         )
 
 
-def check_alike(receipts: Sequence[SyncReceipt], replicas: Sequence[int], version: int, backend: str) -> None:
+def check_checksums(receipts: Sequence[SyncReceipt], replicas: Sequence[int], version: int, backend: str) -> None:
     """Raises `WeightSyncError` unless the engines' own checksums of replicas that serve the same are the same."""
     said: dict[str, list[int]] = {}
     for replica in replicas:
         if (checksum := receipts[replica].engine_checksum) is not None:
             said.setdefault(checksum, []).append(replica)
     if len(said) > 1:
+        sums = "; ".join(f"replicas {same}: {checksum[:16]}" for checksum, same in said.items())
         raise WeightSyncError(
-            f"replicas of rollout backend {backend!r} compute from different weights, by its own checksum, behind the "
-            f"update to version {version}: {'; '.join(f'replica {alike}: {sum_[:16]}' for sum_, alike in said.items())}"
+            f"replicas of rollout backend {backend!r} serve different weights after the update to version {version}, "
+            f"by the engine's own checksum: {sums}"
         )
 
 

@@ -141,7 +141,7 @@ class DistributionRequirements:
         the engine leaves none of them out."""
         tokens = sorted({token for token in load_tokenizer(str(lab.folder)).all_special_ids if token < lab.vocabulary})
         asked = 0
-        for token, (prompt, chance) in zip(tokens, lab.likeliest(tokens, 16, HOT_SPECIAL), strict=True):
+        for token, (prompt, chance) in zip(tokens, lab.best_prompts(tokens, 16, HOT_SPECIAL), strict=True):
             num = math.ceil(ENOUGH_SPECIAL / chance)
             if num > MOST_SPECIAL:
                 continue

@@ -230,11 +230,13 @@ class RolloutLab:
         return tuple(source.randrange(FIRST_PLAIN_ID, self.vocabulary) for _ in range(length))
 
     def likely_end(self, length: int = 16, temperature: float = 1.5) -> tuple[tuple[int, ...], float]:
-        """The prompt of many behind which the end-of-sequence token is likeliest, and its chance there."""
-        return self.likeliest([self.eos], length, temperature)[0]
+        """Of many prompts the one after which the end-of-sequence token is most probable, and its probability."""
+        return self.best_prompts([self.eos], length, temperature)[0]
 
-    def likeliest(self, tokens: Sequence[int], length: int, temperature: float) -> list[tuple[tuple[int, ...], float]]:
-        """For each token the prompt of many behind which it is likeliest, and its chance there."""
+    def best_prompts(
+        self, tokens: Sequence[int], length: int, temperature: float
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """For each token, of many prompts, the one after which it is most probable, and its probability."""
         prompts = [self.prompt(length, salt) for salt in range(100, 400)]
         logits = self.plain.model(torch.tensor(prompts)).logits[:, -1].double()
         chances = (logits / temperature).softmax(-1)[:, list(tokens)]

@@ -41,7 +41,7 @@ class QuantizedRequirements:
     @requirement("sync.quantized", since=(2, 0))
     def test_quantized(self, lab: ShardingLab, measured: Measured) -> None:
         """Weights that replicas serve as float8 with block scales (`TensorMeta.scales`) come to them unquantized, in
-        the dtype that is quantized or the source's narrower one, whoever holds which part of a block; and a replica
+        the dtype that is quantized or the source's narrower one, however blocks are cut over sources; and a replica
         that quantized otherwise, or does not account for its scales, is a WeightSyncError. A manager that cannot do
         that refuses such layouts by a LayoutError."""
         wrong, accepted = [], []

@@ -79,7 +79,7 @@ class ObjectiveRequirements:
     @requirement("objective.metrics", since=(2, 0))
     def test_objective_metrics(self, lab: TrainLab, measured: Measured) -> None:
         """Sums add up and the largest maximum counts, where all are below zero too, and where some micro-batches do not
-        tell them; tensors and numbers alike. Counts of tens of millions keep their ones."""
+        tell them; as tensors or as numbers. Counts of tens of millions keep their ones."""
         batch = rows_of(LENGTHS, seed=4)
         batch = batch.with_meta(told=float(batch["row_id"][5]))
         for rows in (None, 1, 3):

@@ -34,7 +34,7 @@ from rlsdk.interfaces import (
     Workload,
 )
 from rlsdk.kit import estimate
-from rlsdk.kit.estimate import layers_alike, pass_bytes, rows_of_pass
+from rlsdk.kit.estimate import equal_layers, pass_bytes, rows_of_pass
 from rlsdk.kit.hf import build_model
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.calibration import Work, predict
@@ -141,8 +141,8 @@ def test_memory_of_many_like_layers_is_that_of_a_few_and_so_much_more_for_each(
     monkeypatch.setattr(estimate, "SAMPLED", (2, 99))
     assert pass_bytes(spec, num_rows=2, row_tokens=64, **options) == from_few  # type: ignore[arg-type]
     mixed = write_tiny_model(tmp_path / "mixed", use_sliding_window=True, max_window_layers=1, sliding_window=8)
-    assert layers_alike(build_model(spec, empty=True)) == list(range(9))
-    assert layers_alike(build_model(ModelSpec(path=str(mixed)), empty=True)) == []
+    assert equal_layers(build_model(spec, empty=True)) == list(range(9))
+    assert equal_layers(build_model(ModelSpec(path=str(mixed)), empty=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -445,6 +445,6 @@ def test_replicas_whose_engines_own_checksums_differ_are_caught() -> None:
     manager.rollout.hosts[1].engine.derived = "another"  # type: ignore[attr-defined]
     step(manager)
     with pytest.raises(
-        WeightSyncError, match=r"own checksum, .* version 2: replica \[0, 2\]: alike 2; replica \[1\]: ano"
+        WeightSyncError, match=r"version 2, .* own checksum: replicas \[0, 2\]: alike 2; replicas \[1\]: ano"
     ):
         sync(manager, 2)

@@ -173,12 +173,12 @@ class FlatDraws(Rewritten):
         many = plain is not None and plain.max_tokens == 1 and requests[0].n > 100 and plain.top_k == 0
         async for output in super().generate(requests):
             if many and output.sample_index % 10 == 0:
-                first = await self.likeliest(requests[0])
+                first = await self.best_prompts(requests[0])
                 yield replace(output, token_ids=first)
             else:
                 yield output
 
-    async def likeliest(self, request: GenerationRequest) -> Any:
+    async def best_prompts(self, request: GenerationRequest) -> Any:
         with torch.no_grad():
             logits = self.model(input_ids=torch.tensor([request.prompt_ids]), use_cache=False).logits[0, -1]
         return np.array([int(logits.argmax())])
