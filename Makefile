@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu compatibility lint format docs gallery pictures environment-docs benchmarks campaign clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint format docs gallery pictures environment-docs benchmarks campaign mutants clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -16,12 +16,14 @@ help:
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
 	@echo "make check-nodes  the quickstart over six Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
 	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
+	@echo "make conformance  every suite that runs on a CPU, then make compatibility"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         the documentation site, in site/; broken links are errors"
 	@echo "make gallery      three small runs and their reports: docs/gallery.md; make pictures: those of docs/concepts.md"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
+	@echo "make mutants      engines with one small change each, and which requirement sees it (ENGINE=transformers SEED=1 COUNT=40)"
 	@echo "make campaign     an hour of faults, and a quarter of inputs: the tables of docs/reliability.md (MINUTES=60 SEED=1)"
 
 quickstart:
@@ -91,6 +93,12 @@ GPU_MINUTES ?= 10
 check-gpu:
 	@$(GPU_PYTHON) tools/check_gpu --minutes $(GPU_MINUTES)
 
+# One after the other: each is timed. A suite in which something does not hold keeps none of the others from running.
+conformance:
+	@failed=; for name in torch transformers fsdp megatron sglang vllm vllm-modes; do \
+		$(MAKE) --no-print-directory check-$$name || failed="$$failed $$name"; done; \
+		$(MAKE) --no-print-directory compatibility; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py
 	@$(BIN_DEV)/python tools/broken_engines.py
@@ -132,5 +140,10 @@ campaign:
 	$(ENV)-dev/bin/python -m benchmarks.campaign.cells --minutes $(MINUTES) --seed $(SEED) --docs
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $$(($(MINUTES) / 4)) --seed $(SEED) --docs
 
+ENGINE ?= transformers
+COUNT ?= 40
+mutants: environment-dev
+	@$(BIN_DEV)/python -m tools.mutants --engine $(ENGINE) --seed $(SEED) --count $(COUNT)
+
 clean:
-	rm -rf site $(ENV) $(ENV)-dev $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

@@ -26,7 +26,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: Sequence[Out
     asked: list[str] = []
     left = list(outcomes)
 
-    def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
+    def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Outcome:
         asked.append(" ".join(only) or "all")
         return left.pop(0)
 

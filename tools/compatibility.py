@@ -55,13 +55,14 @@ def lines(suites: Sequence[SuiteReport]) -> Iterator[str]:
 
 def versions(suites: Sequence[SuiteReport]) -> Iterator[str]:
     """What was tested."""
-    yield "| backend | plugin | engine | interface | rlsdk | Python | device | of what is claimed |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| backend | plugin | engine | interface | rlsdk | Python | device | of what is claimed | seconds |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for suite in suites:
         engine = ", ".join(f"{name} {version}" for name, version in suite.engine.items()) or "its own"
         claimed = len(suite.findings) - suite.count(Outcome.NOT_CLAIMED)
         cells = (suite.title, suite.plugin, engine, suite.interface, suite.rlsdk, suite.python, suite.device)
-        yield f"| {' | '.join(cells)} | {suite.count(Outcome.PASSED)}/{claimed} |"
+        seconds = f"{suite.seconds:.0f}" if suite.seconds else "-"
+        yield f"| {' | '.join(cells)} | {suite.count(Outcome.PASSED)}/{claimed} | {seconds} |"
 
 
 def matrix(suites: Sequence[SuiteReport]) -> Iterator[str]:

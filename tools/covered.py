@@ -27,7 +27,9 @@ def start() -> None:
     """Marks what is imported from here on. Files that no process imports are counted once, by `tools/run_tests.py`."""
     matcher = FileMatcher(sources=os.environ[SOURCES].split(","))
     slipcover = Slipcover()
-    wrap_pytest(slipcover, matcher)
+    if __name__ == "__main__":
+        # Processes that tests start rewrite no assertions, and most of them would import pytest for this alone.
+        wrap_pytest(slipcover, matcher)
     ImportManager(slipcover, matcher).__enter__()
 
     def leave() -> None:

@@ -1,4 +1,4 @@
-"""Runs every test folder in its own pytest process, two at a time, then prints one coverage figure and one total.
+"""Runs every test folder in its own pytest process, two at a time, then prints one total; `--coverage`: lines that ran.
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="folders at a time")
+    parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
     args = parser.parse_args()
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
     shutil.rmtree(LINES, ignore_errors=True)
@@ -97,18 +98,19 @@ def main() -> None:
     start = time.monotonic()
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for done in as_completed([pool.submit(run, suite) for suite in chosen]):
+        for done in as_completed([pool.submit(run, suite, covered=args.coverage) for suite in chosen]):
             outcomes.append(show(done.result()))
     listed = unsteady(UNSTEADY)
     passed_late: list[str] = []
     for at, outcome in enumerate(outcomes):
         if what := second_try(outcome, listed):
             print(f"== once more: {' '.join(what)}", flush=True)
-            again = show(run(outcome.suite, only=outcome.bad))
+            again = show(run(outcome.suite, only=outcome.bad, covered=args.coverage))
             if not again.code:
                 passed_late += what
                 outcomes[at] = joined(outcome, again)
-    print(coverage(sorted({source for suite in chosen for source in suite.sources})))
+    if args.coverage:
+        print(coverage(sorted({source for suite in chosen for source in suite.sources})))
     add_unsteady(UNSTEADY, passed_late)
     for line in report_unsteady(outcomes, listed, passed_late):
         print(line)
@@ -130,21 +132,19 @@ def suites() -> list[Suite]:
     return sorted(named, key=lambda s: LONGEST.index(s.name) if s.name in LONGEST else len(LONGEST))
 
 
-def run(suite: Suite, only: Sequence[str] = ()) -> Outcome:
+def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
     command = [
-        str(suite.python), str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN, *(only or map(str, suite.paths)),
+        str(suite.python), *([str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN] if covered else ["-m", "pytest"]),
+        *(only or map(str, suite.paths)),
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
         "--durations=6", "--durations-min=5", "-rfEs",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        "COVERED_SOURCES": ",".join(suite.sources),
-        "COVERED_FOLDER": str(LINES),
-    }
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    if covered:
+        environment |= {"COVERED_SOURCES": ",".join(suite.sources), "COVERED_FOLDER": str(LINES)}
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
