@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import make_engine
+from cases import make_engine, on_gpus
 
 from rlsdk.interfaces import (
     ConfigError,
@@ -66,11 +66,6 @@ def test_raw_arguments_reach_the_engine(qwen2: Path) -> None:
     assert (arguments["chunked_prefill_size"], arguments["stream_interval"]) == (384, 3)
 
 
-def on_gpus(*names: str, nodes: tuple[str, ...] = ()) -> RankContext:
-    return RankContext(role="rollout", node=nodes[0] if nodes else "localhost", device="cuda:0", accelerators=names,
-                       bundles=tuple(range(len(names))), device_nodes=nodes)  # fmt: skip
-
-
 def spec_of(folder: Path, **fields: Any) -> RolloutSpec:
     return RolloutSpec(model=ModelSpec(path=str(folder), dtype="bfloat16"), **fields)
 
@@ -109,8 +104,6 @@ def test_axes_of_a_replica_are_sglangs_own(qwen2: Path, sizes: dict[str, int], g
 def test_devices_that_a_replica_cannot_have_are_refused(qwen2: Path) -> None:
     with pytest.raises(ConfigError, match="takes 4 devices; it was given 2: 0, 1"):
         engine_arguments(on_gpus("0", "1"), spec_of(qwen2, tp_size=4), SglangOptions())
-    with pytest.raises(ConfigError, match="spans 2 nodes; a replica of 'sglang' stands on one"):
-        engine_arguments(on_gpus("0", "0", nodes=("a", "b")), spec_of(qwen2, tp_size=2), SglangOptions())
 
 
 def report(tokens: list[int], total: int, ended: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from rlsdk.interfaces import ConfigError, Delivery, RankContext, RlsdkError, RolloutSpec, WeightShard, WorkerReceipt
 from rlsdk.kit import delivery, intake
+from rlsdk.kit.companions import the_companions
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.origins import Source
@@ -24,6 +25,7 @@ from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import OwnEngine
+from rlsdk_sglang.mail import Letter, Mailbox
 from rlsdk_sglang.messages import Answer, Command
 from rlsdk_sglang.remote import RemoteServer
 from rlsdk_sglang.reports import Progress, progress_of, sampling_params
@@ -46,6 +48,9 @@ class ServedModel:
             self._client.stop()
             raise
         self._front = self._home.front
+        apart = isinstance(self._home, OwnEngine) and self._home.others is not None
+        self._mailbox = Mailbox(the_companions().address) if apart else None
+        """Where schedulers of other nodes answer; None: all are on this one."""
         self.workers: list[dict[str, Any]] = []
         """Of each scheduler, what it holds and where it is, once they are prepared."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
@@ -124,9 +129,19 @@ class ServedModel:
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the schedulers compute from."""
         with self._session():
-            for block in batches(shards, STAGING_BYTES):
-                self._command("write", block=block.name, entries=block.entries)
+            if self.spans_nodes:
+                # SGLang carries a copy to each scheduler.
+                for block in batches(shards, STAGING_BYTES // self._home.num_ranks):
+                    self._command("write_copy", data=block.values(), entries=block.entries)
+            else:
+                for block in batches(shards, STAGING_BYTES):
+                    self._command("write", block=block.name, entries=block.entries)
             self._command("rebuild")
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Some of its schedulers are on other nodes, where no memory of this one can be mapped."""
+        return self._mailbox is not None
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
         """Has every scheduler take its part."""
@@ -174,6 +189,8 @@ class ServedModel:
     def close(self) -> None:
         """Ends the engine; a server goes on."""
         self._home.close()
+        if self._mailbox is not None:
+            self._mailbox.close()
         self._client.stop()
 
     def check_alive(self) -> None:
@@ -203,13 +220,16 @@ class ServedModel:
         finally:
             self._sure(self._front.end_weight_update(EndWeightUpdateReqInput()))
 
-    def _command(self, name: str, **arguments: Any) -> list[Any]:
-        """What each scheduler answered."""
+    def _command(self, name: str, *, data: bytes = b"", **arguments: Any) -> list[Any]:
+        """What each scheduler answered: by stage, and in it by rank, which is the order of devices."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
-        answers = [[Answer() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
-        payloads = [_payload(Command(name, arguments, tuple(a.address for a in by_stage))) for by_stage in answers]
+        expect: Callable[[], Answer | Letter] = Answer if self._mailbox is None else self._mailbox.expect
+        answers = [[expect() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
+        payloads = [
+            _payload(Command(name, arguments, tuple(a.address for a in by_stage), data)) for by_stage in answers
+        ]
         asked = UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=payloads,
             load_format=weights.LOADER,
@@ -218,8 +238,10 @@ class ServedModel:
         )
         self._sure(self._front.update_weights_from_tensor(asked))
         values = []
-        for rank, answer in enumerate(answer for by_stage in answers for answer in by_stage):
-            value, error = answer.read(self._ctx.timeout_s if self._home.num_stages > 1 else 0.0)
+        # Of one stage on one node, all have answered by now.
+        wait_s = self._ctx.timeout_s if self._home.num_stages > 1 or self.spans_nodes else 0.0
+        for rank, answer in enumerate(answer for of_stage in zip(*answers, strict=True) for answer in of_stage):
+            value, error = answer.read(wait_s)
             if error is not None:
                 raise RlsdkError(f"scheduler {rank} of SGLang could not {name!r}: {error}")
             values.append(value)

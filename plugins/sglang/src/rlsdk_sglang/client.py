@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from rlsdk.kit.progress import idle_s
 
 T = TypeVar("T")
 LOOK_S = 1.0
@@ -27,32 +31,38 @@ class ClientThread:
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function there."""
+        return self.begin(function, *args).result()
+
+    def begin(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """As `call`, without waiting. A function that has begun is not cancelled."""
 
         async def job() -> T:
             return function(*args)
 
-        return asyncio.run_coroutine_threadsafe(job(), self.loop).result()
+        return asyncio.run_coroutine_threadsafe(job(), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, look: Callable[[], None] = lambda: None) -> T:
         """Runs a coroutine there, to its end.
 
         Args:
             coroutine: what is to be run.
-            timeout_s: for all of it.
+            timeout_s: without an end, and without a sign of progress of this process (`rlsdk.kit.progress`).
             look: called every second; what it raises ends the wait.
 
         Raises:
             TimeoutError: it took longer.
         """
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self.loop)
+        future, began = asyncio.run_coroutine_threadsafe(coroutine, self.loop), time.monotonic()
         while True:
             try:
-                return future.result(LOOK_S)
+                return future.result(min(LOOK_S, timeout_s))
             except TimeoutError:
                 if future.done():
                     raise
             try:
                 look()
+                if min(time.monotonic() - began, idle_s()) > timeout_s:
+                    raise TimeoutError
             except BaseException:
                 future.cancel()
                 raise

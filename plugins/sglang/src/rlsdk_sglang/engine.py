@@ -110,7 +110,8 @@ class SglangRolloutEngine(RolloutEngine):
                 self.engine.call(self._withdraw, samples)
 
     def layout(self) -> Sequence[WeightLayout]:
-        return worker_layouts(self.ctx, self.engine.workers, self.shapes, self.tied)
+        apart = self.engine.spans_nodes
+        return worker_layouts(self.ctx, self.engine.workers, self.shapes, self.tied, spans_nodes=apart)
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:

@@ -16,7 +16,6 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
 from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.worker_forecast import worker_layouts
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
@@ -57,8 +56,8 @@ def _layouts(
     tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, *, own_server: bool
 ) -> tuple[WeightLayout, ...]:
     """Of each scheduler, where it takes its own part and it is known how that is cut; else of the replica."""
-    if own_server and not spans_nodes(ctx) and spec.ep_size in (1, spec.num_devices):
-        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec)
+    if own_server and spec.ep_size in (1, spec.num_devices):
+        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec, on_their_nodes=True)
         if parts is not None:
             return parts
     return (tensors.layout_of_replica(ctx, spec, on_host=True),)

@@ -12,22 +12,28 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
+from rlsdk.kit.companions import the_companions
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
 from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_devices
 from rlsdk_sglang import weights
-from rlsdk_sglang.client import ClientThread
+from rlsdk_sglang.client import LOOK_S, ClientThread
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes
 from rlsdk_sglang.quiet import QuietEngine
 
 OWNED = {
-    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size", "nnodes"),
+    *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size"),
+    *("nnodes", "node_rank", "dist_init_addr"),
     *("tokenizer_worker_num", "enable_weights_cpu_backup"),
     *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
 }
@@ -45,38 +51,81 @@ class OwnEngine:
 
     def __init__(self, client: ClientThread, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._client = client
-        arguments = engine_arguments(ctx, spec, options)
-        # On the client's thread, which must live as long as the schedulers: they end with it.
-        self._engine = client.call(_started, arguments, environment(ctx, spec))
-        self.front = self._engine.front
-        """What is asked for samples and updates."""
         self.num_ranks = spec.tp_size * spec.dp_size
         self.num_stages = spec.pp_size
+        self._engine = QuietEngine()
+        self.others: OtherNodes | None = None
+        """Of a replica on several nodes."""
+        place: NodePlace | None = None
+        if spans_nodes(ctx):
+            check_devices(ctx, spec)
+            check_nodes(ctx, spec)
+            host = the_companions().address
+            first = NodePlace(rank=0, count=len(node_names(ctx)), first=f"{host}:{free_port(host, NEIGHBOURS)}")
+            self.others = OtherNodes(
+                ctx, FOLLOWER, lambda there, rank: (there, spec, options, replace(first, rank=rank))
+            )
+            place = first
+        try:
+            self._start(ctx, spec, options, place)
+        except BaseException:
+            if self.others is not None:
+                self.others.end()
+            raise
+        self.front = self._engine.front
+        """What is asked for samples and updates."""
         # For a program that ends without closing.
         atexit.register(self.close)
+
+    def _start(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None) -> None:
+        """On the client's thread, which must live as long as the schedulers: they end with it. A node that fails ends
+        the wait of the others."""
+        arguments = engine_arguments(ctx, spec, options, place)
+        starting = self._client.begin(started, self._engine, arguments, environment(ctx, spec))
+        if self.others is None:
+            starting.result()
+            return
+        try:
+            while not starting.done():
+                self.others.check_starting()
+                wait([starting], timeout=LOOK_S)
+            self.others.check_starting()
+            starting.result()
+            self.others.wait(ctx.timeout_s)
+        except BaseException:
+            self._engine.kill()
+            wait([starting])
+            self._client.call(self._engine.end)
+            raise
 
     def check_alive(self) -> None:
         """Raises: RlsdkError: a scheduler ended."""
         self._engine.check_alive()
+        if self.others is not None:
+            self.others.check_alive()
 
     def close(self) -> None:
         atexit.unregister(self.close)
         self._client.call(self._engine.end)
+        if self.others is not None:
+            self.others.end()
 
 
-def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> dict[str, Any]:
+def engine_arguments(
+    ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None = None
+) -> dict[str, Any]:
     """What `sglang.Engine` is made from; `spec.engine_kwargs` has the last word.
+
+    Args:
+        ctx: of the process that starts it.
+        spec: of the replica.
+        options: of the engine.
+        place: among the nodes of the replica; None: there is one.
 
     Raises:
         ConfigError: SGLang knows no such argument, or it is not the caller's.
     """
     check_devices(ctx, spec)
-    if spans_nodes(ctx):
-        raise ConfigError(
-            f"rollout.tp_size {spec.tp_size} x pp_size {spec.pp_size} x dp_size {spec.dp_size} spans "
-            f"{len(set(ctx.device_nodes))} nodes; a replica of 'sglang' stands on one. Give a smaller product, or "
-            "--rollout-backend vllm, which takes several nodes"
-        )
     on_cpu = ctx.device == "cpu"
     arguments: dict[str, Any] = {
         "model_path": spec.model.path,
@@ -115,6 +164,8 @@ def engine_arguments(ctx: RankContext, spec: RolloutSpec, options: SglangOptions
         "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
+    if place is not None:
+        arguments |= place.arguments(ctx.timeout_s)
     if not on_cpu:
         # Its schedulers see the replica's own devices, and no others, from 0 on: `environment`.
         arguments["base_gpu_id"] = 0 if visible_devices(ctx) else int(ctx.device.partition(":")[2] or 0)
@@ -153,7 +204,7 @@ def environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     if ctx.device == "cpu":
         settings["SGLANG_USE_CPU_ENGINE"] = "1"
         # SGLang asks for a set of cores for each scheduler, where there are more of them than memory nodes.
-        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(spec.num_devices))
+        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(num_here(ctx, spec.num_devices)))
     # Ray shows this process one device: not the user's to choose.
     return {name: value for name, value in settings.items() if name not in os.environ} | visible_devices(ctx)
 
@@ -166,8 +217,12 @@ def _cores(num_ranks: int) -> list[str]:
     return [",".join(map(str, share)) for share in shares]
 
 
-def _started(arguments: dict[str, Any], environment: Mapping[str, str]) -> QuietEngine:
-    engine = QuietEngine()
+def started(engine: QuietEngine, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Starts it, on the thread that is to live as long as its schedulers.
+
+    Raises:
+        ConfigError: SGLang cannot serve what the arguments ask for.
+    """
     with _undisturbed_process(environment):
         try:
             engine.start(arguments)
@@ -180,7 +235,6 @@ def _started(arguments: dict[str, Any], environment: Mapping[str, str]) -> Quiet
                 "Give a model and rollout.engine_kwargs that it takes (what it said is in this worker's log), or "
                 "another rollout backend"
             ) from error
-    return engine
 
 
 def _known_arguments(environment: Mapping[str, str]) -> set[str]:

@@ -1,5 +1,5 @@
 """What is said between the engine's process and SGLang's schedulers: commands as JSON, answers in memory without a
-name."""
+name, or by mail where schedulers are on other nodes (`rlsdk_sglang.mail`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rlsdk_sglang import mail
 
 END = b"\n"
 """Of a whole answer: none has another line."""
@@ -21,22 +23,29 @@ class Command:
 
     name: str
     arguments: Mapping[str, Any]
-    answers_to: tuple[tuple[int, int], ...]
-    """By pipeline stage: process, and file descriptor in it."""
+    answers_to: tuple[list[Any], ...]
+    """By pipeline stage: process, and file descriptor in it; or where mail goes to (`mail.Address`)."""
+    data: bytes = b""
+    """Weights that come along, for a scheduler that can map no memory of the engine's process."""
 
     def encoded(self) -> bytes:
-        return json.dumps([self.name, self.arguments, self.answers_to]).encode()
+        return json.dumps([self.name, self.arguments, self.answers_to]).encode() + END + self.data
 
     @classmethod
-    def decoded(cls, data: bytes) -> Command:
-        name, arguments, answers_to = json.loads(data)
-        return cls(name, arguments, tuple((process, descriptor) for process, descriptor in answers_to))
+    def decoded(cls, message: bytes) -> Command:
+        text, _, data = message.partition(END)
+        name, arguments, answers_to = json.loads(text)
+        return cls(name, arguments, tuple(answers_to), data)
 
     def answer(self, value: object = None, error: str | None = None, *, stage: int = 0) -> None:
         """Called by whoever carried it out, of that pipeline stage."""
-        process, descriptor = self.answers_to[stage]
+        text, address = json.dumps({"value": value, "error": error}).encode(), self.answers_to[stage]
+        if len(address) > 2:
+            mail.send(address, text)
+            return
+        process, descriptor = address
         with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:
-            file.write(json.dumps({"value": value, "error": error}).encode() + END)
+            file.write(text + END)
 
 
 class Answer:
@@ -44,7 +53,7 @@ class Answer:
 
     def __init__(self) -> None:
         self._file = os.memfd_create("rlsdk-sglang")
-        self.address = (os.getpid(), self._file)
+        self.address = [os.getpid(), self._file]
 
     def read(self, wait_s: float = 0.0) -> tuple[Any, str | None]:
         """The value, and what went wrong. Closes it.

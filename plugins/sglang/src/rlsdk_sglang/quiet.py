@@ -74,14 +74,27 @@ class QuietEngine:
         if self.failure is not None:
             raise RlsdkError(f"SGLang's answers can no longer be read: {self.failure!r}. Start the run again")
 
-    def end(self) -> None:
-        """Ends its processes, sockets and files. May be called twice."""
+    def kill(self) -> None:
+        """Kills the schedulers: a start that waits for them fails. From any thread; `end` is to be called all the
+        same."""
+        for process in self.processes:
+            process.kill()
+
+    def end(self, leave_s: float = 0.0) -> None:
+        """Ends its processes, sockets and files. May be called twice.
+
+        Args:
+            leave_s: how long schedulers may take to end that somebody else asks to: the first node of a replica those
+                of the others.
+        """
         if self._engine is not None:
             atexit.unregister(self._engine.shutdown)
         family = [member for process in self.processes for member in _below(process)]
         if self.front is not None and self.processes:
             self._dismiss()
+        deadline = time.monotonic() + leave_s
         for process in self.processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
             process.kill()
             process.join(KILL_S)
         for member in family:

@@ -18,7 +18,7 @@ from rlsdk.kit import delivery, intake
 from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
 from rlsdk.kit.origins import Source
 from rlsdk.kit.parked import Parked
-from rlsdk.kit.staging import attached
+from rlsdk.kit.staging import attached, copied
 from rlsdk.kit.tracing import Piece, trace_loaders
 from rlsdk_sglang import derived, inside
 from rlsdk_sglang.messages import Command
@@ -35,7 +35,8 @@ def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
         command = Command.decoded(tensor.cpu().numpy().tobytes())
         value, error = None, None
         try:
-            value = getattr(Hand(model), command.name)(**command.arguments)
+            along = {"data": command.data} if command.data else {}
+            value = getattr(Hand(model), command.name)(**command.arguments, **along)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
@@ -92,6 +93,11 @@ class Hand:
         with attached((process, descriptor, num_bytes), entries) as shards:
             for shard in shards:
                 write_shard(PIECES[shard.name], shard)
+
+    def write_copy(self, data: bytes, entries: list[Any]) -> None:
+        """As `write`, on another node: the values come along."""
+        for shard in copied(data, entries):
+            write_shard(PIECES[shard.name], shard)
 
     def rebuild(self) -> None:
         """Makes what the model derives from weights, once all of them have come."""

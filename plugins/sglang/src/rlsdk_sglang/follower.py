@@ -1,0 +1,36 @@
+"""SGLang's schedulers on a node that is not the first of its replica (`rlsdk_sglang.nodes`)."""
+
+from __future__ import annotations
+
+import time
+
+from rlsdk.interfaces import RankContext, RolloutSpec
+from rlsdk_sglang.client import LOOK_S, ClientThread
+from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.launch import engine_arguments, environment, started
+from rlsdk_sglang.nodes import NodePlace
+from rlsdk_sglang.quiet import LEAVE_S, QuietEngine
+
+UNBLOCKED = {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}
+"""Else SGLang's start would not return on a node that serves no requests."""
+
+
+class Follower:
+    """Made in a companion. Returns from its constructor once the schedulers of all nodes are up."""
+
+    def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace) -> None:
+        self._client = ClientThread()
+        self._engine = QuietEngine()
+        arguments = engine_arguments(ctx, spec, options, place)
+        self._client.call(started, self._engine, arguments, environment(ctx, spec) | UNBLOCKED)
+
+    def watch(self) -> None:
+        """Raises: RlsdkError: a scheduler ended. Returns never."""
+        while True:
+            self._engine.check_alive()
+            time.sleep(LOOK_S)
+
+    def end(self) -> None:
+        """Waits for the schedulers, which the first node tells to end; those that do not are killed."""
+        self._client.call(self._engine.end, LEAVE_S)
+        self._client.stop()

@@ -1,0 +1,127 @@
+"""Answers of SGLang's schedulers on other nodes, where no memory of this one can be mapped: signed messages over TCP.
+
+Each is one connection: the number of the answer and its tag, then the message and its tag. The key is the engine's own,
+and goes to its schedulers with their commands. Who does not sign with it, or answers no command that is out, is hung up
+on before the message is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import socketserver
+import threading
+import time
+from typing import Any
+
+Address = list[Any]
+"""Host, port, key, and number of the answer."""
+MAX_BYTES = 1 << 30
+TALK_S = 60.0
+"""For one message to arrive, once somebody has connected."""
+_NUMBER_BYTES, _TAG_BYTES = 8, hashlib.sha256().digest_size
+
+
+class Mailbox:
+    """Listens on an address of this node."""
+
+    def __init__(self, host: str) -> None:
+        self._key = secrets.token_bytes(32)
+        self._came: dict[int, bytes | None] = {}
+        """By number, of those that are waited for."""
+        self._changed = threading.Condition()
+        self._next = 0
+        take = self._take
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.settimeout(TALK_S)
+                take(self.request)
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            request_queue_size = 1024
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A stranger, or a scheduler that ended: the caller that waits reports that nothing came."""
+
+        self._server = Server((host, 0), Handler)
+        self._host, self._port = host, int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, name="rlsdk-sglang-mail", daemon=True).start()
+
+    def expect(self) -> Letter:
+        """Where one scheduler sends one answer."""
+        with self._changed:
+            self._next += 1
+            self._came[self._next] = None
+            return Letter(self, [self._host, self._port, self._key.hex(), self._next])
+
+    def wait(self, number: int, wait_s: float) -> bytes | None:
+        """The answer of this number, which is waited for no longer after that."""
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            while self._came[number] is None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._came.pop(number)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _take(self, connection: socket.socket) -> None:
+        head = _received(connection, _NUMBER_BYTES + _TAG_BYTES)
+        number, tag = head[:_NUMBER_BYTES], head[_NUMBER_BYTES:]
+        if not hmac.compare_digest(tag, _tag(self._key, number)) or int.from_bytes(number, "big") not in self._came:
+            return
+        message = _received(connection, MAX_BYTES)
+        tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
+        if not hmac.compare_digest(tag, _tag(self._key, number + data)):
+            return
+        with self._changed:
+            if int.from_bytes(number, "big") in self._came:
+                self._came[int.from_bytes(number, "big")] = data
+                self._changed.notify_all()
+
+
+class Letter:
+    """One answer that is waited for; as `rlsdk_sglang.messages.Answer`."""
+
+    def __init__(self, mailbox: Mailbox, address: Address) -> None:
+        self._mailbox, self.address = mailbox, address
+
+    def read(self, wait_s: float = 0.0) -> tuple[Any, str | None]:
+        """The value, and what went wrong."""
+        data = self._mailbox.wait(self.address[3], wait_s)
+        if data is None:
+            return None, f"it gave no answer within {wait_s:g} s"
+        found = json.loads(data)
+        return found["value"], found["error"]
+
+
+def send(address: Address, data: bytes) -> None:
+    """In a scheduler: answers.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, port, secret, count = address
+    key, number = bytes.fromhex(secret), int(count).to_bytes(_NUMBER_BYTES, "big")
+    with socket.create_connection((host, port), TALK_S) as connection:
+        connection.sendall(number + _tag(key, number) + _tag(key, number + data) + data)
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    """The next so many bytes, or all that come until the other end hangs up."""
+    parts = []
+    while count > 0 and (part := connection.recv(min(count, 1 << 20))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _tag(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).digest()

@@ -1,0 +1,52 @@
+"""A replica on several nodes: one process on each starts SGLang's schedulers there (`rlsdk.kit.other_nodes`).
+
+Tested: 0.5.23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec
+
+FOLLOWER = "rlsdk_sglang.follower:Follower"
+NEIGHBOURS = 16
+"""Ports that SGLang takes, counting from the one that it is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlace:
+    """One node of a replica that has several."""
+
+    rank: int
+    count: int
+    first: str
+    """`HOST:PORT` where the first node listens."""
+
+    def arguments(self, timeout_s: float) -> dict[str, Any]:
+        """`ServerArgs` for this node."""
+        return {
+            "nnodes": self.count,
+            "node_rank": self.rank,
+            "dist_init_addr": self.first,
+            "dist_timeout": math.ceil(timeout_s),
+        }
+
+
+def check_nodes(ctx: RankContext, spec: RolloutSpec) -> None:
+    """Raises: ConfigError: SGLang cannot split a replica over these nodes."""
+    counts = Counter(ctx.device_nodes)
+    nodes = len(counts)
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"a replica of 'sglang' has as many devices on each of its nodes; here they are {list(counts.values())}. "
+            "Give nodes of one size, or another product of rollout.tp_size, pp_size and dp_size"
+        )
+    if spec.pp_size % nodes and nodes % spec.pp_size:
+        raise ConfigError(
+            f"rollout.pp_size {spec.pp_size} on {nodes} nodes: SGLang puts whole stages on a node, or whole nodes in a "
+            "stage; give a pp_size that divides the number of nodes, or a multiple of it"
+        )
