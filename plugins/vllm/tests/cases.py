@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ class Asynchronous(InProcess):
     options = VllmOptions(kv_cache_mb=64, asynchronous=True)
 
 
-def make_engine(folder: Path, *, dtype: str = "float32", **spec: Any) -> GuardedRolloutEngine:
+def make_engine(
+    folder: Path, *, dtype: str = "float32", context: Mapping[str, Any] | None = None, **spec: Any
+) -> GuardedRolloutEngine:
     """An engine that a test has for itself."""
     engine = GuardedRolloutEngine(VllmRolloutEngine())
     fields = {"max_model_tokens": 128, "max_running": 16, "options": InProcess.options, **spec}
     engine.initialize(
-        RankContext(role="rollout"), RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields)
+        RankContext(role="rollout", **(context or {})),
+        RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields),
     )
     return engine
 

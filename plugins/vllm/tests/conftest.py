@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from cases import Asynchronous, InProcess
 
+from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
 from rlsdk.testing import RolloutConformance
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk_vllm import adapter
+from rlsdk_vllm.environment import prepare_environment
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -37,6 +39,18 @@ def _several_blocks() -> Iterator[None]:
     """Weights go to other processes in blocks of less than the embedding takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapter, "STAGING_BYTES", 50_000)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _architectures_are_inspected_here() -> Iterator[None]:
+    """vLLM inspects each architecture that is new to the machine in a process of its own, which imports all of vLLM
+    once more, and stores what it finds: a session meets seven. Devices, for whose sake it does so, are not touched."""
+    prepare_environment(RankContext(role="rollout"), RolloutSpec(model=ModelSpec(path="")), InProcess.options)
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
         yield
 
 

@@ -24,6 +24,9 @@ class TestAsynchronous(cases.Asynchronous):
     test_update_first = None
     test_replicas = None
     test_close = None
+    test_model_configuration = None
+    test_model_tied = None
+    test_model_capped = None
     # How the sampler draws, what stops it, which parameter a tensor is served from.
     test_log_probs_filters = None
     test_filters = None
@@ -34,6 +37,8 @@ class TestAsynchronous(cases.Asynchronous):
     test_distribution_responses = None
     test_distribution_sequences = None
     test_distribution_fine = None
+    test_distribution_special = None
+    test_length_responses = None
     test_noise_seeds = None
     test_seed_values = None
     test_nothing_else_stops = None

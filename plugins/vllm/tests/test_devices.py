@@ -8,14 +8,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RankContext, RolloutSpec
 from rlsdk.kit.replica_devices import visible_devices
-from rlsdk_vllm import arguments, environment
+from rlsdk_vllm import arguments, environment, nodes
 from rlsdk_vllm.config import VllmOptions
+
+PARALLEL = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"),
+    "distributed_executor_backend",
+)
 
 
 def on_gpus(*names: str, nodes: tuple[str, ...] = (), first_bundle: int = 0) -> RankContext:
@@ -59,7 +65,9 @@ def parallel_config(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Any:
         return parallel.ParallelConfig(**fields)
 
 
-def given(ctx: RankContext, spec: RolloutSpec, options: VllmOptions | None = None) -> dict[str, Any]:
+def given(
+    ctx: RankContext, spec: RolloutSpec, options: VllmOptions | None = None, place: nodes.CopiesHere | None = None
+) -> dict[str, Any]:
     """What of the engine's arguments vLLM makes a `ParallelConfig` of."""
     made: dict[str, Any] = {}
 
@@ -69,9 +77,8 @@ def given(ctx: RankContext, spec: RolloutSpec, options: VllmOptions | None = Non
         def __init__(self, **arguments: Any) -> None:
             made.update(arguments)
 
-    arguments.engine_args(Arguments, ctx, spec, options or VllmOptions(), {})
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
-    return {name: made[name] for name in (*names, "distributed_executor_backend")}
+    arguments.engine_args(Arguments, ctx, spec, options or VllmOptions(), {}, None, place)
+    return {name: value for name, value in made.items() if name in PARALLEL or name.startswith("data_parallel_")}
 
 
 def test_left_to_itself_vllm_refuses_more_workers_than_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +171,44 @@ def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -
     assert scheduling(on_gpus("0")) is False
 
 
-def test_copies_of_attention_on_several_nodes_are_refused() -> None:
-    ctx = on_gpus("0", "0", nodes=("a", "b"))
-    with pytest.raises(ConfigError, match=r"rollout.dp_size 2 on 2 nodes: .* give rollout.tp_size"):
-        arguments.check_split(ctx, spec_of(dp_size=2), VllmOptions(asynchronous=True))
+def test_copies_of_attention_stand_on_whole_nodes_and_are_told_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes, of one, two and one copies of two devices each."""
+
+    class Here:
+        address = "192.0.2.7"
+
+    monkeypatch.setattr(nodes, "the_companions", Here)
+    monkeypatch.setattr(nodes, "free_port", lambda host: 20123)
+    names = ("0", "1", "0", "1", "2", "3", "6", "7")
+    ctx = on_gpus(*names, nodes=("a", "a", "b", "b", "b", "b", "c", "c"))
+    spec, options = spec_of(tp_size=2, dp_size=4, ep_size=8), VllmOptions(asynchronous=True)
+    arguments.check_split(ctx, spec, options)
+    first = nodes.first_place(ctx, spec)
+    others = nodes.follower_of(spec, options, {}, None, first)
+    places = [(ctx, first)]
+    for rank, name in enumerate("bc", start=1):
+        there, *_, place = others(replace(ctx, node=name), rank)
+        places.append((there, place))
+    assert [(place.start, place.count) for _, place in places] == [(0, 1), (1, 2), (3, 1)]
+    for there, place in places:
+        made = given(there, spec, options, place)
+        assert (made["data_parallel_address"], made["data_parallel_rpc_port"]) == ("192.0.2.7", 20123)
+        config = parallel_config(
+            monkeypatch,
+            **{name: made[name] for name in PARALLEL},
+            data_parallel_size_local=made["data_parallel_size_local"],
+            data_parallel_rank=made.get("data_parallel_start_rank", 0),
+            data_parallel_backend=made["data_parallel_backend"],
+            data_parallel_master_ip=made["data_parallel_address"],
+        )
+        assert (config.world_size_across_dp, config.world_size) == (8, 2)
+        assert config.distributed_executor_backend == "mp", "a copy's workers are on the node of its core"
+        assert config.data_parallel_size_local == place.count
+    shown = [visible_devices(there)["CUDA_VISIBLE_DEVICES"] for there, _ in places]
+    assert shown == ["0,1", "0,1,2,3", "6,7"]
+
+
+def test_a_copy_of_attention_on_two_nodes_is_refused() -> None:
+    ctx = on_gpus("0", "0", "0", "0", nodes=("a", "b", "c", "d"))
+    with pytest.raises(ConfigError, match=r"rollout.dp_size 2 on 4 nodes: .* takes 2 devices .* \[1, 1, 1, 1\]"):
+        arguments.check_split(ctx, spec_of(tp_size=2, dp_size=2), VllmOptions(asynchronous=True))

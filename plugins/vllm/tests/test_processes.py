@@ -88,4 +88,4 @@ def test_cores_without_weights_too_slow_or_hanging_are_errors_and_what_a_killed_
     assert "vLLM's processes did not start within 0.05 s and were killed" in found["start"]
     assert found["left"] == []
     assert "brought no token of 2 samples that run within 2 s" in found["generate"]
-    assert "brought no answer (rlsdk_take) within 2 s" in found["update"]
+    assert "brought no answer (start_weight_update) within 2 s" in found["update"]

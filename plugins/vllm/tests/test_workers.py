@@ -75,7 +75,9 @@ def test_every_worker_receives_what_it_holds_and_no_more(replica: Any) -> None:
         # Whole experts: two of four, each with all of its rows.
         assert [{box.offset[0] for _, box in held} for held in (mine, theirs)] == [{0, 1}, {2, 3}]
         assert sum(box.size[1] for _, box in mine) == 2 * 2 * plain.state[next(iter(mine))[0]].shape[1]
-    check_workers_take_their_own(plain, engine, InProcess.tolerance, samples=can_sample(engine))
+    # Experts add up what each makes of a token, in an order of their own: 2.1e-5 on some processors.
+    tolerance = InProcess.tolerance * (2 if is_mixture else 1)
+    check_workers_take_their_own(plain, engine, tolerance, samples=can_sample(engine))
 
 
 def test_what_cannot_reach_a_worker_passes_through_its_host(replica: Any) -> None:

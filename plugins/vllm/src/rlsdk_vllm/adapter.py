@@ -1,8 +1,8 @@
 """What this plugin asks of an engine of vLLM's, in whichever process that computes.
 
 All that depends on vLLM's version is in the modules beside this one: `environment` and `arguments` (how it is started),
-`requests` (samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader` and
-`sampler`. Tested window: 0.31 and 0.32 (their CPU builds).
+`requests` (samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader`,
+`transfer` and `sampler`. Tested window: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from rlsdk.interfaces import Delivery, RankContext, WeightShard, WorkerReceipt
+from rlsdk.interfaces import DeadlineError, Delivery, RankContext, RolloutSpec, WeightShard, WorkerReceipt
 from rlsdk.kit import delivery, intake
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.staging import batches
-from rlsdk_vllm.environment import has_workers_apart
+from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample
 
@@ -34,9 +35,10 @@ class VllmEngine(ABC):
     is_spread: bool
     """Its workers are processes of their own."""
 
-    def __init__(self, ctx: RankContext) -> None:
+    def __init__(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.paused = False
-        self._ctx = ctx
+        self.spans_nodes = has_workers_apart(ctx, spec) or has_copies_apart(ctx, spec)
+        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -83,8 +85,17 @@ class VllmEngine(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def call_workers(self, method: str, *args: Any) -> list[Any]:
-        """Calls a method of `WorkerExtension` in every worker."""
+    def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
+        """Calls a method of vLLM's workers, or of `WorkerExtension`, in every one of them.
+
+        Args:
+            method: its name.
+            args: of the call.
+            moving: it takes as long as weights keep coming, which workers see to themselves.
+
+        Raises:
+            DeadlineError: a worker did not answer in time.
+        """
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Readies the workers; returns what speaks against serving this model, of canonical tensors of these shapes."""
@@ -94,19 +105,25 @@ class VllmEngine(ABC):
 
     def write(self, shards: Iterator[WeightShard]) -> None:
         """Brings weights to where the workers compute from."""
-        if not self.is_spread:
-            self.call_workers("rlsdk_write", shards)
-        for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
-            if self.spans_nodes:
-                self.call_workers("rlsdk_take_copy", block.values(), block.entries)
-            else:
-                self.call_workers("rlsdk_take", block.name, block.entries)
-        self.call_workers("rlsdk_rebuild")
+        with self._update():
+            if not self.is_spread:
+                self.call_workers("update_weights", {"shards": shards})
+            for block in batches(shards, STAGING_BYTES) if self.is_spread else ():
+                where = {"values": block.values()} if self.spans_nodes else {"block": block.name}
+                self.call_workers("update_weights", {**where, "entries": block.entries})
 
-    @property
-    def spans_nodes(self) -> bool:
-        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
-        return has_workers_apart(self._ctx)
+    @contextmanager
+    def _update(self) -> Iterator[None]:
+        """Inside, vLLM's workers take weights (`rlsdk_vllm.transfer`); behind it they serve them."""
+        self.call_workers("start_weight_update")
+        try:
+            yield
+        except DeadlineError:
+            raise
+        except BaseException:
+            self.call_workers("rlsdk_leave_update")
+            raise
+        self.call_workers("finish_weight_update")
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Of each worker, what it holds and where it is."""
@@ -114,10 +131,9 @@ class VllmEngine(ABC):
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
         """Has every worker take its part."""
-        answers = self.call_workers("rlsdk_receive", delivery.packed(deliveries))
-        found = delivery.receipts(answers, version)
-        self.call_workers("rlsdk_rebuild")
-        return found
+        with self._update():
+            self.call_workers("update_weights", {"deliveries": delivery.packed(deliveries)}, moving=True)
+            return delivery.receipts(self.call_workers("rlsdk_taken"), version)
 
     def fingerprints(self) -> list[Fingerprints]:
         """By worker."""

@@ -13,12 +13,16 @@ from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import head_size
 from rlsdk.kit.origins import Source
-from rlsdk.kit.replica_devices import check_devices, spans_nodes
+from rlsdk.kit.replica_devices import check_devices
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.environment import has_workers_apart
+from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.memory import kv_cache_bytes
+from rlsdk_vllm.nodes import CopiesHere, check_copies
 
-OWNED = {"load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"}
+OWNED = {
+    *("load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"),
+    "weight_transfer_config",
+}
 """Arguments without which nothing here works."""
 CPU_BLOCK_TOKENS = 32
 """Tokens whose keys and values are kept and shared together, on a CPU."""
@@ -48,12 +52,8 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
             f"rollout.dp_size {spec.dp_size}: copies of attention are processes of their own in vLLM; give "
             "--rollout.vllm.asynchronous true"
         )
-    if spec.dp_size > 1 and spans_nodes(ctx):
-        raise ConfigError(
-            f"rollout.dp_size {spec.dp_size} on {len(set(ctx.device_nodes))} nodes: vLLM would take devices that this "
-            "run did not reserve. Across nodes give rollout.tp_size and rollout.pp_size, with rollout.ep_size "
-            "for experts"
-        )
+    if has_copies_apart(ctx, spec):
+        check_copies(ctx, spec)
 
 
 def check_cpu_attention(spec: RolloutSpec) -> None:
@@ -85,6 +85,7 @@ def engine_args(
     options: VllmOptions,
     shapes: Mapping[str, tuple[int, ...]],
     sources: Sequence[Source] | None = None,
+    place: CopiesHere | None = None,
 ) -> Any:
     """Arguments of a run, of vLLM's class `kind`; `spec.engine_kwargs` has the last word.
 
@@ -95,11 +96,13 @@ def engine_args(
         options: of the engine.
         shapes: of the canonical tensors.
         sources: what files have in their place (`rlsdk.kit.file_tensors`).
+        place: of this node, where copies of attention are on several; None: on one.
 
     Raises:
         ConfigError: vLLM knows no such argument, or could not serve the model.
     """
     from rlsdk_vllm.loader import LOAD_FORMAT
+    from rlsdk_vllm.transfer import NAME
 
     on_cpu = ctx.device == "cpu"
     if on_cpu:
@@ -124,6 +127,7 @@ def engine_args(
         "enable_expert_parallel": spec.ep_size > 1,
         "distributed_executor_backend": executor(ctx, spec),
         "worker_extension_cls": "rlsdk_vllm.worker.WorkerExtension",
+        "weight_transfer_config": {"backend": NAME},
         "seed": ctx.seed + ctx.rank,
         "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
@@ -137,6 +141,8 @@ def engine_args(
     if on_cpu:
         # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
         arguments["block_size"] = CPU_BLOCK_TOKENS
+    if place is not None:
+        arguments |= place.arguments()
     if options.max_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
     owned = sorted(OWNED & set(spec.engine_kwargs))
@@ -156,7 +162,7 @@ def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
     takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
     if spec.num_devices == 1:
         return None
-    return "ray" if has_workers_apart(ctx) else "mp"
+    return "ray" if has_workers_apart(ctx, spec) else "mp"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -11,10 +12,18 @@ from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk.kit.origins import Source
+from rlsdk.kit.other_nodes import OtherNodes
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment, undisturbed_process
+from rlsdk_vllm.environment import (
+    eager_processes,
+    has_copies_apart,
+    prepare_environment,
+    replica_environment,
+    undisturbed_process,
+)
+from rlsdk_vllm.nodes import FOLLOWER, first_place, follower_of
 from rlsdk_vllm.orphans import cores_end_with_this_thread, started_within
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
@@ -22,6 +31,8 @@ from rlsdk_vllm.samples import Sample
 Result = TypeVar("Result")
 END_S = 30.0
 """For processes that are ended, past what vLLM gives them before it kills them, and for the thread that ends them."""
+LOOK_S = 1.0
+"""Between two looks, while something is waited for, whether cores on other nodes still live."""
 STUCK_S = 300.0
 """For vLLM to notice that processes whose start took too long were killed, and for what it imports before."""
 
@@ -44,7 +55,7 @@ class AsyncEngine(VllmEngine):
         shapes: Mapping[str, tuple[int, ...]],
         sources: Sequence[Source] | None = None,
     ) -> None:
-        super().__init__(ctx)
+        super().__init__(ctx, spec)
         check_split(ctx, spec, options)
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -54,13 +65,19 @@ class AsyncEngine(VllmEngine):
             # On the loop's thread, which the core may not outlive.
             with (
                 cores_end_with_this_thread(),
-                started_within(ctx.timeout_s),
+                started_within(ctx.timeout_s, self._check_starting),
                 eager_processes(arguments, ctx),
                 replica_environment(ctx, spec),
             ):
                 return AsyncLLM.from_engine_args(arguments)
 
-        arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes, sources)
+        self._others: OtherNodes | None = None
+        """Of a replica whose copies of attention are on several nodes."""
+        place = None
+        if has_copies_apart(ctx, spec):
+            place = first_place(ctx, spec)
+            self._others = OtherNodes(ctx, FOLLOWER, follower_of(spec, options, shapes, sources, place))
+        arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes, sources, place)
         self._timeout_s = ctx.timeout_s
         self._num_cores = spec.dp_size
         self._heard = time.monotonic()
@@ -73,8 +90,13 @@ class AsyncEngine(VllmEngine):
         try:
             with undisturbed_process(), explained_start(spec):
                 self._engine = self._run(start(), "starting", ctx.timeout_s + STUCK_S)
+            if self._others is not None:
+                self._others.wait(ctx.timeout_s)
         except BaseException:
             self._end_loop()
+            if self._others is not None:
+                self._others.end()
+                self._others.check_starting()
             raise
         self.vocabulary = self._engine.model_config.get_vocab_size()
 
@@ -89,7 +111,9 @@ class AsyncEngine(VllmEngine):
         Raises:
             DeadlineError: none of the samples that run got a token for longer than the run's deadline.
             what ended the core or a stream.
+            RlsdkError: a core on another node ended.
         """
+        self._check_others()
         found = []
         while self._came:
             came = self._came.popleft()
@@ -118,12 +142,13 @@ class AsyncEngine(VllmEngine):
         if not self._run(self._engine.reset_prefix_cache(reset_running_requests=True), "forgetting keys and values"):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
-    def call_workers(self, method: str, *args: Any) -> list[Any]:
+    def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
+        limit = math.inf if moving else None
         if self._num_cores == 1:
-            return list(self._run(self._engine.collective_rpc(method, args=args), method))
+            return list(self._run(self._engine.collective_rpc(method, args=args), method, limit))
         # `collective_rpc` would give the answers of the first core alone.
         called = self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, {})
-        return [answer for workers in self._run(called, method) for answer in workers]
+        return [answer for workers in self._run(called, method, limit) for answer in workers]
 
     def tell_version(self, version: str) -> None:
         if tell := getattr(self._engine, "update_weight_version", None):
@@ -137,10 +162,18 @@ class AsyncEngine(VllmEngine):
 
     def close(self) -> None:
         """Ends the core's process as well, also one that answers no more."""
+        # Whatever became of them: they end now.
+        others, self._others = self._others, None
         try:
             self._run(self._shut_down(), "ending", END_S)
         finally:
             self._end_loop()
+            if others is not None:
+                others.end()
+
+    def _check_starting(self) -> None:
+        if self._others is not None:
+            self._others.check_starting()
 
     async def _add(self, sample: Sample) -> None:
         with explained_refusal(sample):
@@ -178,20 +211,33 @@ class AsyncEngine(VllmEngine):
 
         Args:
             doing: what vLLM is at meanwhile, for an error.
-            timeout_s: None: the run's deadline.
+            timeout_s: None: the run's deadline; infinite: as long as it takes.
 
         Raises:
             DeadlineError: it took longer.
+            RlsdkError: a core on another node ended.
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
-        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return waiting.result(limit)
-        except TimeoutError as error:
-            if waiting.done():
+        waiting, deadline = asyncio.run_coroutine_threadsafe(work, self._loop), time.monotonic() + limit
+        while True:
+            try:
+                return waiting.result(max(min(LOOK_S, deadline - time.monotonic()), 0.0))
+            except TimeoutError as error:
+                if waiting.done():
+                    raise
+                if time.monotonic() >= deadline:
+                    waiting.cancel()
+                    raise self._silent(f"no answer ({doing})", limit) from error
+            try:
+                self._check_others()
+            except BaseException:
+                waiting.cancel()
                 raise
-            waiting.cancel()
-            raise self._silent(f"no answer ({doing})", limit) from error
+
+    def _check_others(self) -> None:
+        """Raises: RlsdkError: a core on another node ended."""
+        if self._others is not None:
+            self._others.check_alive()
 
     def _silent(self, missing: str, limit_s: float) -> DeadlineError:
         return DeadlineError(

@@ -24,9 +24,17 @@ RAY_WORKER_GPUS = "0.25"
 beside the run's own workers, which take 0.125 each."""
 
 
-def has_workers_apart(ctx: RankContext) -> bool:
-    """Whether workers of this replica are on other nodes, started by Ray. On a CPU vLLM knows no way to Ray, and starts
-    all of them here."""
+def has_copies_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
+    """Whether copies of attention are on other nodes, each whole on one: a process there starts them
+    (`rlsdk_vllm.nodes`)."""
+    return spec.dp_size > 1 and spans_nodes(ctx)
+
+
+def has_workers_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
+    """Whether workers of one copy of the model are on other nodes, started by Ray. On a CPU vLLM knows no way to Ray,
+    and starts all of them here."""
+    if spec.dp_size > 1:
+        return False
     if ctx.device != "cpu" or not spans_nodes(ctx):
         return spans_nodes(ctx)
     from vllm.platforms import current_platform
@@ -61,7 +69,7 @@ def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     each replica. Empty where one device is all."""
     if spec.num_devices == 1:
         return {}
-    if has_workers_apart(ctx):
+    if has_workers_apart(ctx, spec):
         # vLLM's Ray workers, one in each bundle of this pool's placement group, beside the trainer's worker there. This
         # executor numbers them as the bundles are given; the one before sorts them by the addresses of nodes.
         return {

@@ -54,7 +54,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:
     """Of each worker, where workers take their own parts and it is known how they are cut; else of the replica."""
     if apart:
-        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec)
+        parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec, on_their_nodes=spec.dp_size > 1)
         if parts is not None:
             return parts
     return (tensors.layout_of_replica(ctx, spec, on_host=apart),)

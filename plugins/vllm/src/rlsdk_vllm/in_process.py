@@ -35,7 +35,7 @@ class InProcessEngine(VllmEngine):
         shapes: Mapping[str, tuple[int, ...]],
         sources: Sequence[Source] | None = None,
     ) -> None:
-        super().__init__(ctx)
+        super().__init__(ctx, spec)
         check_split(ctx, spec, options)
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import EngineArgs
@@ -80,9 +80,10 @@ class InProcessEngine(VllmEngine):
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not give its prefix cache up")
 
-    def call_workers(self, method: str, *args: Any) -> list[Any]:
+    def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
         with self._answered(method):
-            return list(self._engine.collective_rpc(method, timeout=self._timeout_s, args=args))
+            limit = None if moving else self._timeout_s
+            return list(self._engine.collective_rpc(method, timeout=limit, args=args))
 
     @contextmanager
     def _answered(self, doing: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,16 +89,33 @@ def cores_end_with_this_thread() -> Iterator[None]:
 
 
 @contextmanager
-def started_within(timeout_s: float) -> Iterator[None]:
-    """vLLM waits for its processes to start as long as they live. Here they are killed when it takes too long.
+def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """vLLM waits for its processes to start as long as they live. Here they are killed when it takes too long, or when
+    others that they wait for could not start.
+
+    Args:
+        timeout_s: for the start.
+        check: raises where those others could not.
 
     Raises: DeadlineError: it took longer.
     """
     others = set(multiprocessing.active_children())
     started, killed = threading.Event(), threading.Event()
 
+    def comes() -> bool:
+        """Waits; False when it is time to kill."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if started.wait(POLL_S):
+                return True
+            try:
+                check()
+            except Exception:
+                return False
+        return False
+
     def watch() -> None:
-        ended = started.wait(timeout_s)
+        ended = comes()
         # Some may only come now.
         while not ended:
             for process in set(multiprocessing.active_children()) - others:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from rlsdk.interfaces import WeightShard
 from rlsdk.kit import delivery, intake
-from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
+from rlsdk.kit.intake import Boxes, Fingerprints
 from rlsdk.kit.parked import Parked
-from rlsdk.kit.staging import BlockName, attached, copied
-from rlsdk_vllm import loader, nameless
+from rlsdk.kit.tracing import Piece
+from rlsdk_vllm import loader, nameless, transfer  # noqa: F401 - importing `transfer` registers it
 from rlsdk_vllm.orphans import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
 
@@ -22,46 +21,40 @@ nameless.install()
 
 
 class WorkerExtension:
-    """Mixed into the worker class by vLLM. Importing this module registers the model loader in a worker's process, and
-    does so before the worker's device and groups are made."""
+    """Mixed into the worker class by vLLM. Importing this module registers the model loader and the weight transfer in
+    a worker's process, and does so before the worker's device and groups are made."""
 
     model_runner: Any
+    weight_transfer_engine: Any
+    """vLLM's name for it: a `PlanTransfer`."""
+    finish_weight_update: Any
+
+    @property
+    def _rlsdk_pieces(self) -> dict[str, list[Piece]]:
+        """Of each canonical tensor, what this worker serves."""
+        pieces: dict[str, list[Piece]] = self.weight_transfer_engine.pieces
+        return pieces
 
     def rlsdk_prepare(self) -> list[str]:
         """Installs the sampler, and what ends this worker with its engine; returns why the weights could not be
         replaced and proven."""
         watch_parent()
-        self._rlsdk_pieces = loader.served_pieces(self.model_runner.get_model())
-        self._rlsdk_name = uuid.uuid4().hex
         self._rlsdk_parked = {"weights": Parked(), "kv_cache": Parked()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
         return loader.faults(self.model_runner.get_model())
 
-    def rlsdk_write(self, shards: Iterable[WeightShard]) -> None:
-        """Takes shards one at a time; what this worker does not hold of them passes by."""
-        for shard in shards:
-            write_shard(self._rlsdk_pieces[shard.name], shard)
-
-    def rlsdk_take(self, block: BlockName, entries: Sequence[Sequence[Any]]) -> None:
-        """As `rlsdk_write`, out of memory that another process filled."""
-        with attached(block, entries) as shards:
-            self.rlsdk_write(shards)
-
-    def rlsdk_take_copy(self, values: bytes, entries: Sequence[Sequence[Any]]) -> None:
-        """As `rlsdk_take`, on another node: the values come with the call."""
-        self.rlsdk_write(copied(values, entries))
-
     def rlsdk_describe(self) -> dict[str, Any]:
         """Who this worker is, and what it holds."""
-        return delivery.described(self._rlsdk_name, os.getpid(), self._rlsdk_pieces)
+        return delivery.described(self.weight_transfer_engine.name, os.getpid(), self._rlsdk_pieces)
 
-    def rlsdk_receive(self, deliveries: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Takes what this worker holds of an update, from where it is."""
-        return delivery.taken(self._rlsdk_name, deliveries, self._rlsdk_pieces)
+    def rlsdk_taken(self) -> dict[str, Any]:
+        """What came of the deliveries of the last update."""
+        return dict(self.weight_transfer_engine.taken)
 
-    def rlsdk_rebuild(self) -> None:
-        """Makes what attention derives from weights, once all of them have come."""
-        loader.rebuild(self.model_runner.get_model(), self.model_runner.model_config.dtype)
+    def rlsdk_leave_update(self) -> None:
+        """Ends an update that failed: vLLM has ended it where it failed, and it is open everywhere else."""
+        with suppress(Exception):
+            self.finish_weight_update()
 
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""

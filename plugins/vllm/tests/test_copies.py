@@ -1,0 +1,70 @@
+"""Copies of attention on two nodes: vLLM's cores, one started beside the front and one as its headless mode does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cases import make_engine
+
+from rlsdk.interfaces import RlsdkError, Workload
+from rlsdk.sharding import GenericShardingManager
+from rlsdk.testing.local_companions import local_companions, look_until_error
+from rlsdk.testing.local_groups import LocalGroup, RolloutHost
+from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.rollout_lab import whole_shards
+from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.worker_updates import BUCKET_BYTES, bytes_held, check_foreseen, largest_difference, row_ranks
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.forecast import forecast
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Any]:
+    """(model, engine of two copies on two nodes, the processes of their cores, that of the other node's companion)."""
+    folder = write_tiny_model(tmp_path / "model", architecture="qwen2", seed=1, sharpness=2.0)
+    context = {"node": "near", "bundles": (0, 1), "device_nodes": ("near", "far")}
+    with local_companions() as companions:
+        options = VllmOptions(kv_cache_mb=16, asynchronous=True)
+        engine = make_engine(folder, context=context, dp_size=2, options=options)
+        workers = [psutil.Process(worker["process"]) for worker in engine.engine.engine.describe_workers()]
+        processes = [*workers, *(worker.parent() for worker in workers)]
+        yield PlainModel.load(folder), engine, processes[2:], companions.started[0].process.pid
+        engine.close()
+    gone, _ = psutil.wait_procs(processes, timeout=20)
+    assert len(gone) == 4
+
+
+def test_copies_on_two_nodes_take_the_weights_serve_them_and_end_together(replica: Any) -> None:
+    plain, engine, cores, companion = replica
+    assert [core.ppid() for core in cores] == [os.getpid(), companion]
+    layouts = engine.layout()
+    assert [(layout.node, layout.is_apart) for layout in layouts] == [("near", False), ("far", True)]
+    assert len(set(map(bytes_held, layouts))) == 1, "each has the whole model"
+    inner = engine.engine
+    (foreseen,) = forecast([inner.ctx], inner.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)).layouts
+    check_foreseen(foreseen, layouts)
+    rollout = LocalGroup([RolloutHost(engine)])
+    # From the source to each worker; and to that of the other node through the replica's process.
+    for version, ways in enumerate((["shared_memory", "process_group"], ["shared_memory", "inline"]), start=1):
+        state = {name: tensor + 0.125 * version for name, tensor in plain.state.items()}
+        train = row_ranks(state)
+        for host in train.hosts:
+            host.engine._layout = replace(host.engine._layout, node="near")
+        report = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=ways).sync(
+            version, expect_change=False
+        )
+        assert sorted(report.transports) == sorted(ways)
+        assert [part.num_bytes for part in report.receipts[0].workers] == list(map(bytes_held, layouts))
+        assert largest_difference(plain, state, engine) < 2e-4
+    engine.update_weights(whole_shards(plain.state), 3)
+    assert largest_difference(plain, plain.state, engine) < 2e-4
+    rollout.hosts[0].target.close()
+    cores[1].kill()
+    with pytest.raises(RlsdkError, match="a part of this replica on another node ended: vLLM's EngineCore_DP1"):
+        look_until_error(inner.engine.step)
