@@ -9,6 +9,7 @@ from types import TracebackType
 
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.interfaces import WorkerError
+from rlsdk.kit.leaving import is_interrupt, settle, wait
 
 
 class ClusterAhead:
@@ -22,6 +23,7 @@ class ClusterAhead:
             start: makes the cluster; is given what to call before workers are started. Ray imports torch with the first
                 of them, and two threads that import torch at a time get parts of it.
         """
+        settle()  # Ray is one for the whole process
         # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
         import ray  # noqa: F401
 
@@ -52,14 +54,21 @@ class ClusterAhead:
         starting, self._starting = self._starting, None
         return None if starting is None else starting.result()
 
-    def close(self) -> None:
-        """Closes the cluster unless somebody has taken it. Safe to call twice."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """Closes the cluster unless somebody has taken it. Safe to call twice.
+
+        Args:
+            interrupted: a start that takes long is left to its thread, which ends it when it can.
+        """
         starting, self._starting = self._starting, None
         self._is_given_up = starting is not None
         self.imported()
         try:
-            if starting is not None and starting.exception() is None:
-                starting.result().close(grace_s=0.0)
+            if starting is not None:
+                if wait(starting, interrupted=interrupted):
+                    _close(starting)
+                else:
+                    starting.add_done_callback(_close)
         finally:
             self._is_over.set()
 
@@ -69,7 +78,7 @@ class ClusterAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(interrupted=is_interrupt(kind))
 
     def _wait(self) -> None:
         self._may_import.wait()
@@ -83,3 +92,8 @@ class ClusterAhead:
             starting.set_exception(error)
         # Linux ends what was asked to end with its parent when the parent's thread ends: Ray's daemons would go.
         self._is_over.wait()
+
+
+def _close(started: Future[Cluster]) -> None:
+    if started.exception() is None:
+        started.result().close(grace_s=0.0)

@@ -13,13 +13,13 @@ from typing import Any
 
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
-from rlsdk.cluster.daemons import dead_daemon
+from rlsdk.cluster.daemons import check_daemons, dead_daemon
 from rlsdk.cluster.environment import forwarded
 from rlsdk.cluster.group import Member, WorkerGroup
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.local import LocalRay
 from rlsdk.cluster.messages import CreateHost, HostInfo
-from rlsdk.cluster.nodes import connect, run_on_node
+from rlsdk.cluster.nodes import connect, run_on_nodes
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
@@ -75,6 +75,7 @@ class Cluster:
         forward_env: Sequence[str] = (),
         network_interface: str | None = None,
         shared_folder: Path | None = None,
+        before_connect: Callable[[], None] = lambda: None,
         before_workers: Callable[[], None] = lambda: None,
     ) -> Cluster:
         """Takes the devices and starts a worker on each; does not wait for the workers.
@@ -94,12 +95,13 @@ class Cluster:
                 this process; those of a cluster that is started here have all of them anyway.
             network_interface: of every rendezvous; None: the address by which Ray knows a node.
             shared_folder: must be one and the same on all nodes; not looked at where there is one node.
+            before_connect: called when the daemons of a cluster that is started here run, before this process connects.
             before_workers: called when this process is connected to Ray, before a worker is started.
 
         Raises:
             PlacementError: the cluster does not have what is asked for (shows asked against available), or the folder
                 is not shared.
-            ConfigError: an interpreter that cannot host a worker.
+            ConfigError: an interpreter that cannot host a worker, or packages that differ between nodes.
         """
         settings = WorkerSettings(
             timeout_s=timeout_s,
@@ -111,7 +113,12 @@ class Cluster:
             environment=forwarded(os.environ, forward_env if address is not None else (), network_interface),
             network_interface=network_interface,
         )
-        local = connect(address, placement, environments_first=bool(interpreters or settings.environment))
+        local = connect(
+            address,
+            placement,
+            environments_first=bool(interpreters or settings.environment),
+            before_connect=before_connect,
+        )
         cluster = cls(WorkerPools(placement, settings), local)
         use_store(RayObjectStore())
         try:
@@ -119,7 +126,7 @@ class Cluster:
             cluster._pools.start(interpreters or {})
             nodes = cluster._pools.node_ids
             if shared_folder is not None and len(nodes) > 1:
-                check_shared_folder(shared_folder, nodes, partial(run_on_node, timeout_s=timeout_s))
+                check_shared_folder(shared_folder, nodes, partial(run_on_nodes, timeout_s=timeout_s))
         except BaseException:
             cluster.close()
             raise
@@ -290,4 +297,5 @@ class Cluster:
 def _put(batch: Batch) -> Any:
     import ray
 
+    check_daemons()
     return ray.put(batch)

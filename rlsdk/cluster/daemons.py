@@ -44,7 +44,12 @@ def controller_seconds() -> float:
 
 
 def check_daemons() -> None:
-    """Raises: WorkerError: a daemon of the local cluster has ended."""
+    """Asked before anything that reaches the object store, too: where that is gone, Ray ends this process on the spot,
+    without an error that could be caught.
+
+    Raises:
+        WorkerError: a daemon of the local cluster has ended.
+    """
     if dead := dead_daemon():
         raise WorkerError(
             f"a daemon of this run's Ray cluster has ended ({dead}), so the run cannot go on. Something killed it "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.batch_ref import BatchRef
@@ -15,6 +15,7 @@ from rlsdk.cluster.joining import joiner
 from rlsdk.cluster.messages import Call, Packed
 from rlsdk.cluster.peer import WorkerPeer
 from rlsdk.cluster.pending import Pending, Request, answer
+from rlsdk.cluster.relay import Relays, by_node
 from rlsdk.interfaces import Batch, BatchError, ConfigError, Parallel, RankContext, nearest
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class WorkerGroup:
         self._dp_size = max(m.parallel.dp_size for m in members)
         self._bystanders = [self._request(member.ctx.rank, None) for member in members]
         self._unanswered: list[list[Any]] = [[] for _ in members]
+        self._relays = Relays()
 
     @property
     def world_size(self) -> int:
@@ -128,6 +130,7 @@ class WorkerGroup:
 
     def replace(self, rank: int, member: Member) -> None:
         """Has a new process stand for a rank whose old one is gone."""
+        self._relays.forget(self.members[rank].worker.worker_id)
         self.members[rank] = member
         self._bystanders[rank] = self._request(rank, None)
         self._unanswered[rank] = []
@@ -183,8 +186,11 @@ class WorkerGroup:
         return self._send(spec, calls, row_ids=first.row_ids)
 
     def _send(self, spec: MethodSpec, calls: Mapping[int, Call], row_ids: torch.Tensor | None = None) -> Pending:
-        requests = [self._request(rank, self.members[rank].worker.call(call, concurrent=spec.concurrent))
-                    for rank, call in calls.items()]  # fmt: skip
+        """`row_ids`: of the rows that the calls share."""
+        # Ranks that share rows are lost together; others, which are replaced one by one, each get their own message.
+        workers = {rank: self.members[rank].worker for rank in calls}
+        together = by_node(workers) if row_ids is not None else ([rank] for rank in calls)
+        requests = [self._ask(ranks, calls, concurrent=spec.concurrent) for ranks in together]
         if spec.split is Split.ANY:
             self._unanswered[requests[0].rank].append(requests[0].ref)
         method = next(iter(calls.values())).method
@@ -196,6 +202,14 @@ class WorkerGroup:
             bystanders=self._bystanders,
             first_done=spec.join is Join.FIRST_DONE,
         )
+
+    def _ask(self, ranks: Sequence[int], calls: Mapping[int, Call], *, concurrent: bool) -> Request:
+        """One message: to a rank, or through the first of several that are on one node."""
+        workers = [self.members[rank].worker for rank in ranks]
+        if len(ranks) == 1:
+            return self._request(ranks[0], workers[0].call(calls[ranks[0]], concurrent=concurrent))
+        ref = self._relays.send(workers, [calls[rank] for rank in ranks], concurrent=concurrent)
+        return replace(self._request(ranks[0], ref), relayed=tuple(self._request(rank, None) for rank in ranks))
 
     def _nodes_of_share(self) -> list[frozenset[str]]:
         """Nodes of each data-parallel rank."""

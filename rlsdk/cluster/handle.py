@@ -29,7 +29,8 @@ class WorkerHandle:
         self._live = actor.live.remote()
         # Number 0 is the worker's own: importing what it was told to preload.
         self._sequence = 1
-        self._lock = threading.Lock()
+        self.ordering = threading.RLock()
+        """Held while a call is numbered and sent."""
 
     def call(self, call: Call, *, concurrent: bool) -> Any:
         """Sends a call; returns the reference of its result."""
@@ -45,10 +46,19 @@ class WorkerHandle:
 
     def _in_order(self, send: Callable[[int], Any]) -> Any:
         # A number is used up only when the call went out: a gap would stop the engine thread for good.
-        with self._lock:
+        with self.ordering:
             ref = send(self._sequence)
             self._sequence += 1
         return ref
+
+    def take_number(self) -> int:
+        """Of a call that goes out with those of other workers; `ordering` is held."""
+        self._sequence += 1
+        return self._sequence - 1
+
+    def give_number_back(self) -> None:
+        """It did not go out; `ordering` is held since the number was taken."""
+        self._sequence -= 1
 
     def death(self) -> BaseException | None:
         """Ray's reason when the process is gone, else None. Does not block."""

@@ -1,78 +1,104 @@
-"""Whether an interpreter of another environment can host a worker: asked before one is started, which would hang."""
+"""Whether interpreters can host workers: asked before one is started, which would hang."""
 
 from __future__ import annotations
 
+import inspect
 import json
-import platform
 import subprocess
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from rlsdk import __version__
-from rlsdk.cluster.nodes import run_on_node
+from rlsdk.cluster import installed
+from rlsdk.cluster.nodes import run_on_nodes
 from rlsdk.interfaces import ConfigError
 
 _TIMEOUT_S = 30.0
-_QUESTION = """
-import json, platform
-from importlib.metadata import PackageNotFoundError, version
-found = {"python": ".".join(platform.python_version_tuple()[:2]), "ray": None, "rlsdk": None, "numpy": None}
-for name in ("ray", "numpy"):
-    try:
-        found[name] = version(name)
-    except PackageNotFoundError:
-        pass
-try:
-    import rlsdk
-    found["rlsdk"] = rlsdk.__version__
-except ImportError:
-    pass
-print(json.dumps(found))
-"""
+_NEEDED = ("python", "ray", "rlsdk", "numpy")
+"""What a worker must have as the controller has it."""
+
+
+Versions = Mapping[str, str | None]
+RunOnNodes = Callable[..., Sequence[Any]]
+"""`run_on_nodes(node_ids, function, *args)`: the function's result on each."""
+_on_nodes = partial(run_on_nodes, timeout_s=_TIMEOUT_S)
 
 
 def check_interpreter(path: str, node_ids: set[str]) -> None:
-    """Makes sure that `path` runs on each of these nodes and has this process's Ray, rlsdk and Python, and a numpy of
-    the same major version: Ray speaks to its own version only, and what crosses is pickled.
+    """Makes sure that `path` runs on each of these nodes, has this process's Ray, rlsdk and Python, and a numpy of the
+    same major version: Ray speaks to its own version only, and what crosses is pickled.
 
     Raises:
-        ConfigError: it does not; says what it has, what is needed and the command that fixes it.
+        ConfigError: it does not, or it is not the same on all nodes; says what it has, what is needed and the command
+            that fixes it.
     """
-    here: dict[str, str | None] = {
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "ray": version("ray"),
-        "rlsdk": __version__,
-        "numpy": version("numpy"),
-    }
-    for node_id in sorted(node_ids):
-        found = run_on_node(node_id, ask_interpreter, path, timeout_s=_TIMEOUT_S)
+    here = installed.installed()
+    here = {name: here[name] for name in _NEEDED}
+    nodes = sorted(node_ids)
+    by_node: dict[str, Versions] = {}
+    for node_id, found in zip(nodes, _on_nodes(nodes, ask_interpreter, path), strict=True):
         if isinstance(found, str):
             raise ConfigError(
                 f"interpreter {path!r} does not run on node {node_id[:8]}: {found}; give the path of python in an "
                 "environment that exists on every node"
             )
-        if _comparable(found) != _comparable(here):
+        if _comparable({name: found[name] for name in here}) != _comparable(here):
             raise ConfigError(_difference(path, found, here))
+        by_node[node_id] = found
+    _check_equal(by_node, f"interpreter {path!r} has")
 
 
-def ask_interpreter(path: str) -> Mapping[str, str | None] | str:
-    """What an environment has, or why it cannot say."""
+def check_nodes(node_ids: Sequence[str], run_on_nodes: RunOnNodes = _on_nodes) -> None:
+    """Compares what nodes have installed in the interpreter of their own Ray: ranks of one engine must not differ.
+
+    Args:
+        node_ids: those that have workers under it.
+        run_on_nodes: calls `installed` there.
+
+    Raises:
+        ConfigError: a package has several versions, or is missing on some of the nodes; names each, with the nodes.
+    """
+    found = run_on_nodes(node_ids, installed.installed)
+    _check_equal(dict(zip(node_ids, found, strict=True)), "the nodes of this run have")
+
+
+def ask_interpreter(path: str) -> Versions | str:
+    """What an environment has (see `installed`), or why it cannot say."""
+    question = f"{inspect.getsource(installed)}\nimport json\nprint(json.dumps(installed()))"
     try:
         done = subprocess.run(
-            [path, "-P", "-c", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+            [path, "-P", "-c", question], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        found: Mapping[str, str | None] = json.loads(done.stdout)
+        found: Versions = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return found
 
 
-def _comparable(versions: Mapping[str, str | None]) -> dict[str, str | None]:
+def _check_equal(by_node: Mapping[str, Versions], who: str) -> None:
+    names = sorted({name for versions in by_node.values() for name in versions})
+    faults = []
+    for name in names:
+        nodes: dict[str | None, list[str]] = {}
+        for node_id, versions in by_node.items():
+            nodes.setdefault(versions.get(name), []).append(node_id[:8])
+        if len(nodes) > 1:
+            where = (f"{version or 'missing'} on {', '.join(those)}" for version, those in nodes.items())
+            faults.append(f"{name} {'; '.join(where)}")
+    if faults:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise ConfigError(
+            f"{who} different packages, and workers of one run must have the same:{lines}\n"
+            "install one version of each on all nodes; `ray list nodes` shows which node is which"
+        )
+
+
+def _comparable(versions: Versions) -> dict[str, str | None]:
     """Arrays are pickled alike within a major version of numpy."""
     return {**versions, "numpy": (versions["numpy"] or "").partition(".")[0]}
 
 
-def _difference(path: str, found: Mapping[str, str | None], here: Mapping[str, str | None]) -> str:
+def _difference(path: str, found: Versions, here: Versions) -> str:
     has = ", ".join(f"{name} {found[name] or 'missing'}" for name in here)
     needs = ", ".join(f"{name} {value}" for name, value in here.items())
     numpy = (here["numpy"] or "").partition(".")[0]

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,19 @@ _LONGEST_PARENT = 20
 class LocalRay:
     """Starts Ray for a placement and connects to it; `stop` ends every process and removes its folder."""
 
-    def __init__(self, placement: PlacementSpec, *, environments_first: bool = True) -> None:
+    def __init__(
+        self,
+        placement: PlacementSpec,
+        *,
+        environments_first: bool = True,
+        before_connect: Callable[[], None] = lambda: None,
+    ) -> None:
         """Starts it.
 
         Args:
             placement: what it has room for.
             environments_first: workers that are started at once ask for an environment or for variables of their own.
+            before_connect: called when Ray's daemons run, before this process connects to them.
 
         Raises:
             PlacementError: before anything starts, this machine does not have the devices.
@@ -78,7 +85,7 @@ class LocalRay:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
-                self._start(int(node.cpus), int(node.gpus), environments_first)
+                self._start(int(node.cpus), int(node.gpus), environments_first, before_connect)
         except BaseException as error:
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, RlsdkError):
@@ -106,7 +113,7 @@ class LocalRay:
             self._node = None
         read_access_again()
 
-    def _start(self, cpus: int, gpus: int, environments_first: bool) -> None:
+    def _start(self, cpus: int, gpus: int, environments_first: bool, before_connect: Callable[[], None]) -> None:
         import ray
 
         mark = {MARK: self.folder}
@@ -117,6 +124,7 @@ class LocalRay:
         except (ImportError, AttributeError, TypeError) as error:
             # Ray's inside has changed: the public way gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
+            before_connect()
             with environment(mark):
                 ray.init(
                     address="local",
@@ -130,6 +138,7 @@ class LocalRay:
                     _node_ip_address=LOOPBACK,
                 )
         else:
+            before_connect()
             ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
             watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 

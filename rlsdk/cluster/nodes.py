@@ -29,7 +29,13 @@ _SLOW_RELEASE_S = 60.0
 _LOOK_S = 0.2
 
 
-def connect(address: str | None, placement: PlacementSpec, *, environments_first: bool) -> LocalRay | None:
+def connect(
+    address: str | None,
+    placement: PlacementSpec,
+    *,
+    environments_first: bool,
+    before_connect: Callable[[], None] = lambda: None,
+) -> LocalRay | None:
     """Connects this process to Ray; returns the cluster that it started for that, if any.
 
     Warns when it joins a cluster that asks for no token: anyone who reaches its ports runs code as its user.
@@ -39,6 +45,7 @@ def connect(address: str | None, placement: PlacementSpec, *, environments_first
             stays so.
         placement: sizes the cluster that is started.
         environments_first: see `LocalRay`.
+        before_connect: see `LocalRay`.
 
     Raises:
         PlacementError: no cluster answers at `address`, or this machine lacks the devices.
@@ -48,7 +55,7 @@ def connect(address: str | None, placement: PlacementSpec, *, environments_first
     if ray.is_initialized():
         return None
     if address is None:
-        return LocalRay(placement, environments_first=environments_first)
+        return LocalRay(placement, environments_first=environments_first, before_connect=before_connect)
     try:
         _knock(address)
         with own_signal_handlers():
@@ -165,15 +172,25 @@ def _answers(node: Mapping[str, Any] | None) -> bool:
 
 def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:
     """Calls an importable function on a node; in this process where that is its node."""
+    return run_on_nodes([node_id], function, *args, timeout_s=timeout_s)[0]
+
+
+def run_on_nodes(
+    node_ids: Sequence[str], function: Callable[..., _Result], *args: Any, timeout_s: float
+) -> list[_Result]:
+    """As `run_on_node`, on all of these at the same time; the results in their order."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if node_id == ray.get_runtime_context().get_node_id():
-        return function(*args)
-    there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    result: _Result = ray.get(task.remote(*args), timeout=timeout_s)
-    return result
+    own = ray.get_runtime_context().get_node_id()
+    asked: dict[str, Any] = {}
+    for node_id in set(node_ids) - {own}:
+        there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        asked[node_id] = task.remote(*args)
+    here = [function(*args)] if own in node_ids else []
+    found = dict(zip(asked, ray.get(list(asked.values()), timeout=timeout_s), strict=True))
+    return [here[0] if node_id == own else found[node_id] for node_id in node_ids]
 
 
 def node_capacities() -> list[NodeCapacity]:

@@ -10,6 +10,7 @@ from typing import Any
 from rlsdk.cluster.daemons import check_daemons
 from rlsdk.cluster.handle import WorkerHandle, first_dead, shortest_idle
 from rlsdk.cluster.messages import Failure
+from rlsdk.cluster.relay import Gone
 from rlsdk.interfaces import DeadlineError, WorkerError
 
 _LOOK_ROUND_S = 0.5
@@ -26,6 +27,13 @@ class Request:
     worker: WorkerHandle
     role: str
     rank: int
+    relayed: tuple[Request, ...] = ()
+    """Those that this one stands for, itself among them: their answers come together (`rlsdk.cluster.relay`)."""
+
+    @property
+    def each(self) -> tuple[Request, ...]:
+        """Every rank that is asked."""
+        return self.relayed or (self,)
 
     def who(self) -> str:
         return f"{self.role} rank {self.rank}"
@@ -46,6 +54,13 @@ def answer(request: Request, doing: str, get: Callable[[], Any]) -> Any:
         raise request.worker.gone(request.who(), doing, error) from None
     except ray.exceptions.RayError as error:
         raise WorkerError(f"{request.who()} on {request.worker.where()} failed {doing}: {error}") from error
+    return checked(request, doing, found)
+
+
+def checked(request: Request, doing: str, found: Any) -> Any:
+    """An answer that is none raises, as `answer` does."""
+    if isinstance(found, Gone):
+        raise request.worker.gone(request.who(), doing, request.worker.death() or WorkerError("its process ended"))
     if isinstance(found, Failure):
         raise found.to_error(f"{request.who()} on {request.worker.where()}, {doing}")
     return found
@@ -122,9 +137,10 @@ class Pending:
             check_daemons()
             left = deadline - time.monotonic()
             if left <= 0:
-                idle_s = shortest_idle([request.worker for request in waiting.values()])
+                silent = [one for request in waiting.values() for one in request.each]
+                idle_s = shortest_idle([request.worker for request in silent])
                 if idle_s is None or idle_s >= timeout_s:
-                    raise self._too_late(list(waiting.values()), timeout_s)
+                    raise self._too_late(silent, timeout_s)
                 deadline = time.monotonic() + timeout_s - idle_s
                 continue
             needed = 1 if self._first_done else len(waiting)
@@ -140,14 +156,22 @@ class Pending:
         """Answers that are there, by rank: all at once, or one by one where that shows whose error it is."""
         import ray
 
+        check_daemons()
         try:
             found = ray.get([request.ref for request in requests])
         except ray.exceptions.RayError:
-            return {request.rank: self._answer(request) for request in requests}
-        return {
-            request.rank: value if not isinstance(value, Failure) else self._answer(request)
+            found = [self._answer(request) for request in requests]
+        answers = {
+            one.rank: (one, own)
             for request, value in zip(requests, found, strict=True)
+            for one, own in zip(request.each, value if request.relayed else [value], strict=True)
         }
+        # Who is gone first: others fail because of it.
+        for kind in (Gone, Failure):
+            for one, own in answers.values():
+                if isinstance(own, kind):
+                    checked(one, self._doing, own)
+        return {rank: own for rank, (_, own) in answers.items()}
 
     def _answer(self, request: Request) -> Any:
         import ray
@@ -163,12 +187,14 @@ class Pending:
             raise request.worker.gone(request.who(), self._doing, reason)
 
     def _too_late(self, silent: Sequence[Request], timeout_s: float) -> DeadlineError:
+        """Of ranks whose answers come together all are silent while one is."""
+        asked = sum(len(request.each) for request in self._requests)
         roles = ", ".join(f"{request.who()} ({request.worker.where()})" for request in silent[:8])
         more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
         logs = [path for request in silent[:1] if request.worker.info for path in request.worker.info.logs]
         return DeadlineError(
             f"no answer within {timeout_s:g} s {self._doing} from {roles}{more}, and no progress; of "
-            f"{len(self._requests)} calls {len(self._requests) - len(silent)} were answered. Look at "
+            f"{asked} calls {asked - len(silent)} were answered. Look at "
             f"{', '.join(logs) or 'the workers'}, or raise the deadline of this phase (deadlines.*) if one piece of "
             "the work takes that long"
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlsdk.cluster.contexts import WorkerSettings
 from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.interpreter import check_interpreter
+from rlsdk.cluster.interpreter import check_interpreter, check_nodes
 from rlsdk.cluster.nodes import choose_nodes, find_down
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
@@ -60,16 +60,21 @@ class WorkerPools:
 
         Raises:
             PlacementError: the cluster does not have the devices, or does not give them.
-            ConfigError: an interpreter cannot host a worker.
+            ConfigError: an interpreter cannot host a worker, or packages differ between nodes.
         """
         self._nodes = choose_nodes(self.placement)
+        plain: dict[str, None] = {}
         for pool in self.placement.pools:
             self._reserved[pool.name] = _reserve(pool, self._nodes[pool.name])
             roles = self.placement.roles_of(pool.name)
             for py_executable in dict.fromkeys(interpreters.get(role) for role in roles) or {None: None}:
-                if py_executable is not None:
+                if py_executable is None:
+                    plain |= dict.fromkeys(self._nodes[pool.name])
+                else:
                     check_interpreter(py_executable, set(self._nodes[pool.name]))
                 self._workers[pool.name, py_executable] = self._start_workers(pool, py_executable)
+        if len(plain) > 1:
+            check_nodes(list(plain))
         deadline = time.monotonic() + _READY_TIMEOUT_S
         for name, group in self._reserved.items():
             if not group.wait(max(deadline - time.monotonic(), 0.1)):

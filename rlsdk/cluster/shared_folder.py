@@ -11,8 +11,8 @@ from pathlib import Path
 from rlsdk.interfaces import PlacementError
 
 PREFIX = ".rlsdk-shared-"
-RunOnNode = Callable[..., tuple[str, str]]
-"""`run_on_node(node_id, function, *args)`: the function's result there."""
+RunOnNodes = Callable[..., Sequence[tuple[str, str]]]
+"""`run_on_nodes(node_ids, function, *args)`: the function's result on each."""
 
 
 def answer(folder: str, question: str) -> tuple[str, str]:
@@ -31,13 +31,13 @@ def answer(folder: str, question: str) -> tuple[str, str]:
     return read, name
 
 
-def check_shared_folder(folder: Path, node_ids: Sequence[str], run_on_node: RunOnNode) -> None:
+def check_shared_folder(folder: Path, node_ids: Sequence[str], run_on_nodes: RunOnNodes) -> None:
     """Has every node read what this process wrote into the folder, and reads what each wrote.
 
     Args:
         folder: of this run; made here where it is missing.
         node_ids: nodes of the run.
-        run_on_node: calls `answer` there.
+        run_on_nodes: calls `answer` there.
 
     Raises:
         PlacementError: a node sees another folder, or cannot write to it; names each such node, and what to do.
@@ -48,8 +48,8 @@ def check_shared_folder(folder: Path, node_ids: Sequence[str], run_on_node: RunO
     question.write_text(token, encoding="ascii")
     faults = []
     try:
-        for node_id in node_ids:
-            read, name = run_on_node(node_id, answer, str(folder.absolute()), question.name)
+        answers = run_on_nodes(node_ids, answer, str(folder.absolute()), question.name)
+        for node_id, (read, name) in zip(node_ids, answers, strict=True):
             if read != token:
                 faults.append(f"node {node_id[:8]} cannot read what was written here: {read}")
             elif not (folder / name).is_file():

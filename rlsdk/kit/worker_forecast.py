@@ -30,7 +30,13 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def worker_layouts(
-    tensors: ModelTensors, config: Any, ctx: RankContext, spec: RolloutSpec, *, pad: int = VOCABULARY_PAD
+    tensors: ModelTensors,
+    config: Any,
+    ctx: RankContext,
+    spec: RolloutSpec,
+    *,
+    pad: int = VOCABULARY_PAD,
+    on_their_nodes: bool = False,
 ) -> tuple[WeightLayout, ...] | None:
     """One layout per worker of a replica; None where the model has tensors of which it is not known how they are cut.
 
@@ -40,6 +46,7 @@ def worker_layouts(
         ctx: of the replica.
         spec: says how it is split.
         pad: the vocabulary is padded to a multiple of this.
+        on_their_nodes: on CPUs too, workers start on the nodes of `ctx`. False: the replica's process starts them all.
     """
     text = config.get_text_config()
     found = []
@@ -52,8 +59,8 @@ def worker_layouts(
         if spec.pp_size > 1 and tensors.tied and part.is_last and not part.is_first:
             boxes += [(name, box) for name in tensors.tied.values() for box in part.cut(name)]
         device = ctx.device if ctx.device == "cpu" else f"{ctx.device.partition(':')[0]}:{worker}"
-        # On a CPU all are started by the replica's process.
-        node = ctx.device_nodes[worker] if ctx.device_nodes and ctx.device != "cpu" else ctx.node
+        apart = ctx.device_nodes and (on_their_nodes or ctx.device != "cpu")
+        node = ctx.device_nodes[worker] if apart else ctx.node
         layout = tensors.layout(replace(ctx, device=device, node=node), spec.model.dtype, boxes)
         name = f"worker {worker}"
         process = f"{node}:{ctx.role} {ctx.rank} {name}"

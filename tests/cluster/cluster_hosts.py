@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.interfaces import Batch, BatchError, Parallel, Peer, RankContext
@@ -61,6 +62,10 @@ class EchoHost:
     def double(self, batch: Batch) -> Batch:
         by = batch["row_id"] * 0 + self.ctx.rank
         return batch.keep(()).with_tokens(doubled=batch["input_ids"] * 2).with_rows(by=by)
+
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def append_data(self, batch: Batch, number: int) -> list[int]:
+        return self.append(number)
 
     @dispatch(split=Split.DATA, join=Join.ROWS)
     def drop_a_row(self, batch: Batch) -> Batch:
@@ -157,6 +162,18 @@ class FragileHost(EchoHost):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def data_raise_on(self, batch: Batch, rank: int) -> int:
+        return self.raise_on(rank)
+
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def data_die(self, batch: Batch, rank: int) -> None:
+        self.die(rank)
+
+    @dispatch(split=Split.DATA, join=Join.LIST)
+    def data_hang_on(self, batch: Batch, rank: int, seconds: float) -> int:
+        return self.hang_on(rank, seconds)
+
     @dispatch(split=Split.RANK_ZERO, join=Join.FIRST)
     def rank_zero_hangs(self) -> None:
         time.sleep(60)
@@ -176,6 +193,43 @@ class FragileHost(EchoHost):
         if self.ctx.rank == rank:
             time.sleep(seconds)
         return self.ctx.rank
+
+
+class Buddy:
+    """What a companion holds."""
+
+    def __init__(self, word: str) -> None:
+        if word == "refused":
+            raise BatchError("this buddy does not come")
+        self.word = word
+
+    def about(self) -> tuple[str, int, str | None]:
+        return self.word, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def fail(self) -> None:
+        raise BatchError("a buddy's error")
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+class CompanyHost(EchoHost):
+    """Starts companions, as an engine does whose replica spans nodes."""
+
+    def start(self, bundle: int, word: str) -> tuple[str, int, str | None]:
+        from rlsdk.kit.companions import the_companions
+
+        self.buddy, made = the_companions().start(bundle, "cluster_hosts:Buddy", word)
+        made.result(60)
+        return self.ask("about")
+
+    def ask(self, method: str) -> Any:
+        return self.buddy.call(method).result(60)
+
+    def address(self) -> str:
+        from rlsdk.kit.companions import the_companions
+
+        return the_companions().address
 
 
 class UnbuildableHost:

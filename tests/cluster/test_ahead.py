@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -14,6 +15,7 @@ import pytest
 from rlsdk.cluster import Cluster, ClusterAhead
 from rlsdk.cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
+from rlsdk.kit import leaving
 
 Wait = Callable[[], None]
 
@@ -107,3 +109,23 @@ def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_progr
         assert seen == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_does() -> None:
+    cluster, next_one, go_on = FakeCluster(), FakeCluster(), threading.Event()
+
+    def start(before_workers: Wait) -> Cluster:
+        assert go_on.wait(60)
+        return made(cluster)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < leaving.PATIENCE_S + 2.0
+    assert leaving.is_left()
+    assert cluster.closed == 0
+    threading.Timer(0.2, go_on.set).start()
+    with ClusterAhead(lambda _: made(next_one)) as ahead:  # waits: Ray is one for the whole process
+        assert cluster.closed == 1
+        assert not leaving.is_left()
+        assert ahead.take() is made(next_one)

@@ -25,7 +25,9 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 cpus, gpus = map(int, sys.argv[2:])
-params = RayParams(gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=cpus, num_gpus=gpus)
+params = RayParams(
+    gcs_address=sys.argv[1], node_ip_address="127.0.0.1", num_cpus=cpus, num_gpus=gpus, include_log_monitor=False
+)
 node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
 sys.stdin.read()
 node.kill_all_processes(check_alive=False, allow_graceful=True)

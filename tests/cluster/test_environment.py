@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlsdk
 from rlsdk.cluster.environment import address_of, choose_gloo_interface, forwarded, interface_of
+from rlsdk.cluster.installed import installed
+from rlsdk.cluster.interpreter import ask_interpreter, check_nodes
 from rlsdk.cluster.shared_folder import check_shared_folder
-from rlsdk.interfaces import PlacementError
+from rlsdk.interfaces import ConfigError, PlacementError
 
 HERE = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "HF_HOME": "/hf", "HF_TOKEN": "secret", "HOME": "/root"}
 
@@ -46,10 +52,10 @@ def test_gloo_listens_where_ray_knows_the_node(monkeypatch: pytest.MonkeyPatch) 
 def nodes(**folders: Path) -> Any:
     """Runs a function as each node would, where the folder may be another one."""
 
-    def run_on_node(node_id: str, function: Any, folder: str, question: str) -> Any:
-        return function(str(folders.get(node_id, folder)), question)
+    def run_on_nodes(node_ids: Sequence[str], function: Any, folder: str, question: str) -> Any:
+        return [function(str(folders.get(node_id, folder)), question) for node_id in node_ids]
 
-    return run_on_node
+    return run_on_nodes
 
 
 def test_a_folder_that_all_nodes_see_is_left_as_it_was(tmp_path: Path) -> None:
@@ -69,10 +75,36 @@ def test_a_node_with_a_folder_of_its_own_is_named(tmp_path: Path, exists: bool) 
 
 
 def test_a_node_whose_files_do_not_come_back_is_named(tmp_path: Path) -> None:
-    def loses_what_it_writes(node_id: str, function: Any, folder: str, question: str) -> Any:
+    def loses_what_it_writes(node_ids: Sequence[str], function: Any, folder: str, question: str) -> Any:
         read, name = function(folder, question)
         Path(folder, name).unlink()
-        return read, name
+        return [(read, name)]
 
     with pytest.raises(PlacementError, match="node one wrote a file that is not seen here"):
         check_shared_folder(tmp_path, ["one"], loses_what_it_writes)
+
+
+def test_what_nodes_have_installed_is_compared_side_by_side() -> None:
+    here = installed()
+    assert here["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert here["rlsdk"] == rlsdk.__version__
+    assert {"torch", "ray", "rlsdk-fsdp"} <= {name for name, version in here.items() if version}
+    check_nodes(["one", "two"], lambda nodes, function: [function() for _ in nodes])
+
+    def ask(nodes: Sequence[str], function: Any) -> Any:
+        changed: dict[str, Any] = {"two": {"torch": "1.0"}, "three": {"rlsdk-fsdp": None, "torch": "1.0"}}
+        return [function() | changed.get(node, {}) for node in nodes]
+
+    with pytest.raises(ConfigError) as caught:
+        check_nodes(["one", "two", "three"], ask)
+    assert f"torch {here['torch']} on one; 1.0 on two, three" in str(caught.value)
+    assert f"rlsdk-fsdp {here['rlsdk-fsdp']} on one, two; missing on three" in str(caught.value)
+
+
+def test_another_environment_answers_the_same_question(tmp_path: Path) -> None:
+    found = ask_interpreter(sys.executable)
+    assert found == installed()
+    venv.create(tmp_path, symlinks=True)
+    bare = ask_interpreter(str(tmp_path / "bin" / "python"))
+    assert isinstance(bare, dict)
+    assert {name for name, version in bare.items() if version} == {"python"}

@@ -1,0 +1,135 @@
+"""One message to a node in place of one to each of its workers: the first worker there passes calls on to the others.
+
+What a call costs the controller hardly depends on what is in it, so a step of a thousand ranks costs by the node. The
+worker that relays does so on its event loop, whatever its engine is at, and answers at once where one of them fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlsdk.cluster.handle import WorkerHandle
+from rlsdk.cluster.messages import Call, Failure
+
+RELAY_RANKS = 16
+"""From so many called ranks on; before that, answers are quicker without."""
+RELAY_ON_NODE = 2
+"""Called ranks of a node from which one of them relays."""
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """A call on its way to a worker of the same node."""
+
+    worker_id: str
+    sequence: int | None
+    call: Call
+
+
+@dataclass(frozen=True)
+class Gone:
+    """In the place of an answer: the worker's process ended."""
+
+
+UNANSWERED = "unanswered"
+"""In the place of an answer that was not waited for: another worker failed."""
+
+
+def by_node(workers: Mapping[int, WorkerHandle]) -> Iterator[list[int]]:
+    """Ranks that are called by one message, each list in rank order.
+
+    Args:
+        workers: of each rank that is called.
+    """
+    nodes: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, worker in workers.items():
+        nodes[worker.known().node_id].append(rank)
+    for ranks in nodes.values():
+        if len(workers) >= RELAY_RANKS and len(ranks) >= RELAY_ON_NODE:
+            yield ranks
+        else:
+            yield from ([rank] for rank in ranks)
+
+
+@contextmanager
+def numbered(workers: Sequence[WorkerHandle]) -> Iterator[list[int]]:
+    """Numbers of calls that go out in one message. They are used up when it went out: when nothing is raised inside."""
+    with ExitStack() as locks:
+        # Always in the same order: several threads may send.
+        for _, worker in sorted({worker.worker_id: worker for worker in workers}.items()):
+            locks.enter_context(worker.ordering)
+        numbers = [worker.take_number() for worker in workers]
+        try:
+            yield numbers
+        except BaseException:
+            for worker in workers:
+                worker.give_number_back()
+            raise
+
+
+class Relays:
+    """Which workers know which, of the workers of one group."""
+
+    def __init__(self) -> None:
+        self._knows: defaultdict[str, set[str]] = defaultdict(set)
+
+    def send(self, workers: Sequence[WorkerHandle], calls: Sequence[Call], *, concurrent: bool) -> Any:
+        """Sends the first of these workers what it and the others are to do.
+
+        Returns:
+            The reference of their answers, in the order of `calls`; see `pass_on`.
+        """
+        first, knows = workers[0], self._knows[workers[0].worker_id]
+        known = {first.worker_id} | knows
+        new = {worker.worker_id: worker.actor for worker in workers if worker.worker_id not in known}
+
+        def sent(numbers: Sequence[int | None]) -> Any:
+            relayed = [
+                Relayed(worker.worker_id, number, call)
+                for worker, number, call in zip(workers, numbers, calls, strict=True)
+            ]
+            return first.actor.relay.remote(relayed, new)
+
+        if concurrent:
+            ref = sent([None] * len(workers))
+        else:
+            with numbered(workers) as numbers:
+                ref = sent(numbers)
+        knows.update(new)
+        return ref
+
+    def forget(self, worker_id: str) -> None:
+        """A process that is gone, or that was made anew."""
+        self._knows.pop(worker_id, None)
+
+
+async def pass_on(relayed: Sequence[Relayed], send: Callable[[Relayed], Awaitable[Any]]) -> list[Any]:
+    """In the worker that relays: the answers, in this order. The first failure ends the wait for the others, which may
+    hang in a collective with the one that failed; their answers are then `UNANSWERED`.
+
+    Args:
+        relayed: calls of workers of this node.
+        send: makes one of them.
+    """
+    import ray
+
+    async def answer(at: int, one: Relayed) -> None:
+        try:
+            answers[at] = await send(one)
+        except ray.exceptions.RayActorError:
+            answers[at] = Gone()
+        except ray.exceptions.RayError as error:
+            answers[at] = Failure.of(error)
+
+    answers: list[Any] = [UNANSWERED] * len(relayed)
+    left = {asyncio.ensure_future(answer(at, one)) for at, one in enumerate(relayed)}
+    while left:
+        _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        if any(isinstance(found, Failure | Gone) for found in answers):
+            break
+    return answers

@@ -1,0 +1,41 @@
+"""Work that an interrupted program does not wait for: what runs on other threads and cannot be stopped half-way."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+PATIENCE_S = 0.5
+"""Longest that a program which was interrupted waits for one such piece of work."""
+_left: list[Future[Any]] = []
+
+
+def is_interrupt(kind: type[BaseException] | None) -> bool:
+    """Whether a block ends because somebody wants the program to end now, and not by an error of its own."""
+    return kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+
+
+def wait(work: Future[Any], *, interrupted: bool) -> bool:
+    """Waits for the end of some work; False where it is left to itself.
+
+    Args:
+        work: of another thread.
+        interrupted: waits no longer than `PATIENCE_S`.
+    """
+    try:
+        work.exception(PATIENCE_S if interrupted else None)
+    except TimeoutError:
+        _left.append(work)
+        return False
+    return True
+
+
+def settle() -> None:
+    """Waits for what was left: before a program that goes on begins the same anew."""
+    while _left:
+        _left.pop().exception()
+
+
+def is_left() -> bool:
+    """Whether something is still under way. A program that ends now must not wait for it (`os._exit`)."""
+    return any(not work.done() for work in _left)
