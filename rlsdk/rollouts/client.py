@@ -9,31 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import itertools
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlsdk.interfaces import DeadlineError, FinishReason, GenerationOutput, GenerationRequest, WorkerError
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
+from rlsdk.rollouts.collector import LOOK_S, Collector
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.flights import Flight, Waiter, fail, reissued
+from rlsdk.rollouts.flights import Flight, Flights, Kept, SampleSeed, Waiter, fail, reissued
 from rlsdk.rollouts.health import Event, State
 from rlsdk.rollouts.lines import Line, NoRestarts, Replica, Restarts
 from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
-
-LOOK_S = 0.5
-"""Longest that a replica is asked to wait for a sample before it answers with none."""
-SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
-"""A replica without progress for this share of its deadline, or so many seconds, gets nothing new."""
-
-
-SampleSeed = tuple[int | None, int]
-"""Seed of a request, and index of a sample: what its tokens follow from."""
-Kept = tuple[GenerationRequest, GenerationOutput]
-"""What an unfinished sample has: all its tokens so far."""
 
 
 class GenerationClient:
@@ -62,16 +51,17 @@ class GenerationClient:
             Line(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
             for replica, health in zip(replicas, self._restarts.health, strict=True)
         ]
+        self._collectors = [
+            Collector(at, line, self, self._restarts, progress_s=progress_s) for at, line in enumerate(self._lines)
+        ]
         self._limits = adapts or len(replicas) > 1
-        self._progress_s = progress_s
         self._max_attempts = max_attempts
-        self._queue: list[tuple[int, int, Flight]] = []
-        self._order = itertools.count()
-        self._flights: dict[str, Flight] = {}
-        self._work = [asyncio.Event() for _ in replicas]
+        self._flights = Flights()
+        self._names = itertools.count()
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
-        self._interrupted = False
+        self.is_interrupted = False
+        """All decoding is at a stop, or on its way there."""
         self._halted = False
         self._kept: list[Kept] = []
         self._begun: dict[SampleSeed, GenerationOutput] = {}
@@ -93,7 +83,7 @@ class GenerationClient:
 
     async def interrupt(self) -> None:
         """Brings all decoding to a stop, for an update of the weights; requests wait meanwhile."""
-        self._interrupted = True
+        self.is_interrupted = True
         await asyncio.gather(*(self._interrupt(at) for at in range(len(self._lines))))
 
     async def go_on(self, *, keep_cache: bool) -> None:
@@ -101,7 +91,7 @@ class GenerationClient:
         await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._lines))))
         for line in self._lines:
             line.moved = time.monotonic()
-        self._interrupted = self._halted
+        self.is_interrupted = self._halted
         self._flush_soon()
 
     async def halt(self, timeout_s: float) -> Sequence[Kept]:
@@ -113,22 +103,15 @@ class GenerationClient:
         Returns:
             What unfinished samples have, and the request of each.
         """
-        self._interrupted = self._halted = True
+        self.is_interrupted = self._halted = True
         end = time.monotonic() + timeout_s
         while time.monotonic() < end and any(line.samples and line.error is None for line in self._lines):
             for at, line in enumerate(self._lines):
-                names = [name for name, flight in self._flights.items() if flight.replica == at]
-                if names and line.error is None:
+                if (names := self._flights.names_at(at)) and line.error is None:
                     with contextlib.suppress(Exception):  # its own loop learns of it
                         await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 10)
-        begun = [
-            (flight.request, output)
-            for flight in self._flights.values()
-            for index, output in flight.begun.items()
-            if index in flight.samples
-        ]
-        return [*self._kept, *begun]
+        return [*self._kept, *self._flights.begun()]
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
         """What samples of requests to come have already, from an earlier process: they go on behind that."""
@@ -141,7 +124,7 @@ class GenerationClient:
             try:
                 await line.replica.resume(keep_cache)
             except Exception as error:
-                self._line_failed(at, life, error)
+                self.line_failed(at, life, error)
 
     async def _interrupt(self, at: int) -> None:
         line = self._lines[at]
@@ -154,10 +137,10 @@ class GenerationClient:
                 await line.replica.pause()
                 return
             while line.samples and line.error is None:
-                await line.replica.abort([name for name, flight in self._flights.items() if flight.replica == at])
+                await line.replica.abort(self._flights.names_at(at))
                 await asyncio.sleep(LOOK_S / 50)
         except Exception as error:
-            self._line_failed(at, life, error)
+            self.line_failed(at, life, error)
 
     def generate(
         self, request: GenerationRequest, *, priority: int = 0
@@ -185,7 +168,6 @@ class GenerationClient:
         else:
             flights = [flight]
         for one in flights:
-            self._flights[one.request.request_id] = one
             self._enqueue(one)
 
     def _begun_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
@@ -193,29 +175,40 @@ class GenerationClient:
         found = {index: self._begun.pop(seed) for index, seed in seeds.items() if seed in self._begun}
         return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
+    async def cancel(self, source: str, timeout_s: float) -> None:
+        """Cancels the requests of a source; returns when no replica works on them any more.
+
+        Args:
+            source: of their groups (`GroupId.source`).
+            timeout_s: replicas that have not let go by then are left alone.
+        """
+        end, prefix = time.monotonic() + timeout_s, f"{source}/"
+        self._flights.cancel(prefix)
+        while time.monotonic() < end:
+            left = [self._flights.names_at(at, prefix) for at in range(len(self._lines))]
+            if not any(left):
+                return
+            for line, names in zip(self._lines, left, strict=True):
+                if names and line.error is None:
+                    with contextlib.suppress(Exception):  # its own loop learns of it
+                        await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
+            await asyncio.sleep(LOOK_S / 50)
+
     async def run(self) -> None:
         """Collects from every replica until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            for at in range(len(self._lines)):
-                group.create_task(self._collect(at))
+            for collector in self._collectors:
+                group.create_task(collector.run())
 
     def abort_all(self) -> None:
         """Ends whatever is under way: futures are cancelled, replicas are told to stop."""
-        for flight in self._flights.values():
-            for future in flight.samples.values():
-                future.cancel()
-        names: list[list[str]] = [[] for _ in self._lines]
-        for name, flight in self._flights.items():
-            if flight.replica is not None:
-                names[flight.replica].append(name)
-        for line, those in zip(self._lines, names, strict=True):
-            if those:
-                self._background(line.replica.abort(those))
-        self._flights.clear()
-        self._queue.clear()
+        for at, line in enumerate(self._lines):
+            if names := self._flights.names_at(at):
+                self._background(line.replica.abort(names))
+        self._flights.cancel_all()
 
     def _enqueue(self, flight: Flight) -> None:
-        heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
+        self._flights.add(flight)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -226,19 +219,18 @@ class GenerationClient:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        if self._interrupted:
+        if self.is_interrupted:
             return
         errors = [line.error for line in self._lines if line.error is not None and line.health.state is State.RETIRED]
         if len(errors) == len(self._lines):
-            self._give_up(errors[-1])
-        while self._queue and (at := self._choose()) is not None:
-            _, _, flight = heapq.heappop(self._queue)
-            self._assign(flight, at)
+            self._flights.fail_all(errors[-1])
+        while self._flights.are_waiting and (at := self._choose()) is not None:
+            self._assign(self._flights.next(), at)
         for at, line in enumerate(self._lines):
             if line.to_send:
                 requests, line.to_send = line.to_send, []
                 self._background(self._send(at, requests))
-                self._work[at].set()
+                self._collectors[at].wake()
 
     def _choose(self) -> int | None:
         """The replica with the least outstanding tokens among those with a free slot."""
@@ -263,91 +255,48 @@ class GenerationClient:
         try:
             await self._lines[at].replica.submit(requests)
         except Exception as error:
-            self._line_failed(at, life, error)
+            self.line_failed(at, life, error)
 
-    async def _collect(self, at: int) -> None:
-        """Asks one replica for as long as it has work, through any number of its lives."""
-        line = self._lines[at]
-        while True:
-            while not line.samples and line.error is None:
-                self._work[at].clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._work[at].wait(), LOOK_S)
-                if line.health.state is State.RETIRED:  # lost while it had nothing to make, as in a sync
-                    line.error = WorkerError(f"{line.replica.name} was lost and stays away")
-            life = line.life
-            if line.error is None:
-                try:
-                    self._take(at, await self._answer(at))
-                except Exception as error:
-                    self._line_failed(at, life, error)
-            if line.error is not None and not await self._is_revived(at):
-                return
+    # Of `Front`, what `Collector` calls:
 
-    async def _answer(self, at: int) -> Collected:
-        """What one replica has made; one that does not answer at all is held to the deadline of progress, too.
-
-        Raises:
-            DeadlineError: it did not, or decoded nothing for as long.
-        """
-        line = self._lines[at]
-        asked = asyncio.ensure_future(line.replica.collect(LOOK_S))
-        try:
-            while line.error is None:
-                done, _ = await asyncio.wait({asked}, timeout=LOOK_S * 2)
-                if done:
-                    return asked.result()
-                self._check_progress(at)
-            raise line.error
-        finally:
-            asked.cancel()
-
-    async def _is_revived(self, at: int) -> bool:
-        """Waits for a new process in place of one that was lost; False where there will be none."""
-        line = self._lines[at]
-        assert line.error is not None
-        try:
-            await self._restarts.revive(at, line.life, line.error)
-        except Exception as error:
-            line.error = error
-        else:
-            line.error, line.paused, line.seen = None, False, (None, 0)
-            line.life, line.moved = line.health.life, time.monotonic()
-            if line.meter is not None:
-                line.meter = ConcurrencyMeter(line.replica.max_running)
-        self._flush_soon()
-        return line.error is None
-
-    def _take(self, at: int, came: Collected) -> None:
+    def take(self, at: int, came: Collected) -> None:
         line = self._lines[at]
         for output in came.outputs.unpack():
             self._finish(at, output)
         for lost in came.lost:
             for name in lost.request_ids:
                 self._request_lost(at, name, lost.error)
-        line.measure(came, waiting=bool(self._queue) and not self._interrupted)
+        line.measure(came, waiting=self._flights.are_waiting and not self.is_interrupted)
         progress = (came.num_decoded, line.seen[1] + len(came.outputs))
         if progress != line.seen or came.lost:
             line.seen, line.moved = progress, time.monotonic()
             line.health.handle(Event.ANSWERED, line.life)
         else:
-            self._check_progress(at)
-        if self._queue:
+            self._collectors[at].check_progress()
+        if self._flights.are_waiting:
             self._flush_soon()
 
-    def _check_progress(self, at: int) -> None:
-        """Raises `DeadlineError` where a replica that has work made no progress for too long."""
+    def revived(self, at: int) -> None:
+        self._flush_soon()
+
+    def line_failed(self, at: int, life: int, error: BaseException) -> None:
+        """Issues again what a process of a replica had, for others to take."""
         line = self._lines[at]
-        silent_s = time.monotonic() - line.moved
-        if not line.samples or self._interrupted:
+        if line.error is not None or line.life != life:
             return
-        if silent_s > self._progress_s:
-            raise DeadlineError(
-                f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
-                f"{self._progress_s:g} s (deadlines.rollout_s)"
-            )
-        if silent_s > min(self._progress_s * SUSPECT_SHARE, SUSPECT_S):
-            line.health.handle(Event.LATE, line.life)
+        line.error = error
+        line.health.handle(Event.FAILED, life)
+        line.count(-line.samples)
+        line.tokens = 0
+        line.to_send.clear()
+        self._collectors[at].wake()
+        for flight in self._flights.take_from(at):
+            if flight.attempts < self._max_attempts:
+                for again in reissued(flight):
+                    self._enqueue(again)
+            else:
+                fail(flight, error)
+        self._flush_soon()
 
     def _finish(self, at: int, output: GenerationOutput) -> None:
         flight = self._flights.get(output.request_id)
@@ -359,13 +308,13 @@ class GenerationClient:
         line.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
         if not flight.samples:
             line.tokens -= len(flight.request.prompt_ids)
-            del self._flights[output.request_id]
+            self._flights.remove(output.request_id)
         if (begun := flight.begun.get(output.sample_index)) is not None:
             output = joined(begun, output)
         if self._halted and output.finish_reason is FinishReason.ABORT:
             if len(output.token_ids):
                 self._kept.append((flight.request, output))
-        elif self._interrupted and output.finish_reason is FinishReason.ABORT:
+        elif self.is_interrupted and output.finish_reason is FinishReason.ABORT:
             self._continue(flight, output, future)
         elif not future.done():
             future.set_result(output)
@@ -373,49 +322,20 @@ class GenerationClient:
     def _continue(self, flight: Flight, output: GenerationOutput, waiter: Waiter) -> None:
         """Queues an interrupted sample anew, behind the tokens that it has."""
         index = output.sample_index
-        name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._order)}"
+        name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._names)}"
         request = replace(unfinished(flight.request, output), request_id=name)
         again = Flight(request, flight.priority, {index: waiter}, attempts=flight.attempts)
         if len(output.token_ids):
             again.begun[index] = output
-        self._flights[name] = again
         self._enqueue(again)
 
     def _request_lost(self, at: int, name: str, error: BaseException) -> None:
         """An engine refused or dropped a request: that is an answer, not a lost replica."""
-        flight = self._flights.pop(name, None)
+        flight = self._flights.remove(name)
         if flight is not None:
             self._lines[at].count(-len(flight.samples))
             self._lines[at].tokens -= flight.tokens
             fail(flight, error)
-
-    def _line_failed(self, at: int, life: int, error: BaseException) -> None:
-        """Issues again what a process of a replica had, for others to take."""
-        line = self._lines[at]
-        if line.error is not None or line.life != life:
-            return
-        line.error = error
-        line.health.handle(Event.FAILED, life)
-        line.count(-line.samples)
-        line.tokens = 0
-        line.to_send.clear()
-        self._work[at].set()
-        for flight in [flight for flight in self._flights.values() if flight.replica == at]:
-            del self._flights[flight.request.request_id]
-            if flight.attempts < self._max_attempts:
-                for again in reissued(flight):
-                    self._flights[again.request.request_id] = again
-                    self._enqueue(again)
-            else:
-                fail(flight, error)
-        self._flush_soon()
-
-    def _give_up(self, error: BaseException) -> None:
-        """No replica is left."""
-        for flight in self._flights.values():
-            fail(flight, error)
-        self._flights.clear()
-        self._queue.clear()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

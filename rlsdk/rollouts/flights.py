@@ -1,12 +1,19 @@
-"""Requests on their way to replicas: what each still has to bring, and how it is issued again."""
+"""Requests on their way to replicas: which wait, what each still has to bring, and how it is issued again."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, RlsdkError, WorkerError
+
+SampleSeed = tuple[int | None, int]
+"""Seed of a request, and index of a sample: what its tokens follow from."""
+Kept = tuple[GenerationRequest, GenerationOutput]
+"""What an unfinished sample has: all its tokens so far."""
 
 
 class Waiter(Protocol):
@@ -101,3 +108,78 @@ def fail(flight: Flight, error: BaseException) -> None:
         if not future.done():
             future.set_exception(shown)
             future.exception()  # seen: of a group that fails, one error is enough
+
+
+class Flights:
+    """All requests that are under way: those that wait for a replica, by priority and age, and those that one has."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Flight] = {}
+        self._queue: list[tuple[int, int, Flight]] = []
+        self._order = itertools.count()
+
+    @property
+    def are_waiting(self) -> bool:
+        """A request waits for a replica."""
+        return bool(self._queue)
+
+    def add(self, flight: Flight) -> None:
+        """It waits for a replica."""
+        self._by_name[flight.request.request_id] = flight
+        heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
+
+    def next(self) -> Flight:
+        """The one that has waited longest of those with the lowest priority; it waits no longer."""
+        return heapq.heappop(self._queue)[-1]
+
+    def get(self, name: str) -> Flight | None:
+        return self._by_name.get(name)
+
+    def remove(self, name: str) -> Flight | None:
+        """It is over. None: it was, before."""
+        return self._by_name.pop(name, None)
+
+    def names_at(self, replica: int, prefix: str = "") -> list[str]:
+        """Ids of the requests that this replica has, and that begin with `prefix`."""
+        return [name for name, at in self._by_name.items() if at.replica == replica and name.startswith(prefix)]
+
+    def take_from(self, replica: int) -> list[Flight]:
+        """Removes and returns what this replica has."""
+        return [self._by_name.pop(name) for name in self.names_at(replica)]
+
+    def begun(self) -> list[Kept]:
+        """What samples have that were interrupted and are not finished."""
+        return [
+            (flight.request, output)
+            for flight in self._by_name.values()
+            for index, output in flight.begun.items()
+            if index in flight.samples
+        ]
+
+    def fail_all(self, error: BaseException) -> None:
+        """No replica is left to make them."""
+        for flight in self._by_name.values():
+            fail(flight, error)
+        self._clear()
+
+    def cancel(self, prefix: str) -> None:
+        """Nobody waits any more for requests whose ids begin with `prefix`; those that no replica has are over."""
+        for name, flight in list(self._by_name.items()):
+            if name.startswith(prefix):
+                for waiter in flight.samples.values():
+                    waiter.cancel()
+                if flight.replica is None:
+                    del self._by_name[name]
+        self._queue = [entry for entry in self._queue if entry[2].request.request_id in self._by_name]
+        heapq.heapify(self._queue)
+
+    def cancel_all(self) -> None:
+        """Nobody waits for them any more."""
+        for flight in self._by_name.values():
+            for waiter in flight.samples.values():
+                waiter.cancel()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._by_name.clear()
+        self._queue.clear()

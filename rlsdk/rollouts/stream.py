@@ -21,9 +21,9 @@ from rlsdk.interfaces import (
     Span,
     Trajectory,
 )
-from rlsdk.rollouts.client import GenerationClient, Kept, SampleSeed
+from rlsdk.rollouts.client import GenerationClient
 from rlsdk.rollouts.collecting import GREEDY, CollectedGroup, Deliver, Delivery, Inbox, Made, Record, Recording
-from rlsdk.rollouts.flights import Receiver
+from rlsdk.rollouts.flights import Kept, Receiver, SampleSeed
 from rlsdk.rollouts.grading import Codec, Grader, Grading
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.lines import Replica, Restarts
@@ -130,6 +130,18 @@ class RolloutStream:
         """Samples that go on behind what they had in an earlier process, by seed and index."""
         self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
 
+    def cancel(self, source: str, timeout_s: float) -> None:
+        """Gives up the groups of a source that are under way: they are not delivered. Returns when no replica decodes
+        for them any more, or after `timeout_s`."""
+        given_up = asyncio.run_coroutine_threadsafe(self._cancel(source, timeout_s), self._loop)
+        given_up.result(timeout_s + _HALT_GRACE_S)
+
+    async def _cancel(self, source: str, timeout_s: float) -> None:
+        for task, its_source in self._tasks.items():
+            if its_source == source:
+                task.cancel()
+        await self._client.cancel(source, timeout_s)
+
     def halt(self, timeout_s: float) -> Sequence[Kept]:
         """Stops all decoding for good, and waits for the grades of what is made; what unfinished samples have. Nothing
         that is under way is delivered any more but what was being graded."""
@@ -166,10 +178,20 @@ class RolloutStream:
             DeadlineError: none was finished within `timeout_s`.
             RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
         """
+        if (found := self.poll(timeout_s)) is None:
+            raise DeadlineError(f"no group was finished within {timeout_s:g} s")
+        return found
+
+    def poll(self, timeout_s: float | None) -> Group | None:
+        """As `take`; None where none was finished within `timeout_s`.
+
+        Raises:
+            RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
+        """
         try:
             found: Group | BaseException = self._done.get(timeout=timeout_s)
         except queue.Empty:
-            raise DeadlineError(f"no group was finished within {timeout_s:g} s") from None
+            return None
         if isinstance(found, BaseException):
             raise found
         return found
@@ -187,7 +209,8 @@ class RolloutStream:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """Of groups whose samples are coroutines, with the source of each."""
         self._client = GenerationClient(
             self._replicas,
             progress_s=self._options.progress_s,
@@ -213,8 +236,8 @@ class RolloutStream:
                 self._begin_single(task, delivery)
                 continue
             running = self._loop.create_task(self._group(task, delivery))
-            self._tasks.add(running)
-            running.add_done_callback(self._tasks.discard)
+            self._tasks[running] = task.id.source
+            running.add_done_callback(self._tasks.pop)
 
     def _begin_single(self, task: GroupTask, delivery: Delivery) -> None:
         """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds

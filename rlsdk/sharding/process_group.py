@@ -83,7 +83,7 @@ class ProcessGroupTransport(Transport):
         )
         self._sending = thread
         thread.start()
-        way = {"hosts": _addresses(), "port": self._store.port, "group": self._id, "device": device.type}
+        way = {"hosts": addresses(), "port": self._store.port, "group": self._id, "device": device.type}
         return [{**way, **announcement(bucket_offsets(bucket.metas)[1])} for bucket in buckets]
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
@@ -196,7 +196,7 @@ def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
         lock.release()
 
 
-def _addresses() -> list[str]:
+def addresses() -> list[str]:
     """IPv4 addresses of this host, the one that leads outside first and loopback last. A host's own name is no help: it
     often stands for loopback. Where GLOO_SOCKET_IFNAME names an interface, its address comes first."""
     import fcntl

@@ -3,7 +3,10 @@ it waits as long as something moves (`rlsdk.kit.progress`)."""
 
 from __future__ import annotations
 
+import secrets
+import socket
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -13,25 +16,37 @@ import torch
 from rlsdk.interfaces import WeightShard, WeightSyncError
 from rlsdk.kit.progress import advance
 from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
+from rlsdk.sharding.process_group import addresses
 
 LOOK_S = 0.5
 """How often the replica's process looks."""
+MOST_AT_ONCE = 4096
+"""Datagrams that are read in one look."""
 
 
 class Signs:
-    """A counter per worker, in memory that all of them map. On another node, or where memory cannot be shared, a worker
-    gives no signs: its replica then has the time of one wait for the whole of the pull."""
+    """A counter per worker, in memory that all of them map; a worker on another node sends its sign as a datagram. If
+    neither arrives, the replica has the time of one wait for the whole of the pull."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._block: SharedBlock | None = None
+        self._far: FarSigns | None = None
         try:
             self._block = SharedBlock(8 * count, anonymous=True, label="rlsdk-signs")
         except (AttributeError, OSError, WeightSyncError):  # no memfd_create on this system, or no memory
             return
 
-    def of(self, worker: int) -> dict[str, Any] | None:
-        """What a worker gives to `counted`; plain values."""
+    def of(self, worker: int, *, is_apart: bool = False) -> dict[str, Any] | None:
+        """What a worker gives to `counted`; plain values.
+
+        Args:
+            worker: its index.
+            is_apart: it is on another node.
+        """
+        if is_apart:
+            self._far = self._far or FarSigns()
+            return self._far.address
         if self._block is None:
             return None
         name = self._block.name
@@ -50,24 +65,81 @@ class Signs:
             thread.join()
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Frees the memory, and the port."""
+        if self._far is not None:
+            self._far.close()
+            self._far = None
         if self._block is not None:
             self._block.close()
             self._block = None
 
     def _watch(self, over: threading.Event) -> None:
-        if self._block is None:
-            return
-        counters, seen = self._block.tensor.view(torch.int64)[: self.count], -1
+        counters = None if self._block is None else self._block.tensor.view(torch.int64)[: self.count]
+        seen = -1
         while not over.wait(LOOK_S):
-            now = int(counters.sum())
-            if now != seen:
+            now = seen if counters is None else int(counters.sum())
+            if now != seen or (self._far is not None and self._far.came()):
                 seen = now
                 advance()
 
 
+class FarSigns:
+    """Where workers of other nodes send their signs. A datagram counts that holds the secret of this replica; all that
+    another could do is to make a wait longer."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(16)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("0.0.0.0", 0))
+        self._socket.setblocking(False)
+        self.address = {"hosts": addresses(), "port": self._socket.getsockname()[1], "secret": self._secret.hex()}
+        """Plain values."""
+
+    def came(self) -> bool:
+        """Whether a sign came since the last time."""
+        found = False
+        with suppress(OSError):
+            for _ in range(MOST_AT_ONCE):  # a stranger who sends without end holds up nobody
+                found |= secrets.compare_digest(self._socket.recv(64), self._secret)
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Sender:
+    """A worker's end of `FarSigns`. To every address of the other host: nobody says which of them arrives."""
+
+    def __init__(self, sign: Mapping[str, Any]) -> None:
+        self._secret = bytes.fromhex(sign["secret"])
+        self._to = [(host, sign["port"]) for host in sign["hosts"]]
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._last = -LOOK_S
+
+    def send(self) -> None:
+        """A few a second."""
+        if time.monotonic() - self._last < LOOK_S:
+            return
+        self._last = time.monotonic()
+        for address in self._to:
+            with suppress(OSError):
+                self._socket.sendto(self._secret, address)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def counted(shards: Iterator[WeightShard], sign: Mapping[str, Any] | None) -> Iterator[WeightShard]:
     """The shards; each is counted as it is given out."""
+    if sign is not None and "hosts" in sign:
+        sender = _Sender(sign)
+        try:
+            for shard in shards:
+                sender.send()
+                yield shard
+        finally:
+            sender.close()
+        return
     counters, at = None, 0
     if sign is not None:
         at = sign["at"]

@@ -99,7 +99,8 @@ class WorkerPull:
                     threads.append(thread)
                 else:
                     handles = {source: asked.ask() for (_, source), asked in feeds_of(mine, feed).items()}
-                content = parcel(mine, handles, order, version, timeout_s, signs.of(len(deliveries)))
+                sign = signs.of(len(deliveries), is_apart=place.is_apart)
+                content = parcel(mine, handles, order, version, timeout_s, sign)
                 deliveries.append(Delivery(worker=worker, receiver=RECEIVER, parcel=content))
             passing.enter_context(signs.watched())
             receipt = self._engine.receive_weights(deliveries, version)

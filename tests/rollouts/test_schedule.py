@@ -199,6 +199,39 @@ def test_a_restart_makes_what_was_open_again_and_loses_nothing(
     assert sorted(seen) == list(range(5 * groups))
 
 
+@given(
+    groups=st.integers(1, 4),
+    steps=st.integers(1, 6),
+    staleness=st.integers(0, 4),
+    random=st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_in_the_order_of_finishing_the_law_is_areals_admission(
+    groups: int, steps: int, staleness: int, random: Random
+) -> None:
+    """AReaL (arXiv 2505.24298, section 4.2) submits a request while floor((N - 1) / B) <= i + eta: N requests with this
+    one, B a step, i the version that is served, eta the bound. Counted in groups, these are the ones that are started,
+    whatever happens when: as soon as they may, and no sooner."""
+    schedule = Schedule(groups_per_step=groups, last_step=steps, max_staleness=staleness, order="finish", drains=False)
+    driver = Driver(schedule, random, groups=groups, staleness=staleness, drains=False, done=0)
+    submitted, version = 0, -1
+    while (
+        driver.commands
+        or driver.running
+        or driver.graded
+        or driver.updating is not None
+        or driver.publishing is not None
+    ):
+        driver.turn(set())
+        if any(isinstance(command, Start) for command in driver.commands):
+            continue  # allowed, and on its way to the replicas
+        version = max(version, driver.served)
+        while version >= 0 and submitted < steps * groups and (submitted + 1 - 1) // groups <= version + staleness:
+            submitted += 1
+        assert len(driver.began) == submitted
+    assert submitted == steps * groups
+
+
 def test_one_group_that_takes_fifty_times_as_long_holds_up_no_step_before_its_bound() -> None:
     schedule = Schedule(groups_per_step=2, last_step=6, max_staleness=2, order="finish", drains=False)
     commands, running, trained, slow = deque(schedule.begin()), list[int](), list[tuple[int, ...]](), 0

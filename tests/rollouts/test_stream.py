@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeReplica, LengthGrader, LetterCodec, tokens_of
+from fakes import FakeReplica, LengthGrader, LetterCodec, output_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import (
     BatchError,
+    FinishReason,
     Generate,
     GenerationRequest,
     PromptView,
@@ -23,9 +27,11 @@ from rlsdk.interfaces import (
     WorkerError,
 )
 from rlsdk.rollouts import (
+    Collected,
     Group,
     GroupId,
     GroupTask,
+    PackedOutputs,
     RolloutStream,
     Sample,
     StreamOptions,
@@ -166,6 +172,48 @@ def test_a_rollouter_that_raises_costs_its_own_samples() -> None:
     assert (failure.kind, failure.source, failure.message) == ("exception", "rollout", "ValueError: odd")
     assert not groups[0].samples[0].grade.valid
     assert make_batch(groups, temperature=1.0).num_rows == 3
+
+
+class Endless(FakeReplica):
+    """Decodes until it is told to stop."""
+
+    async def collect(self, wait_s: float) -> Collected:
+        await asyncio.sleep(0.01)
+        self.done += 1
+        told = [(request, at) for request, at in self.waiting if request.request_id in self.aborted]
+        self.waiting = [(request, at) for request, at in self.waiting if request.request_id not in self.aborted]
+        ended = [replace(output_of(request, at), finish_reason=FinishReason.ABORT) for request, at in told]
+        return Collected(outputs=PackedOutputs.pack(ended), num_decoded=self.done)
+
+
+async def by_turns(prompt: PromptView, generate: Generate, **options: Any) -> Trajectory:
+    """As `single_turn`, as a coroutine of its own for each sample."""
+    return await single_turn(prompt, generate)
+
+
+@pytest.mark.parametrize("rollout", [single_turn, by_turns])
+def test_groups_of_one_source_are_given_up_and_the_others_go_on(rollout: Any) -> None:
+    """With a place for four samples, most of what is given up is still in the queue."""
+    replica = Endless()
+    asked = [replace(task(at), id=GroupId(source="eval/x", epoch=0, index=at)) for at in range(9)]
+    more = replace(task(9), id=GroupId(source="eval/xy", epoch=0, index=0))
+    stream = RolloutStream([replica, Endless()], LetterCodec(), StreamOptions(rollout=rollout, max_model_tokens=40))
+    try:
+        stream.start([*asked, more])
+        while not replica.waiting:
+            time.sleep(0.01)
+        began = time.monotonic()
+        stream.cancel("eval/x", 5.0)
+        assert time.monotonic() - began < 2.0
+        assert {request.request_id.partition("/0/")[0] for request, _ in replica.waiting} <= {"eval/xy"}
+        assert replica.aborted
+        assert stream.poll(0.1) is None
+        stream.cancel("eval/xy", 5.0)
+        stream.start([task(1)])
+        while not any(one.request_id.startswith("train") for one in replica.requests):
+            time.sleep(0.01)  # a place is free again
+    finally:
+        stream.close()
 
 
 def test_a_trajectory_begins_with_its_prompt() -> None:

@@ -118,3 +118,19 @@ def test_what_comes_to_workers_is_progress_of_their_replica(monkeypatch: pytest.
     two.close()
     assert len(list(counted(shards(), sign))) == len(SHAPES)  # without memory, without signs
     assert len(list(counted(shards(), two.of(0)))) == len(SHAPES)
+
+
+def test_what_comes_to_workers_of_another_node_is_progress_of_their_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signs, "LOOK_S", 0.02)
+    two = Signs(2)
+    sign = two.of(1, is_apart=True)
+    assert sign is not None
+    assert "path" not in sign, "no memory that another node could map"
+    before = time.monotonic()
+    with two.watched():
+        list(counted(shards(), {**sign, "secret": "00" * 16}))
+        assert idle_s() > time.monotonic() - before - 0.1, "a stranger's datagrams are no progress"
+        assert len(list(counted(shards(), sign))) == len(SHAPES)
+        assert idle_s() < 0.3
+    two.close()
+    assert len(list(counted(shards(), sign))) == len(SHAPES), "nobody listens any more"

@@ -1,0 +1,123 @@
+"""One replica's side of the client: asks it for what it has made, through any number of its lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Protocol
+
+from rlsdk.interfaces import DeadlineError, WorkerError
+from rlsdk.rollouts.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.health import Event, State
+from rlsdk.rollouts.lines import Line, Restarts
+from rlsdk.rollouts.pump import Collected
+
+LOOK_S = 0.5
+"""Longest that a replica is asked to wait for a sample before it answers with none."""
+SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
+"""A replica without progress for this share of its deadline, or so many seconds, gets nothing new."""
+
+
+class Front(Protocol):
+    """What a collector hands over to."""
+
+    is_interrupted: bool
+    """All decoding is at a stop: no progress is expected."""
+
+    def take(self, at: int, came: Collected) -> None:
+        """What the replica at this place has made."""
+        ...
+
+    def line_failed(self, at: int, life: int, error: BaseException) -> None:
+        """The process of this life is lost."""
+        ...
+
+    def revived(self, at: int) -> None:
+        """It is known whether a new process serves in its place."""
+        ...
+
+
+class Collector:
+    """Asks one replica for as long as it has work."""
+
+    def __init__(self, at: int, line: Line, front: Front, restarts: Restarts, *, progress_s: float) -> None:
+        """`progress_s`: a replica that has work and decodes no token for so long is lost."""
+        self._at, self._line, self._front, self._restarts = at, line, front, restarts
+        self._progress_s = progress_s
+        self._work = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is work, or the replica was lost."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled, or its replica stays away."""
+        line = self._line
+        while True:
+            while not line.samples and line.error is None:
+                self._work.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._work.wait(), LOOK_S)
+                if line.health.state is State.RETIRED:  # lost while it had nothing to make, as in a sync
+                    line.error = WorkerError(f"{line.replica.name} was lost and stays away")
+            life = line.life
+            if line.error is None:
+                try:
+                    self._front.take(self._at, await self._answer())
+                except Exception as error:
+                    self._front.line_failed(self._at, life, error)
+            if line.error is not None and not await self._is_revived():
+                return
+
+    async def _answer(self) -> Collected:
+        """What the replica has made; one that does not answer at all is held to the deadline of progress, too.
+
+        Raises:
+            DeadlineError: it did not, or decoded nothing for as long.
+        """
+        line = self._line
+        asked = asyncio.ensure_future(line.replica.collect(LOOK_S))
+        try:
+            while line.error is None:
+                done, _ = await asyncio.wait({asked}, timeout=LOOK_S * 2)
+                if done:
+                    return asked.result()
+                self.check_progress()
+            raise line.error
+        finally:
+            asked.cancel()
+
+    async def _is_revived(self) -> bool:
+        """Waits for a new process in place of one that was lost; False where there will be none."""
+        line = self._line
+        assert line.error is not None
+        try:
+            await self._restarts.revive(self._at, line.life, line.error)
+        except Exception as error:
+            line.error = error
+        else:
+            line.error, line.paused, line.seen = None, False, (None, 0)
+            line.life, line.moved = line.health.life, time.monotonic()
+            if line.meter is not None:
+                line.meter = ConcurrencyMeter(line.replica.max_running)
+        self._front.revived(self._at)
+        return line.error is None
+
+    def check_progress(self) -> None:
+        """Suspects a replica that has work and has made no progress for long.
+
+        Raises:
+            DeadlineError: for too long.
+        """
+        line = self._line
+        silent_s = time.monotonic() - line.moved
+        if not line.samples or self._front.is_interrupted:
+            return
+        if silent_s > self._progress_s:
+            raise DeadlineError(
+                f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
+                f"{self._progress_s:g} s (deadlines.rollout_s)"
+            )
+        if silent_s > min(self._progress_s * SUSPECT_SHARE, SUSPECT_S):
+            line.health.handle(Event.LATE, line.life)
