@@ -78,6 +78,8 @@ class RewardFn(Protocol):
         prepare: a function without arguments, called once before the first sample, outside the sample's time limit:
             the place for slow imports.
         reads_tokens: True asks for `RewardSample.response_ids`.
+        checks_rows: True says that a call with an empty response is quick, and raises ValueError for a row that cannot
+            be graded whatever the response is. Of registered rewards, rows are checked so before a run starts.
     """
 
     def __call__(self, sample: RewardSample) -> float | RewardRecord | None: ...

@@ -3,16 +3,22 @@ would write, in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, PluginNotFoundError, RlsdkError, nearest
 from rlsdk.registry import Registry
-from rlsdk.testing.lifeline import run_tied
+from rlsdk.testing.lifeline import run_all_tied
+from rlsdk.testing.plugin import SHARE
 from rlsdk.testing.report import SuiteReport, read_reports
+from rlsdk.testing.sharing import join_reports
 
 SUITES: Mapping[BackendKind, str] = {
     BackendKind.TRAIN: "TrainConformance",
@@ -38,6 +44,7 @@ def check_backend(
     settings: Mapping[str, object] | None = None,
     only: str = "",
     verbose: bool = False,
+    processes: int | None = None,
 ) -> list[SuiteReport]:
     """Runs every suite that fits the backends of this name.
 
@@ -47,6 +54,8 @@ def check_backend(
         settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
         only: as pytest's `-k`: names of requirements, or parts of them.
         verbose: shows pytest's own output too.
+        processes: that run a suite together; each starts engines of its own. None: two on a CPU that has a core for
+            each worker of both, where the whole suite is run and its output is not shown, else one.
 
     Raises:
         PluginError: no usable backend has this name.
@@ -60,20 +69,28 @@ def check_backend(
         )
     for found in kinds:
         _known(found, settings or {})
+    if processes is None:
+        processes = 1 if only or verbose else _most_processes(settings or {})
     with tempfile.TemporaryDirectory(prefix="rlsdk-check-") as folder:
         reports = []
         for found in kinds:
             file = Path(folder) / f"test_{found.value}.py"
             body = "".join(f"    {key} = {value!r}\n" for key, value in (settings or {}).items())
             file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
-            report = _run(file, only, verbose, _python(name, found))
+            report = _run(file, only, verbose, _python(name, found), processes)
             reports += [] if report is None else [report]
         if not reports:
             raise ConfigError(
                 f"--only {only!r}: no requirement of {name!r} goes by that; expected names as reports have them, or "
                 f"parts of them: --only 'update or stop'. Without it all are run: rlsdk plugins check {name}"
             )
-        return read_reports(reports)
+        return reports
+
+
+def _most_processes(settings: Mapping[str, object]) -> int:
+    """Workers of tensor parallelism wait for each other with all of a core."""
+    num_workers = 2 * int(str(settings.get("tp_size", 1)))
+    return 2 if settings.get("device", "cpu") == "cpu" and (os.cpu_count() or 1) >= num_workers else 1
 
 
 def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
@@ -110,22 +127,38 @@ def _python(name: str, kind: BackendKind) -> str:
     return isolation.python if isolation else sys.executable
 
 
-def _run(file: Path, only: str, verbose: bool, python: str) -> Path | None:
-    """The report of one file, run by this interpreter; None: `only` names nothing in it."""
-    report = file.with_suffix(".json")
+def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> SuiteReport | None:
+    """The report of one file, run by so many processes of this interpreter; None: `only` names nothing in it."""
     # A folder of its own, so that no configuration of the caller's reaches the run.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    command: Sequence[str] = [
+    taken = file.with_suffix("")
+    taken.mkdir()
+    command = [
         python, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
-        "--rlsdk-report", str(report), *(["-v"] if verbose else ["-qq", "--no-summary"]),
-        *(["-k", only] if only else []),
+        *(["-v"] if verbose else ["-qq", "--no-summary"]), *(["-k", only] if only else []),
     ]  # fmt: skip
-    with file.with_suffix(".txt").open("w+", encoding="utf-8") as output:
-        code = run_tied(command, file.parent, None if verbose else output)
-        if only and code == NOTHING_RAN:
+    reports = [file.with_suffix(f".{at}.json") for at in range(processes)]
+    commands = [[*command, "--rlsdk-report", str(report)] for report in reports]
+    environment = dict(os.environ)
+    if processes > 1:
+        commands = [[*one, SHARE, str(taken)] for one in commands]
+        environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
+    with ExitStack() as stack:
+        outputs = [
+            None if verbose else stack.enter_context(report.with_suffix(".txt").open("w+", encoding="utf-8"))
+            for report in reports
+        ]
+        start = time.monotonic()
+        codes = run_all_tied(commands, file.parent, outputs, environment)
+        seconds = round(time.monotonic() - start, 1)
+        if only and set(codes) == {NOTHING_RAN}:
             return None
-        if not report.exists():
-            output.seek(0)
-            said = f":\n{output.read()[-6000:]}" if not verbose else ""
-            raise RlsdkError(f"the conformance run of {file.stem} ended with {code} and no report{said}")
-    return report
+        for code, report, output in zip(codes, reports, outputs, strict=True):
+            if not report.exists():
+                said = ""
+                if output is not None:
+                    output.seek(0)
+                    said = f":\n{output.read()[-6000:]}"
+                raise RlsdkError(f"the conformance run of {file.stem} ended with {code} and no report{said}")
+    found = read_reports(reports)
+    return replace(join_reports(found, taken) if processes > 1 else found[0], seconds=seconds)

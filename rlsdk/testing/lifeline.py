@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -22,31 +22,46 @@ GRACE_S = 30.0
 
 
 def run_tied(command: Sequence[str], cwd: Path, output: IO[str] | None) -> int:
-    """Runs pytest to its end; it ends early with this process, and with whatever is raised here meanwhile.
+    """As `run_all_tied`, for one process."""
+    return run_all_tied([command], cwd, [output])[0]
+
+
+def run_all_tied(
+    commands: Sequence[Sequence[str]],
+    cwd: Path,
+    outputs: Sequence[IO[str] | None],
+    environment: Mapping[str, str] | None = None,
+) -> list[int]:
+    """Runs several pytest processes at once to their end; they end early with this process, and with whatever is
+    raised here meanwhile.
 
     Args:
-        command: of pytest.
-        cwd: where it runs.
-        output: takes what it prints; None leaves that to this process's own streams.
+        commands: of pytest.
+        cwd: where they run.
+        outputs: for each, what takes what it prints; None leaves that to this process's own streams.
+        environment: of each; None: this process's own.
 
-    Returns: its exit code.
+    Returns: their exit codes.
     """
     reading, writing = os.pipe()
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        process = subprocess.Popen(
-            [*command, OPTION, str(reading)], cwd=cwd, stdout=output, stderr=output, pass_fds=[reading],
-            start_new_session=True,  # Ctrl-C comes by the pipe: a second one would end suites in their own clearing up.
-        )  # fmt: skip
-    except BaseException:
-        os.close(writing)
-        raise
+        try:
+            for command, output in zip(commands, outputs, strict=True):
+                process = subprocess.Popen(
+                    [*command, OPTION, str(reading)], cwd=cwd, env=environment, stdout=output, stderr=output,
+                    pass_fds=[reading],
+                    # Ctrl-C comes by the pipe: a second one would end suites in their own clearing up.
+                    start_new_session=True,
+                )  # fmt: skip
+                processes.append(process)
+        finally:
+            os.close(reading)
+        return [process.wait() for process in processes]
     finally:
-        os.close(reading)
-    try:
-        return process.wait()
-    finally:
         os.close(writing)
-        process.wait()
+        for process in processes:
+            process.wait()
 
 
 def tie(reading: int) -> None:

@@ -22,6 +22,7 @@ CONFIGS = {
     "deepseek_v3": "DeepseekV3Config",
     "glm4_moe": "Glm4MoeConfig",
     "granite": "GraniteConfig",
+    "gemma2": "Gemma2Config",
 }
 ROUTED = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
@@ -49,7 +50,8 @@ def write_tiny_model(
 
     Args:
         folder: where to.
-        architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe`, `deepseek_v2`, `deepseek_v3`, `glm4_moe` or `granite`.
+        architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe`, `deepseek_v2`, `deepseek_v3`, `glm4_moe`, `granite`
+            or `gemma2`.
         tied: input and output embeddings are one tensor.
         seed: of the weights.
         layers: decoder layers.

@@ -23,10 +23,11 @@ class Raising:
 
     rows: Sequence[int]
     outputs: Sequence[str] = ("log_probs",)
+    error: type[Exception] = RaisedHereError
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         if set(batch["row_id"].tolist()) & set(self.rows):
-            raise RaisedHereError(f"a row of {sorted(self.rows)}")
+            raise self.error(f"a row of {sorted(self.rows)}")
         return ObjectiveResult(loss=outputs["log_probs"].sum())
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from rlsdk.testing.lifeline import OPTION, tie
 
+SHARE = "--rlsdk-share"
+"""Of `rlsdk plugins check`: the folder in which the processes of a run note what they have taken."""
 MARK = "rlsdk_requirement"
 """As in `rlsdk.testing.requirements`, which is not imported where no suite is."""
 USABLE = "registration.usable"
@@ -26,11 +28,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
     # Of `rlsdk plugins check`, for its own process.
     group.addoption(OPTION, type=int, help=argparse.SUPPRESS)
+    group.addoption(SHARE, metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name, needs): a requirement of a conformance suite.")
-    config.pluginmanager.register(Collector(config), "rlsdk-collector")
+    collector = Collector(config)
+    config.pluginmanager.register(collector, "rlsdk-collector")
+    if (folder := config.getoption(SHARE)) is not None:
+        from rlsdk.testing.sharing import Share
+
+        collector.share = Share(folder, MARK)
+        config.pluginmanager.register(collector.share, "rlsdk-share")
     if (reading := config.getoption(OPTION)) is not None:
         tie(reading)
 
@@ -46,6 +55,8 @@ class Collector:
         """Node id -> reports of its setup, call and teardown."""
         self.labs: dict[Any, Any] = {}
         """Suite -> what its requirements share, until it is closed."""
+        self.share: Any = None
+        """What this process has taken of a run that several share (`rlsdk.testing.sharing.Share`)."""
         self.unclosed: dict[Any, str] = {}
         """Suite -> why what its requirements shared could not be closed."""
 
@@ -96,6 +107,8 @@ class Collector:
         """Closes what the requirements of a suite shared."""
         try:
             if (lab := self.labs.pop(kind, None)) is not None:
+                if self.share is not None and hasattr(lab, "oracle"):
+                    self.share.write_drawn(lab.oracle.drawn)
                 lab.close()
         except Exception as error:
             self.unclosed[kind] = f"{type(error).__name__}: {error}"
@@ -117,7 +130,7 @@ class Collector:
         if self.unclosed and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path: Path | None = self.config.getoption("--rlsdk-report")
-        if path is not None and self.phases:
+        if path is not None and (self.phases or self.share is not None):
             from rlsdk.testing.report import to_json
 
             path.write_text(to_json(self.suites()), encoding="utf-8")
@@ -136,7 +149,10 @@ class Collector:
         found: dict[Any, list[Any]] = {}
         for name, item in self.items.items():
             kind: Any = item
-            found.setdefault(kind.cls, []).append(_finding(item, self.phases.get(name, [])))
+            finding = _finding(item, self.phases.get(name, []))
+            if self.share is not None:
+                finding = self.share.labelled(name, finding)
+            found.setdefault(kind.cls, []).append(finding)
         for suite, message in self.unclosed.items():
             found[suite].append(_not_closed(message))
         return [suite_report(suite, findings) for suite, findings in found.items()]

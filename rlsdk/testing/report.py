@@ -64,6 +64,8 @@ class SuiteReport:
     variant: str = ""
     """What the suite set to other than the kit's own values."""
     findings: Sequence[Finding] = ()
+    seconds: float = 0.0
+    """That `rlsdk plugins check` took, starts and ends of processes included; 0: not known."""
 
     def count(self, outcome: Outcome) -> int:
         return sum(finding.outcome is outcome for finding in self.findings)
@@ -145,7 +147,7 @@ def print_report(suites: Sequence[SuiteReport]) -> None:
     }
     for suite in suites:
         table = Table(
-            title=f"{suite.kind} {suite.title}: {suite.plugin}",
+            title=f"{suite.kind} {suite.title}: {suite.plugin}" + (f", {suite.seconds:.0f} s" if suite.seconds else ""),
             title_justify="left",
             box=None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Capability, ConfigError, GenerationRequest, RolloutEngine
+from rlsdk.interfaces import Capability, ConfigError, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
-from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_lab import RolloutLab, collect
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_plain import distribution
 from rlsdk.testing.statistics import FALSE_ALARM, LEAST_EXPECTED, chi_square_p
@@ -161,13 +162,21 @@ class DistributionRequirements:
     @requirement("noise", since=(2, 0))
     def test_noise(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without seeds no draw has to do with another: of the same sample, of its neighbours, of other requests, of
-        other calls."""
+        other calls, those that are under way at the same time among them."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 134), 5, max_tokens=40, seed=None) for at in range(4)]
         samples = [sample for _ in range(2) for sample in in_order(lab, requests)]
         measured.none("draws that depend on others", Noise.of(samples).faults())
         same = [lab.ask(f"same{at}", lab.prompt(5, 135), 3, max_tokens=12, seed=None) for at in range(8)]
         tokens = [tuple(t) for _ in range(3) for t in tokens_of(lab.run(same)).values()]
         measured.equal("distinct samples behind one prompt", len(set(tokens)), len(tokens))
+        if Capability.ABORT in lab.spec.capabilities:
+            asked = [[lab.ask(f"call{at}", lab.prompt(5, 135), 3, max_tokens=12, seed=None)] for at in range(4)]
+
+            async def at_once() -> list[list[GenerationOutput]]:
+                return await asyncio.gather(*(collect(engine, requests) for requests in asked))
+
+            drawn = [tuple(output.token_ids.tolist()) for outputs in lab.wait(at_once()) for output in outputs]
+            measured.equal("distinct samples of calls at the same time", len(set(drawn)), len(drawn))
 
     @requirement("noise.seeds", needs=Capability.SEED, since=(2, 0))
     def test_noise_seeds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

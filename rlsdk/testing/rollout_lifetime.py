@@ -56,7 +56,7 @@ class LifetimeRequirements:
     @requirement("sleep.kept", needs=Capability.SLEEP, since=(2, 0))
     def test_sleep_kept(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Sleep of level 1 changes nothing, however often: not the version, not the weights of an update, not what
-        seeds give."""
+        seeds give; and waking the rest brings back no weights that were replaced meanwhile."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 40 * at, 114), 2, max_tokens=20, seed=at) for at in range(3)]
         state = lab.changed(81)
         # Once before the update, too: a copy on the host that is made once is that of the first weights.
@@ -73,6 +73,14 @@ class LifetimeRequirements:
             if Capability.SEED in lab.spec.capabilities:
                 changed = [key for key, tokens in tokens_of(outputs).items() if whole[key] != tokens]
                 measured.none("seeded samples that sleep changed", changed)
+        # As a trainer does: weights first, then an update, then the rest.
+        changing.sleep(1)
+        changing.wake(("weights",))
+        newer = lab.changed(82)
+        changing.update_weights(whole_shards(newer), 7)
+        changing.wake(("kv_cache",))
+        faults, _ = audit(lab, requests, lab.run(requests), lab.plain.with_state(newer), version=7)
+        measured.none("wrong samples of an update between the stages of waking", faults)
         changing.sleep(1)
         changing.sleep(2)
         changing.wake()

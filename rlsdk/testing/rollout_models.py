@@ -47,6 +47,15 @@ CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
 }
 """What is unlike the model of all other requirements -> families of which the first that the backend runs is taken,
 and fields of the configuration."""
+CAPPED: Mapping[str, Any] = {
+    "final_logit_softcapping": 3.0,
+    # Plain attention of torch, which samples are held to, caps no scores.
+    "attn_logit_softcapping": None,
+    "query_pre_attn_scalar": 32,
+    # As in every such model: some engines know no other.
+    "tie_word_embeddings": True,
+}
+"""Of a model whose logits pass through a tanh."""
 DEFAULTS = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5}
 """A model's `generation_config.json`."""
 VOCABULARY = 131
@@ -104,6 +113,19 @@ class ModelRequirements:
             if family is not None:
                 folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
                 tried += _tried_model(RolloutLab(lab.suite, folder, lab.scratch), name, measured)
+        return measured.told("models tried", tried)
+
+    @requirement("model.capped", since=(2, 0))
+    def test_model_capped(self, lab: RolloutLab, measured: Measured) -> None:
+        """A model that caps its logits by a tanh gives log-probs of the capped ones, and draws from them, or is refused
+        with a ConfigError at the start."""
+        known = lab.spec.architectures
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
+        if known is not None and "gemma2" not in known:
+            return measured.told("models tried", 0)
+        folder = _configured_model(lab.scratch.parent / "capped-model", "gemma2", CAPPED)
+        tried = _tried_model(RolloutLab(lab.suite, folder, lab.scratch), "capped logits", measured)
         return measured.told("models tried", tried)
 
     @requirement("initialize.refusals", since=(2, 0))

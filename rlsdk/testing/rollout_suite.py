@@ -19,6 +19,7 @@ from rlsdk.testing.rollout_endings import EndingRequirements
 from rlsdk.testing.rollout_events import EventRequirements
 from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_interruptions import InterruptionRequirements
+from rlsdk.testing.rollout_kept import KeptRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
 from rlsdk.testing.rollout_life import LifeRequirements
@@ -48,6 +49,7 @@ class RolloutConformance(
     EndingRequirements,
     SourceRequirements,
     StaleRequirements,
+    KeptRequirements,
     WeightRequirements,
     CapacityRequirements,
     EventRequirements,

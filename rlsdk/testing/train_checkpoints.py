@@ -23,6 +23,10 @@ from rlsdk.testing.worlds import Seat
 
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 """How pickles and torch's archives of them begin."""
+MANY_STEPS = 259
+"""More than 8 bits count, and odd."""
+LONG_MEMORY = replace(OPTIM, betas=(0.9, 0.999))
+"""Whose corrections of moments still tell one step from the next then."""
 LATE_S = 0.5
 """Behind `save_checkpoint`, for what a thread of the engine may still write."""
 
@@ -35,6 +39,16 @@ class CheckpointRequirements:
         """With other betas, eps, decay, clipping and schedule a checkpoint of any step goes on exactly."""
         for name, at in (("short memory", 2), ("strong decay", 1), ("all at once", 1), ("all at once", 2)):
             self._goes_on(lab, measured, at, f"{name}, saved after step {at}", optim=SETTINGS[name])
+
+    @requirement("checkpoint.many_steps", since=(2, 0))
+    def test_checkpoint_many_steps(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of many steps goes on exactly: their count is kept whole, however large."""
+        folder, batch = lab.new_folder("many"), rows_of((3,), seed=9)
+        many = [act for _ in range(MANY_STEPS) for act in (learn(batch), step)]
+        went_on = lab.play([*many, save(folder), learn(batch), step], optim=LONG_MEMORY)
+        resumed = lab.play([load(folder), learn(batch), step], optim=LONG_MEMORY)
+        off = furthest_weight(whole_of(resumed), whole_of(went_on))
+        measured.equal("largest difference of weights", off, 0.0)
 
     @requirement("checkpoint.first", since=(2, 0))
     def test_checkpoint_first(self, lab: TrainLab, measured: Measured) -> None:

@@ -10,11 +10,11 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.cases import Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Driven, Weighed, rows_of
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import export, learn, look, step
+from rlsdk.testing.scripts import export, learn, look, reset, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_settings import three_batches
 
@@ -108,6 +108,18 @@ class ExportRequirements:
         measured.at_most("largest difference of log-probs, begun anew", float(off), lab.suite.tolerance)
         begun = lab.play([], model=str(first))
         measured.equal("largest difference of the first", furthest_weight(whole_of(begun), whole_of(lab.play([]))), 0.0)
+
+    @requirement("export.reset", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_reset(self, lab: TrainLab, measured: Measured) -> None:
+        """`reset_optimizer` counts steps anew: an export behind it has the weights of now, and not those that there
+        were when as many steps were counted before."""
+        if not lab.can_reset:
+            return measured.told("engines that begin their optimizer anew", 0)
+        first, last = lab.new_folder("export"), lab.new_folder("export")
+        found = lab.play([export(first), learn(three_batches()[0]), step, reset(OPTIM), export(last)])
+        again = lab.play([], model=str(last))
+        measured.equal("largest difference of weights", furthest_weight(whole_of(again), whole_of(found)), 0.0)
+        return None
 
     def _readable(self, lab: TrainLab, measured: Measured, head: Head, **fields: Any) -> None:
         """Three steps, exported: transformers reads every tensor, and they are those that were trained."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
 from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
-from rlsdk.testing.driving import drive
+from rlsdk.testing.driving import drive, share
 from rlsdk.testing.objectives import (
     Comparing,
     Counting,
@@ -132,14 +134,16 @@ class ObjectiveRequirements:
         earlier calls too, and the next step is the one of an engine that never heard of it."""
         batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
-        for at in (0, 4, 6):
-            bad = learn(other, Raising((int(other["row_id"][at]),)))
-            raised = refused("an objective that raises", bad, RaisedHereError)
+        for at, error in ((0, RaisedHereError), (4, ZeroDivisionError), (6, StopIteration)):
+            bad = learn(other, Raising((int(other["row_id"][at]),), error=error))
+            raised = refused(f"an objective that raises {error.__name__}", bad, error)
             script = [raised, learn(batch), step, learn(batch), raised, learn(other), step]
             found = lab.play(script, rows=2)
             measured.none("faults", found.faults)
             del found.results[1]
             lab.holds(measured, [found], expected, f"raised at row {at}")
+        left = lab.run(threads_left, lab.case(), batch, Raising((int(batch["row_id"][4]),)))
+        measured.at_most("threads that an objective which raises leaves behind", left, 0)
         if "bfloat16" in lab.spec.dtypes:
             found = lab.play(script, rows=2, dtype="bfloat16")
             expected = lab.play([learn(batch), step, learn(other), step], rows=2, dtype="bfloat16")
@@ -159,6 +163,20 @@ class ObjectiveRequirements:
             found = lab.play([*tried, learn(batch, objective), step], head=head)
             measured.none(f"faults, head {head.value}", found.faults)
             lab.holds(measured, [found], lab.play([learn(batch, objective), step], head=head), head.value)
+
+
+def threads_left(seat: Seat, case: Case, batch: Batch, raising: Raising) -> int:
+    """Of Python, that three calls in which the objective raises leave."""
+    engine = seat.start(case.spec)
+    try:
+        engine.forward_backward(share(engine, batch), Weighed())
+        before = threading.active_count()
+        for _ in range(3):
+            with suppress(raising.error):
+                engine.forward_backward(share(engine, batch), raising)
+        return threading.active_count() - before
+    finally:
+        engine.close()
 
 
 def heads_of(lab: TrainLab) -> list[tuple[Head, str, Sequence[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.testing.cases import Case, train_batch
+from rlsdk.testing.cases import Case, Weighed, train_batch
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat
 
+COLD = 1e-3
+"""A temperature that puts logits hundreds apart."""
 Asked = Sequence[tuple[Batch, tuple[str, ...]]]
 
 
@@ -65,6 +68,18 @@ class OutputRequirements:
     def test_outputs_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """Entropy of the distribution that each token was chosen from, under the batch's temperature."""
         self._parity(lab, measured, ("entropy",), (0.6, 1.0, 1.7))
+
+    @requirement("outputs.entropy_cold", needs=Capability.ENTROPY, since=(2, 0))
+    def test_outputs_entropy_cold(self, lab: TrainLab, measured: Measured) -> None:
+        """Where the temperature is so low that most probabilities are too small for a float32, entropy and its
+        gradient are numbers all the same."""
+        batch = train_batch(seed=1).with_meta(temperature=COLD)
+        (found,) = lab.run(forward_all, lab.case(), [(batch, ("entropy",))])
+        entropy = found["entropy"]
+        measured.equal("entropies that are no numbers", int((~entropy.isfinite()).sum()), 0)
+        measured.at_least("smallest entropy", float(entropy.min()), -lab.suite.tolerance)
+        driven = lab.drive(steps=[[batch]], objective=Weighed(("entropy",)))
+        measured.equal("gradient norms that are no numbers", sum(not math.isfinite(n) for n in driven.norms), 0)
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)
     def test_outputs_values(self, lab: TrainLab, measured: Measured) -> None:

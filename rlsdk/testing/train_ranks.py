@@ -46,8 +46,8 @@ class RankRequirements:
         for name, change in changes.items():
             found = replace(case, **change)
             ranks = lab.drive_split(found)
-            lab.holds_to_plain(measured, ranks, found, name)
-            rates = [abs(a - b) for rank in ranks for a, b in zip(rank.lrs, drive_plain(found).lrs, strict=True)]
+            expected = lab.holds_to_plain(measured, ranks, found, name)
+            rates = [abs(a - b) for rank in ranks for a, b in zip(rank.lrs, expected.lrs, strict=True)]
             measured.at_most(f"largest difference of the rate, {name}", max(rates), 1e-9)
             measured.equal(f"norms of unlike ranks, {name}", len({tuple(rank.norms) for rank in ranks}) - 1, 0)
 

@@ -15,10 +15,12 @@ from rlsdk.testing.train_checkpoints import CheckpointRequirements
 from rlsdk.testing.train_company import CompanyRequirements
 from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
+from rlsdk.testing.train_idle import IdleRequirements
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_lengths import LengthRequirements
 from rlsdk.testing.train_life import LifeRequirements
 from rlsdk.testing.train_lifetime import LifetimeRequirements
+from rlsdk.testing.train_makes import MakeRequirements
 from rlsdk.testing.train_manners import MannerRequirements
 from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
@@ -29,19 +31,23 @@ from rlsdk.testing.train_ranks import RankRequirements
 from rlsdk.testing.train_settings import SettingRequirements
 from rlsdk.testing.train_splits import SplitRequirements
 from rlsdk.testing.train_steady import SteadyRequirements
+from rlsdk.testing.train_writes import WriteRequirements
 
 
 class TrainConformance(
     OutputRequirements,
     LengthRequirements,
     ModelRequirements,
+    MakeRequirements,
     GradientRequirements,
     ObjectiveRequirements,
     SettingRequirements,
+    IdleRequirements,
     SteadyRequirements,
     LifetimeRequirements,
     CheckpointRequirements,
     ExportRequirements,
+    WriteRequirements,
     SplitRequirements,
     RankRequirements,
     PlaceRequirements,

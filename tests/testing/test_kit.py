@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from rlsdk.interfaces import (
     PluginNotFoundError,
     RolloutEngine,
 )
-from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
+from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance, check
 from rlsdk.testing.check import check_backend
 from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
 from rlsdk.testing.requirements import MARK, NUMBERS, Measured, Number, required, requirement
 from rlsdk.testing.resources import held, left_behind
+from rlsdk.testing.sharing import DRAWN, ELSEWHERE, SEEDS, join_reports
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
 
@@ -130,6 +132,42 @@ def test_a_report_survives_json_and_counts_what_is_claimed(capsys: pytest.Captur
         from_json(json.dumps({"format": 99}))
 
 
+def test_reports_of_processes_are_joined_and_seeds_that_gave_other_tokens_in_one_fail(tmp_path: Path) -> None:
+    mine, theirs = report(), report()
+    other = [replace(found, outcome=Outcome.NOT_RUN, message=ELSEWHERE) for found in mine.findings]
+    mine = replace(mine, findings=(mine.findings[0], *other[1:]))
+    theirs = replace(theirs, findings=(other[0], *theirs.findings[1:]))
+    joined = join_reports([mine, theirs], tmp_path)
+    assert joined == report()
+    # Neither ran it: that is not taken for passed.
+    assert not join_reports([replace(mine, findings=tuple(other))] * 2, tmp_path).passed
+    keys = [[[5, 6], at, 0, 1.0, 0, 1.0, 0.0] for at in range(4)]
+    for name, texts in (("a", [[1, 2, 3]] * 4), ("b", [[1, 2], [1, 2, 3, 4], [1, 9], [7]])):
+        (tmp_path / f"{name}{DRAWN}").write_text(json.dumps(list(zip(keys, texts, strict=True))))
+    failed = {found.name: found for found in join_reports([mine, theirs], tmp_path).findings}[SEEDS]
+    assert (failed.outcome, failed.message.count("[[5, 6]")) == (Outcome.FAILED, 2)
+    # One may be rounding's.
+    (tmp_path / f"b{DRAWN}").write_text(json.dumps(list(zip(keys, [[1, 2], [1, 9]], strict=False))))
+    assert join_reports([mine, theirs], tmp_path) == report()
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "processes"),
+    [
+        (1, {}, 1),
+        (2, {}, 2),
+        (2, {"device": "cuda:0"}, 1),
+        (2, {"tp_size": 2}, 1),
+        (4, {"tp_size": 2}, 2),
+    ],
+)
+def test_two_processes_share_a_suite_where_there_is_a_core_for_each_worker(
+    cores: int, settings: dict[str, object], processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert check._most_processes(settings) == processes
+
+
 def test_what_an_engine_leaves_is_named(tmp_path: Path) -> None:
     before = held(tmp_path)
     (tmp_path / "left.bin").write_bytes(b"x")
@@ -142,12 +180,14 @@ def test_what_an_engine_leaves_is_named(tmp_path: Path) -> None:
 
 
 def test_a_plugin_without_a_test_file_is_checked_by_name(tmp_path: Path) -> None:
-    (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy")
+    (suite,) = check_backend("transformers", settings={"max_running": 8}, only="registration or greedy", processes=2)
     assert (suite.title, suite.kind, suite.passed) == ("transformers (max_running=8)", "rollout", True)
     assert [found.name for found in suite.findings if found.name == "greedy"] == ["greedy"]
     named = [found.name for found in suite.findings if found.outcome is Outcome.PASSED]
     assert all(name.startswith("registration.") or "greedy" in name for name in named)
     assert len(named) > 4
+    assert len(suite.findings) == len({found.name for found in suite.findings}) == len(named)
+    assert suite.seconds > sum(found.seconds for found in suite.findings) / 2
     (suite,) = check_backend("transformers", only="registration.light")
     assert [found.name for found in suite.findings] == ["registration.light"]
     with pytest.raises(ConfigError, match="--only 'greddy': no requirement of 'transformers' goes by that"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from broken.defect import Defect
 from broken.fifth_defects import ROLLOUT_FIFTH
 from broken.fourth_defects import ROLLOUT_FOURTH
+from broken.known_defects import ROLLOUT_KNOWN
 from broken.life_defects import ROLLOUT_LIVES
 from broken.promise_defects import ROLLOUT_PROMISES
 from broken.sixth_defects import ROLLOUT_SIXTH
@@ -263,4 +264,5 @@ ROLLOUT = {
     **ROLLOUT_FOURTH,
     **ROLLOUT_FIFTH,
     **ROLLOUT_SIXTH,
+    **ROLLOUT_KNOWN,
 }

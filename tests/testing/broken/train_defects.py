@@ -5,6 +5,7 @@ from __future__ import annotations
 from broken.defect import Defect
 from broken.fifth_defects import TRAIN_FIFTH
 from broken.fourth_defects import RANKS_FOURTH, TRAIN_FOURTH
+from broken.known_defects import TRAIN_KNOWN
 from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
 from broken.sixth_defects import TRAIN_SIXTH
@@ -225,5 +226,6 @@ TRAIN = {
     **TRAIN_FOURTH,
     **TRAIN_FIFTH,
     **TRAIN_SIXTH,
+    **TRAIN_KNOWN,
     **RANKS,
 }

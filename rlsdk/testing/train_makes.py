@@ -1,0 +1,76 @@
+"""Requirements: makes of model that few configurations ask for, and that change every number: capped logits, scaled
+rotary positions, a vocabulary larger than a chunk. A backend may refuse a make; it may not train it as another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlsdk.interfaces import Batch, Capability, ConfigError
+from rlsdk.testing.cases import Weighed, rows_of
+from rlsdk.testing.driving import drive
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.train_lab import VARIANTS, TrainLab
+
+LENGTHS = (70, 1, 19, 33, 2)
+"""Scaled positions differ the more, the later they are."""
+ENTROPY = ("log_probs", "entropy")
+
+
+class MakeRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("model.capped", since=(2, 0))
+    def test_model_capped(self, lab: TrainLab, measured: Measured) -> None:
+        """A model that caps its logits by a tanh: outputs, gradients and steps are of the capped ones, which
+        temperature divides."""
+        _like_plain(lab, measured, "capped", temperature=0.7)
+
+    @requirement("model.scaled_positions", since=(2, 0))
+    def test_model_scaled_positions(self, lab: TrainLab, measured: Measured) -> None:
+        """Rotary positions that the configuration scales, by `llama3` and by `yarn`, are scaled in training; a kind
+        that the backend does not run is refused with a ConfigError."""
+        for name in ("llama3 positions", "yarn positions"):
+            _like_plain(lab, measured, name)
+
+    @requirement("model.vocabulary", since=(2, 0))
+    def test_model_vocabulary(self, lab: TrainLab, measured: Measured) -> None:
+        """With a vocabulary of more than a thousand tokens, log-probs and entropy are of all of them, in every pass,
+        computed again in the backward pass too."""
+        names = ENTROPY if Capability.ENTROPY in lab.spec.capabilities else ENTROPY[:1]
+        for checkpointing in (False, True):
+            _like_plain(lab, measured, "wide", names, temperature=1.4, checkpointing=checkpointing)
+
+
+def _like_plain(
+    lab: TrainLab,
+    measured: Measured,
+    variant: str,
+    names: tuple[str, ...] = ENTROPY[:1],
+    *,
+    temperature: float = 1.0,
+    **fields: Any,
+) -> None:
+    """Outputs and two steps of a model of this make are those of plain torch."""
+    model = lab.variant(variant)
+    if model is None:
+        measured.told(f"models tried, {variant}", 0)
+        return
+    size = VARIANTS[variant].shape.get("vocab_size", 128)
+    steps = [[_spread(rows_of(LENGTHS, seed=75 + at, temperature=temperature), size)] for at in range(2)]
+    probe = _spread(rows_of(LENGTHS, seed=77, temperature=temperature), size), names
+    case = lab.case(model=model, steps=steps, probe=probe, objective=Weighed(names), rows=2, **fields)
+    try:
+        found = lab.run(drive, case)
+    except ConfigError:
+        measured.told(f"models tried, {variant}", 0)
+        return
+    where = f"{variant}, recomputed" if case.checkpointing else variant
+    lab.holds_to_plain(measured, [found], case, where)
+
+
+def _spread(batch: Batch, vocabulary: int) -> Batch:
+    """The batch with tokens of the whole vocabulary, its last one among them."""
+    ids = batch["input_ids"] * vocabulary // 128
+    return batch.with_tokens(input_ids=ids.index_fill(0, torch.tensor([4]), vocabulary - 1))

@@ -1,0 +1,44 @@
+"""Requirements: what could not be written is heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlsdk.interfaces import Capability
+from rlsdk.testing.cases import rows_of
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.scripts import Act, export, learn, refused, save, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+
+
+class WriteRequirements:
+    """Mixed into `TrainConformance`."""
+
+    @requirement("checkpoint.cannot_write", since=(2, 0))
+    def test_checkpoint_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint whose tensors cannot be written is an error, also where threads write; training goes on behind
+        it as if it had not been asked for."""
+        _is_heard_of(lab, measured, "checkpoint", save)
+
+    @requirement("export.cannot_write", needs=Capability.EXPORT, since=(2, 0))
+    def test_export_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
+        """So is an export."""
+        _is_heard_of(lab, measured, "export", export)
+
+
+def _is_heard_of(lab: TrainLab, measured: Measured, what: str, write: Callable[[Path | str], Act]) -> None:
+    first, blocked = lab.new_folder(f"{what}-written"), lab.new_folder(f"{what}-blocked")
+    batches = [rows_of((8, 3), seed=140 + at) for at in range(2)]
+    learning = [[learn(batch), step] for batch in batches]
+    expected = lab.play([*learning[0], write(first), *learning[1]])
+    largest = max((path for path in first.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    # A folder with something in it, in the place of the file: nobody can write there, whoever runs this.
+    place = blocked / largest.relative_to(first)
+    place.mkdir(parents=True)
+    (place / "in the way").touch()
+    failing = refused(f"a blocked {what}", write(blocked), Exception)
+    # Without plain torch beside it, which reads what was exported.
+    found = lab.play([*learning[0], failing, *learning[1]], witness=False)
+    measured.none("faults", found.faults)
+    measured.equal("difference of weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)

@@ -1,0 +1,35 @@
+"""Engines that earlier trials and mutants had shown to be missed."""
+
+from __future__ import annotations
+
+from broken.defect import Defect
+
+ROLLOUT_KNOWN = {
+    "abort-drops-newest": Defect("rollout_kept:AbortDropsNewest", {"abort.kept": "and not given out"}),
+    "abort-ends-the-pause": Defect("rollout_kept:AbortEndsThePause", {"abort.still_paused": "that ended in the pause"}),
+    "calls-share-noise": Defect("rollout_kept:CallsShareNoise", {"noise": "of calls at the same time"}),
+    "wake-brings-back-weights": Defect(
+        "rollout_kept:WakeBringsBackWeights", {"sleep.kept": "between the stages of waking"}
+    ),
+    "cache-by-embeddings": Defect("rollout_kept:CacheByEmbeddings", {"update.little": "after an update of"}),
+    "logits-uncapped": Defect("rollout_kept:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
+}
+TRAIN_KNOWN = {
+    "trained-uncapped": Defect("train_makes:LogitsUncapped", {"model.capped": "capped"}),
+    "trained-unscaled": Defect("train_makes:PositionsUnscaled", {"model.scaled_positions": "llama3 positions"}),
+    "yarn-without-factor": Defect("train_makes:AttentionUnscaled", {"model.scaled_positions": "yarn positions"}),
+    "entropy-of-128": Defect("train_makes:EntropyOfTheLikeliest", {"model.vocabulary": "wide"}),
+    "entropy-of-small-numbers": Defect(
+        "train_makes:EntropyOfProbabilities", {"outputs.entropy_cold": "entropies that are no numbers"}
+    ),
+    "idle-steps-uncounted": Defect("train_makes:IdleStepsUncounted", {"step.idle": "difference of the rate"}),
+    "idle-steps-skipped": Defect("train_makes:IdleStepsSkipped", {"step.idle": "steps that were skipped"}),
+    "export-errors-lost": Defect("train_writes:ExportErrorsLost", {"export.cannot_write": "was accepted"}),
+    "export-of-a-step": Defect("train_writes:ExportOfAStep", {"export.reset": "largest difference of weights"}),
+    "steps-of-eight-bits": Defect(
+        "train_writes:StepsOfEightBits", {"checkpoint.many_steps": "largest difference of weights"}
+    ),
+    "divisions-left-out": Defect("train_writes:DivisionsLeftOut", {"objective.raises": "raises ZeroDivisionError"}),
+    "watchdog-left": Defect("train_writes:WatchdogLeft", {"objective.raises": "threads that an objective"}),
+    "checkpoint-errors-lost": Defect("train_writes:CheckpointErrorsLost", {"checkpoint.cannot_write": "was accepted"}),
+}
