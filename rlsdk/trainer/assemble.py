@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, comparable_log_probs
-from rlsdk.config.schema import POLICY_GRADIENT
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
-from rlsdk.registry import ComponentKind, Registry
+from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
@@ -37,7 +36,7 @@ from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.streams import connect_judges, eval_options, evaluation_of, open_stream
 from rlsdk.trainer.text import TokenCodec
-from rlsdk.trainer.watch import off_policy_warning, repeated_notice, uneven_notice
+from rlsdk.trainer.watch import repeated_notice, setting_notices
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -55,7 +54,9 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
     connect_judges(materials.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
     phase = RolloutPhase(_sampling(session, weights, state, expects_change=exact), stream, view)
-    for notice in _notices(config, registry, len(materials.train_prompts)):
+    if repeated := repeated_notice(config.trainer, len(materials.train_prompts)):
+        view.notice(repeated)
+    for notice in setting_notices(config, registry):
         view.notice(notice)
     publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
     algorithm = algorithm_of(config, registry, materials)
@@ -97,20 +98,6 @@ def _sampling(
                 weights.leave()
 
     return enter
-
-
-def _notices(config: RunConfig, registry: Registry, num_prompts: int) -> Iterator[str]:
-    """Settings that can spoil a run: stale samples, rows that come twice, updates of unequal size, no ratio."""
-    if config.schedule.uncorrected:
-        yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
-    if notice := repeated_notice(config.trainer, num_prompts):
-        yield notice
-    if config.algorithm.name == POLICY_GRADIENT:
-        loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
-        if notice := uneven_notice(config.trainer):
-            yield notice
-        if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
-            yield warning
 
 
 def _source(

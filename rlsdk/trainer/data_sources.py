@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlsdk.data import (
 from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.gradable import check_gradable
 
 SMALL_BYTES = 4 << 20
 """Of a file that is read whole before a run starts: a tenth of a second."""
@@ -41,7 +42,9 @@ def source_names(config: RunConfig) -> dict[str, str]:
     }
 
 
-def check_rows(config: RunConfig, registry: Registry, *, of_pairs: bool = False) -> None:
+def check_rows(
+    config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False
+) -> Sequence[str]:
     """Refuses rows that cannot be used before the run has a process: all of a small file's, the first one of others.
 
     Files of text only; what a library or the network reads is read when the run starts.
@@ -50,6 +53,10 @@ def check_rows(config: RunConfig, registry: Registry, *, of_pairs: bool = False)
         config: of the run.
         registry: of what is installed.
         of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
+        rewarded: rewards grade the rows; those of rlsdk's own are asked whether they can.
+
+    Returns:
+        What a person should know of the rows.
 
     Raises:
         ConfigError, DataError: a file cannot be read, a row has no prompt, or too few questions to hold some out; the
@@ -70,7 +77,7 @@ def check_rows(config: RunConfig, registry: Registry, *, of_pairs: bool = False)
         try:
             found, all_of_it = _text_rows(name, registry, options, limit)
             found = [replace(row, row={**row.row, **fields}) for row in found]
-            form.select(found)
+            found = form.select(found)
             for row in found if of_pairs else ():
                 _check_pair(row, config)
         except (ConfigError, DataError) as error:
@@ -78,6 +85,9 @@ def check_rows(config: RunConfig, registry: Registry, *, of_pairs: bool = False)
         rows, is_whole = [*rows, *found], is_whole and all_of_it
     if rows and is_whole and _holds_out(config):
         split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+    if not (rewarded and rows and is_whole):
+        return ()
+    return check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
 
 
 def _check_pair(row: DataRow, config: RunConfig) -> None:

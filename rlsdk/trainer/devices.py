@@ -29,10 +29,11 @@ def start_cluster(
     seed: int,
     device: str,
     run_dir: Path,
+    before_connect: Callable[[], None] = lambda: None,
     before_workers: Callable[[], None] = lambda: None,
 ) -> Cluster:
     """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager.
-    `before_workers`: see `Cluster.start`."""
+    `before_connect`, `before_workers`: see `Cluster.start`."""
     specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
     isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
     engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
@@ -48,5 +49,6 @@ def start_cluster(
         forward_env=placement.forward_env,
         network_interface=placement.network_interface,
         shared_folder=run_dir,
+        before_connect=before_connect,
         before_workers=before_workers,
     )

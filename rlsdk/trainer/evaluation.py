@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +84,17 @@ class Evaluation:
     max_failure_share: float
     """Of a set's samples without a grade."""
 
-    def run(self) -> Evaluated:
-        """Figures of the weights now served."""
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Evaluated:
+        """Figures of the weights now served.
+
+        Raises:
+            EvaluationStoppedError: `stop` was true before all samples were there.
+        """
         metrics: dict[str, float] = {}
         samples: dict[str, Sequence[Mapping[str, Any]]] = {}
         notices, failures = [], []
         for part in self.sets:
-            groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name))
+            groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name), stop=stop)
             metrics |= {part.measure.metric(name): value for name, value in set_figures(groups, part).items()}
             samples[part.name] = sample_rows(groups, part)
             summary = GradeSummary.of_groups(groups, part.reward_names)

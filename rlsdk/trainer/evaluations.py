@@ -11,6 +11,7 @@ from rlsdk.config import EarlyStoppingConfig, WatchConfig
 from rlsdk.interfaces import BatchError, CheckpointError
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.progress import Progress, after_evaluation, why_ended
+from rlsdk.trainer.stopping import EvaluationStoppedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.stage import RunOutput
@@ -47,14 +48,18 @@ class Evaluations:
         """Figures of the first evaluation."""
         self.last: Mapping[str, float] = {}
         self.progress = Progress()
+        self.missed: int | None = None
+        """The step after which the run was asked to end before it was measured; a resumed run makes up for it."""
+        self.stop: Callable[[], bool] = lambda: False
+        """Asked while figures are made; `Trainer` sets it."""
 
     @property
     def is_on(self) -> bool:
         return self._evaluate is not None and self.options.every is not None
 
     def before(self, step: int) -> None:
-        """Measures what the stage begins with."""
-        if step == 0 and self.options.at_start and self.is_on:
+        """Measures what the stage begins with, or what a run that was resumed here has missed."""
+        if self.is_on and ((step == 0 and self.options.at_start) or step == self.missed):
             self.measure(step)
 
     def after(self, step: int, *, last: bool) -> None:
@@ -73,12 +78,16 @@ class Evaluations:
         Raises:
             EvaluationError: too many samples have no grade; the figures are logged all the same.
             ConfigError: a metric that is watched was not measured.
+            EvaluationStoppedError: the run was asked to end; `missed` says so from here on.
         """
         if self._evaluate is None:
             return
         start, view = time.perf_counter(), self._output.view
+        self.missed = step
+        self.check_stop()
         with view.phase("eval"):
             found = self._evaluate()
+        self.missed = None
         for text in found.notices:
             view.notice(text)
         metrics = {**found.metrics, "time/eval_s": time.perf_counter() - start}
@@ -93,6 +102,15 @@ class Evaluations:
             raise EvaluationError(found.failure)
         self.progress = after_evaluation(self.progress, step, metrics, self.options.best, self.options.stopping)
 
+    def check_stop(self) -> None:
+        """Called while figures are made, wherever that may end.
+
+        Raises:
+            EvaluationStoppedError: the run is asked to end.
+        """
+        if self.stop():
+            raise EvaluationStoppedError("stopped before all was measured")
+
     def is_best(self, step: int) -> bool:
         """Whether the value after this step is the best one so far, and its checkpoint is to be kept."""
         return self.progress.best is not None and self.progress.best.step == step
@@ -103,11 +121,11 @@ class Evaluations:
         return why_ended(self.progress, self.options.stopping)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first, "progress": self.progress.dump()}
+        return {"first": self.first, "progress": self.progress.dump(), "missed": self.missed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         try:
-            self.first = state["first"]
+            self.first, self.missed = state["first"], state.get("missed")
             self.progress = Progress.load(state["progress"], self.options.best, self.options.stopping)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the checkpoint's record of evaluations cannot be read: {error!r}") from error

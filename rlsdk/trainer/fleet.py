@@ -8,19 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Protocol
 
 from rlsdk.cluster import Cluster, WorkerGroup
 from rlsdk.cluster.daemons import dead_daemon
-from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
+from rlsdk.interfaces import SyncReport
 from rlsdk.rollouts.health import Event, Health, State
-from rlsdk.trainer.ranks import MortalGroup, SomeRanks
+from rlsdk.trainer.rank_sync import MakeManager, RanksGoneError, RankSync
+from rlsdk.trainer.ranks import MortalGroup
 from rlsdk.trainer.serving import ReplicasLostError, ServedWeights
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.groups import RoleGroup
     from rlsdk.trainer.session import Session
 
 LOOK_S = 0.5
@@ -28,8 +27,6 @@ SAID = 200
 """Characters of an error that a notice repeats."""
 STUCK_S = 10.0
 """A publish that nothing holds up comes sooner."""
-
-MakeManager = Callable[["RoleGroup"], ShardingManager]
 
 
 class Restarter(Protocol):
@@ -71,9 +68,8 @@ class Fleet(ServedWeights):
                 ends in Ray's end of this process a minute later.
         """
         super().__init__(session, timeout_s=timeout_s)
-        self._group = group
+        self._sync = RankSync(session, group, make_manager, timeout_s=timeout_s)
         self._restarter = restarter
-        self._make_manager = make_manager
         self._max_restarts = max_restarts
         self._keeps_copy, self._drains = keeps_copy, drains
         self._notice = notice
@@ -88,9 +84,6 @@ class Fleet(ServedWeights):
         self._source: int | None = None
         """Version that the actor's side would bring now, where that is what replicas serve; None: it is another."""
         self._is_held = False
-        self._manager: tuple[tuple[tuple[int, int], ...], ShardingManager, SomeRanks] | None = None
-        """With the ranks, and their lives, that it was made for."""
-        self._has_synced = False
         self._closed = False
 
     # Of `ServedWeights`:
@@ -292,29 +285,13 @@ class Fleet(ServedWeights):
 
     def _sync_ranks(self, ranks: Sequence[int], version: int, expect_change: bool) -> SyncReport | None:
         """None: some of them were lost on the way, which is seen to."""
-        manager, called = self._manager_of(ranks)
-        called.gone.clear()
+        lives = {rank: self.health[rank].life for rank in ranks}
         try:
-            return manager.sync(version, expect_change=expect_change)
-        except RlsdkError:
-            if not called.gone:
-                raise
-            self._manager = None
-            for rank, error in list(called.gone.items()):
+            return self._sync.sync(lives, version, expect_change=expect_change)
+        except RanksGoneError as gone:
+            for rank, error in gone.errors.items():
                 self._lost(rank, self.health[rank].life, error)
             return None
-
-    def _manager_of(self, ranks: Sequence[int]) -> tuple[ShardingManager, SomeRanks]:
-        """The manager that syncs weights to these ranks. A rank that was synced by another manager is described anew:
-        what the two ends keep between syncs belongs to one set of ranks."""
-        key = tuple((rank, self.health[rank].life) for rank in ranks)
-        if self._manager is None or self._manager[0] != key:
-            if self._has_synced:
-                self._session.actor.run("close_transports", timeout_s=self._timeout_s)
-            self._has_synced = True
-            called = SomeRanks(self._group, list(ranks), self._timeout_s)
-            self._manager = key, self._make_manager(replace(self._session.rollout, group=called)), called
-        return self._manager[1], self._manager[2]
 
     def _bless(self, ranks: Sequence[int]) -> None:
         """A sync to these has ended with receipts that were checked."""

@@ -8,8 +8,8 @@ from typing import Literal
 
 from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
-from rlsdk.rollouts.client import Kept, SampleSeed
 from rlsdk.rollouts.collecting import Record
+from rlsdk.rollouts.flights import Kept, SampleSeed
 from rlsdk.rollouts.journal import Journal, Recorded, read_journal
 from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
 

@@ -18,7 +18,7 @@ from rlsdk.trainer.exporting import card_of, complete_export, export_policy
 from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.saving import BackgroundWork
 from rlsdk.trainer.stage import MODEL_FOLDER, OutputError, Stage
-from rlsdk.trainer.stopping import PreemptedError
+from rlsdk.trainer.stopping import EvaluationStoppedError, PreemptedError
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
@@ -70,7 +70,7 @@ class Trainer:
         self.tokenizer = tokenizer
         self.config_text = config_text
         self.save_timeout_s = save_timeout_s
-        self.stop = stop
+        self.stop = stage.evaluations.stop = stop
         self.preempted = preempted
         self.last_checkpoint: Path | None = None
         self.store = CheckpointStore(stage.output.run_dir / stage.settings.folder, keep_checkpoints)
@@ -103,7 +103,7 @@ class Trainer:
         settings = self.stage.settings
         self._settle_best()
         if not self.stop():
-            self.stage.begin()
+            self._begin()
         while self.stage.step < settings.steps and not self.stop() and self.ended_early is None:
             if self._background.is_done:
                 self._finish_save()
@@ -129,6 +129,13 @@ class Trainer:
             self._save_preempted()
         if self.ended_early is not None and self.stage.step < settings.steps:
             self.output.view.notice(self.ended_early)
+
+    def _begin(self) -> None:
+        try:
+            self.stage.begin()
+        except EvaluationStoppedError:
+            return
+        self._settle_best()  # what the last run missed to measure may be the best one
 
     @property
     def ended_early(self) -> str | None:
@@ -283,6 +290,8 @@ class Trainer:
         """Makes the evaluation that is due; one that came to nothing ends the run, after a save."""
         try:
             self.stage.measure(last=last)
+        except EvaluationStoppedError:
+            self.output.view.notice(f"step {self.stage.step} was not measured; a resumed run begins with that")
         except (EvaluationError, ConfigError) as error:
             return error
         return None

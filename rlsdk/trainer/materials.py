@@ -90,7 +90,8 @@ def build_materials(
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
         prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
         if rewarded:
-            check_rows(config, prompts.train, prompts.sets, measures)
+            for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
+                view.notice(text)
         config = with_steps(config, len(prompts.train))
         # A run that is resumed behind its warm start still knows how many steps that had.
         supervised = supervised or (rewarded and config.sft.epochs is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +13,7 @@ from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
+from rlsdk.trainer.forward_parts import forward_in_parts
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.pairs import PairSet
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
@@ -130,24 +131,22 @@ class PairStage(Stage):
     def _evaluate(self, held_out: PairSet) -> Evaluated:
         """Figures on the held-out pairs, by the objective that is trained."""
         if self._held_batch is None:
-            self._held_batch = self._referred(held_out.batch(range(len(held_out))))
-        batch, objective = self._held_batch, self.options.objective
-        outputs = {name: self._forward(self.session.actor, batch, name) for name in objective.outputs}
+            self._held_batch = self._referred(held_out.batch(range(len(held_out))), self.evaluations.check_stop)
+        batch, objective, look = self._held_batch, self.options.objective, self.evaluations.check_stop
+        outputs = {name: self._forward(self.session.actor, batch, name, look) for name in objective.outputs}
         with torch.no_grad():
             sums = objective(outputs, batch).sums
         return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
-    def _referred(self, batch: Batch) -> Batch:
+    def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
         """Adds what the reference gives, where there is one."""
         if self.session.ref is None:
             return batch
-        return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs"))
+        return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs", look))
 
-    def _forward(self, role: RoleGroup, batch: Batch, output: str) -> Tensor:
-        needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
-        with self.session.turns.using(role.name):
-            answer: Batch = role.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
-        return answer[output]
+    def _forward(self, role: RoleGroup, batch: Batch, output: str, look: Callable[[], None]) -> Tensor:
+        needed = batch.keep(("input_ids", "response_mask", "uid"))
+        return forward_in_parts(self.session, role, needed, output, look=look, timeout_s=self.options.update_timeout_s)
 
 
 def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner,
 from rlsdk.rewards.http import RemoteOptions
 from rlsdk.rewards.judge import PATTERN, JudgeClient, JudgeOptions
 from rlsdk.rewards.remote import RemoteScorer
+from rlsdk.trainer.gradable import check_gradable
 from rlsdk.trainer.grading import RewardGrader
 from rlsdk.trainer.judges import EngineJudge
 
@@ -217,19 +218,27 @@ def start_runner(
 
 
 def check_rows(
-    config: RunConfig, train: PromptDataset, sets: Mapping[str, PromptDataset], measures: Sequence[Measure]
-) -> None:
-    """Compares the `rows` of rewards with the data that they grade.
+    config: RunConfig,
+    registry: Registry,
+    train: PromptDataset,
+    sets: Mapping[str, PromptDataset],
+    measures: Sequence[Measure],
+) -> list[str]:
+    """Compares rewards, and their `rows`, with the data that they grade. Returns what to tell of it.
 
     Raises:
-        ConfigError: a field or a value that no row has, or rows that no reward is for.
+        ConfigError: a field or a value that no row has, rows that no reward is for, or a reward that can grade none.
     """
     own = {measure.name: measure.config.rewards for measure in measures if measure.config.rewards}
     shared = [train, *(dataset for name, dataset in sets.items() if name not in own)]
     check_routes(_defs(config.rewards), _rows(shared), whole=not config.reward_models)
+    notices = check_gradable(config.rewards, [row for part in shared for row in part.rows], registry)
     for name, rewards in own.items():
         if name in sets:
-            check_routes(_defs(rewards), _rows([sets[name]]), whole=True, field=f"rewards of evaluation {name!r}")
+            field = f"rewards of evaluation {name!r}"
+            check_routes(_defs(rewards), _rows([sets[name]]), whole=True, field=field)
+            notices += check_gradable(rewards, sets[name].rows, registry, field=field)
+    return notices
 
 
 def _defs(rewards: Sequence[RewardConfig]) -> list[RewardDef]:

@@ -183,7 +183,7 @@ class RlStage(Stage):
         with ExitStack() as stack:
             if not self.source.serve():
                 stack.enter_context(self.phase.serving())
-            return evaluation.run()
+            return evaluation.run(self.evaluations.stop)
 
     def _metrics(
         self,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlsdk.data import Prompt
 from rlsdk.interfaces import PromptView, SamplingParams
 from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
+from rlsdk.trainer.stopping import EvaluationStoppedError
+
+LOOK_S = 0.1
+"""Between two looks at whether the run is asked to end."""
+CANCEL_S = 1.0
+"""Longest that replicas are waited for when it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +47,24 @@ def scores_of(group: Group) -> list[float]:
 
 
 def sample_all(
-    stream: RolloutStream, prompts: Sequence[Prompt], draw: Draw, *, seed: tuple[int | str, ...]
+    stream: RolloutStream,
+    prompts: Sequence[Prompt],
+    draw: Draw,
+    *,
+    seed: tuple[int | str, ...],
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
-    """A group for each prompt, in order; waits for all. The same seed gives the same samples under the same weights."""
+    """A group for each prompt, in order; waits for all. The same seed gives the same samples under the same weights.
+
+    Raises:
+        EvaluationStoppedError: `stop` was true before all were there; nothing of them is under way any more.
+    """
     stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
-    found: Mapping[int, Group] = {group.task.ordinal: group for group in (stream.take() for _ in prompts)}
+    found: dict[int, Group] = {}
+    while len(found) < len(prompts):
+        if stop():
+            stream.cancel(draw.source, CANCEL_S)
+            raise EvaluationStoppedError(f"stopped: {len(found)} of {len(prompts)} prompts were sampled")
+        if (group := stream.poll(LOOK_S)) is not None:
+            found[group.task.ordinal] = group
     return [found[at] for at in range(len(prompts))]

@@ -12,11 +12,12 @@ import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
-from rlsdk.interfaces import Batch, CheckpointError, DataError
+from rlsdk.interfaces import CheckpointError, DataError
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.figures import clustered_error
+from rlsdk.trainer.forward_parts import forward_in_parts
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.run_folder import WARM_START
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
@@ -132,13 +133,13 @@ class SftStage(Stage):
         """Mean negative log-likelihood of a held-out answer's token, nats, with its standard error over rows."""
         prompts, answers = held_out
         batch = make_sft_batch([prompt.prompt_ids for prompt in prompts], answers)
-        actor = self.session.actor
-        with self.session.turns.using(actor.name):
-            needed = self.session.put(batch.keep(("input_ids", "response_mask")))
-            found: Batch = actor.run("forward", needed, {"log_probs": "log_probs"}, timeout_s=self.update_timeout_s)
+        log_probs = forward_in_parts(
+            self.session, self.session.actor, batch.keep(("input_ids", "response_mask")), "log_probs",
+            look=self.evaluations.check_stop, timeout_s=self.update_timeout_s,
+        )  # fmt: skip
         mask = batch["response_mask"]
         lengths = batch.row_sum(mask.long()).tolist()
-        rows = [part.tolist() for part in torch.split(-found["log_probs"][mask].double(), lengths)]
+        rows = [part.tolist() for part in torch.split(-log_probs[mask].double(), lengths)]
         tokens = [value for row in rows for value in row]
         error = clustered_error(rows)
         metrics = {"sft/eval_loss": math.fsum(tokens) / len(tokens)}

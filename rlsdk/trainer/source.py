@@ -1,10 +1,8 @@
-"""Where a step's groups come from: the schedule's commands, carried out on the stream."""
+"""Where a step's groups come from: what a schedule's commands do to the stream, and which groups a step gets."""
 
 from __future__ import annotations
 
 import queue
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,52 +11,16 @@ from typing import Any
 from rlsdk.cluster.daemons import controller_seconds
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
-from rlsdk.rollouts import (
-    Finished,
-    Group,
-    GroupTask,
-    Hold,
-    Publish,
-    Published,
-    RolloutStream,
-    Sampled,
-    Schedule,
-    Start,
-    Train,
-    Updated,
-)
-from rlsdk.rollouts.schedule import Command, Event
+from rlsdk.rollouts import Finished, Group, GroupTask, Published, RolloutStream, Schedule, Updated
+from rlsdk.rollouts.schedule import Event
 from rlsdk.trainer.history import History
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pool_times import PoolTimes
-from rlsdk.trainer.publishing import Publisher
+from rlsdk.trainer.publishing import Done, Publisher
 from rlsdk.trainer.sampler import Draw, group_task
+from rlsdk.trainer.schedule_driver import ScheduleDriver
 from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import Lengths, Timeline
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """The first `next`."""
-
-
-@dataclass(frozen=True)
-class _End:
-    """Ends the driver's thread."""
-
-
-@dataclass(frozen=True)
-class _Quiet:
-    """Groups that may start wait (`on`), or no longer."""
-
-    on: bool
-
-
-@dataclass(frozen=True)
-class _Held:
-    """The copy of this step's weights is made."""
-
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +35,8 @@ class StepGroups:
 
 
 class GroupSource:
-    """Drives a `Schedule` on a thread of its own, so that groups start and weights go out while a step trains. `next`
-    gives the groups of the next step; `updated` says that their update is done."""
+    """`next` gives the groups of the next step; `updated` says that their update is done. Groups start and weights go
+    out while a step trains: this is the `Work` of a `ScheduleDriver`."""
 
     def __init__(
         self,
@@ -117,22 +79,11 @@ class GroupSource:
         self._max_groups_per_step = max_groups_per_step
         self._config = schedule
         self._ledger = Ledger(prompts)
-        self._schedule = self._schedule_from(0)
+        self._driver = ScheduleDriver(self._schedule_from(0), self)
         self._draw = draw
         self._seed = seed
         self._publisher = publisher
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """Events for the driver."""
         self._ready: queue.SimpleQueue[StepGroups | BaseException] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._commands: deque[Command] = deque()
-        self._holding: threading.Thread | None = None
-        self._behind: list[Command] = []
-        """Those that wait for it: what changes weights, or brings them."""
-        self._kept: list[Start] = []
-        self._quiet = False
-        self._failed: BaseException | None = None
         self._due: list[Event] = []
         """Events that a synchronous run gets with the next `next`: until then training has the devices."""
         self._finished: dict[int, Group] = {}
@@ -154,14 +105,12 @@ class GroupSource:
         Raises:
             Exception: what ended the rollout, or a publish.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
-            self._thread.start()
-            self._inbox.put(_Begin())
+        if not self._driver.has_begun:
+            self._driver.begin()
         if self._config.overlaps:
-            self._inbox.put(_Quiet(False))
+            self._driver.quiet(False)
         for event in self._due:
-            self._inbox.put(event)
+            self._driver.inbox.put(event)
         self._due.clear()
         with self.timeline.waiting():
             found = self._ready.get()
@@ -186,27 +135,27 @@ class GroupSource:
             self._due.append(Updated(self._current.step))
         else:
             if quiet:
-                self._inbox.put(_Quiet(self._drains))
-            self._inbox.put(Updated(self._current.step))
-            self._wait(lambda: self._schedule.trained == self._current.step)
+                self._driver.quiet(self._drains)
+            self._driver.inbox.put(Updated(self._current.step))
+            self._driver.wait(lambda: self._schedule.trained == self._current.step)
 
     def serve(self) -> bool:
         """Every replica serves the newest weights from here on, and where samples drain, no group is under way: until
         `settle` or `next`. False where the caller has to publish them itself: a synchronous run, one that has not
         begun, or that is over."""
-        if not self._config.overlaps or self._thread is None:
+        if not self._config.overlaps or not self._driver.has_begun:
             return False
-        self._inbox.put(_Quiet(self._drains))
-        self._wait(lambda: self._schedule.settled and self._quiet is self._drains)
+        self._driver.quiet(self._drains)
+        self._driver.wait(lambda: self._schedule.settled and self._driver.is_quiet is self._drains)
         return self._schedule.served == self._schedule.trained
 
     def settle(self, timeout_s: float | None = None) -> bool:
         """Waits until the newest weights are served: where samples drain, all that older ones began is made then. False
         where that took too long."""
-        if self._config.overlaps and self._thread is not None:
-            if not self._wait(lambda: self._schedule.settled, timeout_s):
+        if self._config.overlaps and self._driver.has_begun:
+            if not self._driver.wait(lambda: self._schedule.settled, timeout_s):
                 return False
-            self._inbox.put(_Quiet(False))
+            self._driver.quiet(False)
         return True
 
     def preempt(self) -> None:
@@ -251,16 +200,18 @@ class GroupSource:
         # Where groups are replaced, who replaces whom depends on time: a sample may find itself in an earlier step.
         refills = self._max_groups_per_step is not None and not self._drains
         self._stream.begin_with(self._history.resume(step, newest_version=version if refills else None))
-        self._schedule = self._schedule_from(step)
+        self._driver.schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 
     def close(self) -> None:
-        self._inbox.put(_End())
+        self._driver.end()
         self._stream.close()
-        for thread in (self._thread, self._holding):
-            if thread is not None:
-                thread.join()
+        self._driver.join()
         self._history.close()
+
+    @property
+    def _schedule(self) -> Schedule:
+        return self._driver.schedule
 
     @property
     def _drains(self) -> bool:
@@ -280,44 +231,10 @@ class GroupSource:
             planned=self._history.planned,
         )
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Until the driver has come so far, or has failed; False where that took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: condition() or self._failed is not None, timeout_s)
+    # Of `Work`, on the driver's thread:
 
-    # On the driver's thread:
-
-    def _drive(self) -> None:
-        while not isinstance(item := self._inbox.get(), _End):
-            if self._failed is not None:
-                continue
-            try:
-                with self._changed:
-                    self._take(item)
-                    self._changed.notify_all()
-                self._carry_out()
-            except BaseException as error:
-                with self._changed:
-                    self._failed = error
-                    self._changed.notify_all()
-                self._ready.put(error)
-
-    def _take(self, item: Any) -> None:
+    def happened(self, item: Group | Event) -> Event:
         match item:
-            case BaseException():
-                raise item
-            case _Begin():
-                self._commands.extend(self._schedule.begin())
-            case _Held(step):
-                self._times.note("held", step)
-                self._holding = None
-                self._commands.extendleft(reversed(self._behind))
-                self._behind.clear()
-            case _Quiet(on):
-                self._quiet = on
-                if not on:
-                    self._commands.extendleft(reversed(self._kept))
-                    self._kept.clear()
             case Group():
                 ordinal, accepted = item.task.ordinal, self._accept(item)
                 self._finished[ordinal] = item
@@ -325,53 +242,44 @@ class GroupSource:
                     self._rejected.add(ordinal)
                 self.timeline.lengths.made(item, accepted=accepted)
                 self._times.note("made", self._ledger.open[ordinal])
-                self._handle(Finished(ordinal, accepted))
-            case Sampled():
-                self._handle(item)
-            case Updated():
+                return Finished(ordinal, accepted)
+            case Updated(step):
                 if self._config.overlaps:
                     self._close_groups()
-                self.timeline.updated(item.step)
-                self._handle(item)
-            case _:
-                self._history.published(item.step)
-                self.timeline.published(item.step)
-                self._times.note("served", item.step)
-                self._handle(item)
+                self.timeline.updated(step)
+            case Published(step):
+                self._history.published(step)
+                self.timeline.published(step)
+                self._times.note("served", step)
+        return item
 
-    def _handle(self, event: Event) -> None:
-        self._commands.extend(self._schedule.handle(event))
+    def start(self, step: int, groups: Sequence[int]) -> None:
+        self.timeline.lengths.started(groups)
+        self._times.note("start", step, len(groups))
+        self._history.started(step, groups)
+        tasks = [self._task(ordinal, step) for ordinal in groups]
+        made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
+        tells = self._config.overlaps and self._drains
+        self._stream.start(tasks, self._driver.inbox, record=self._history.record, made=made, tells_sampled=tells)
 
-    def _carry_out(self) -> None:
-        while self._commands:
-            match self._commands.popleft():
-                case Hold(step):
-                    # On a thread of its own: it waits for whoever moves weights now, as to a replica that was lost and
-                    # is back, and groups that the others may begin meanwhile do not.
-                    self._times.note("hold", step)
-                    self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
-                    self._holding.start()
-                case Publish() | Train() as command if self._holding is not None:
-                    self._behind.append(command)
-                case Publish(step):
-                    self._times.note("publish", step)
-                    self._publisher.publish(lambda error, step=step: self._inbox.put(error or Published(step)))  # type: ignore[misc]
-                case Start() as start if self._quiet and self._schedule.serves_newest:
-                    self._kept.append(start)
-                case Start(step, groups):
-                    self._start(step, groups)
-                case Train(step, groups):
-                    self._history.taken(step, groups)
-                    self._ready.put(self._gather(step, groups))
+    def train(self, step: int, groups: Sequence[int]) -> None:
+        self._history.taken(step, groups)
+        self._ready.put(self._gather(step, groups))
 
-    def _hold(self, step: int) -> None:
-        try:
-            with self.timeline.holding():
-                self._publisher.hold()
-        except BaseException as error:
-            self._inbox.put(error)
-        else:
-            self._inbox.put(_Held(step))
+    def publish(self, step: int, done: Done) -> None:
+        self._times.note("publish", step)
+        self._publisher.publish(done)
+
+    def hold(self, step: int) -> None:
+        self._times.note("hold", step)
+        with self.timeline.holding():
+            self._publisher.hold()
+
+    def held(self, step: int) -> None:
+        self._times.note("held", step)
+
+    def failed(self, error: BaseException) -> None:
+        self._ready.put(error)
 
     def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
         """The groups of a step; those that were rejected for it are let go."""
@@ -389,15 +297,6 @@ class GroupSource:
         done = [*self._current.groups, *self._current.rejected]
         self._ledger.close(group.task.ordinal for group in done)
         self._state = self._ledger.state_dict()
-
-    def _start(self, step: int, groups: Sequence[int]) -> None:
-        self.timeline.lengths.started(groups)
-        self._times.note("start", step, len(groups))
-        self._history.started(step, groups)
-        tasks = [self._task(ordinal, step) for ordinal in groups]
-        made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
-        tells = self._config.overlaps and self._drains
-        self._stream.start(tasks, self._inbox, record=self._history.record, made=made, tells_sampled=tells)
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
         """The prompt of this ordinal as a group.

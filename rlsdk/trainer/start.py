@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
+from rlsdk.kit import leaving
 from rlsdk.trainer.checkpoint import BestRecord
 from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.exporting import export_policy
@@ -168,7 +169,7 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
     )
     pool.shutdown(wait=False)
     with ExitStack() as stack:
-        stack.callback(_close, building)
+        stack.push(functools.partial(_close, building))
         if start.config.placement.ray_address is not None:
             building.result()
         cluster = stack.enter_context(start.cluster())
@@ -181,8 +182,16 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
             raise
 
 
-def _close(building: Future[Materials]) -> None:
-    """Waits for them, since they cannot be stopped half-way; what failed has nothing to close."""
+def _close(building: Future[Materials], kind: type[BaseException] | None, *_: object) -> None:
+    """Waits for them, since they cannot be stopped half-way."""
+    if leaving.wait(building, interrupted=leaving.is_interrupt(kind)):
+        _close_built(building)
+    else:
+        building.add_done_callback(_close_built)
+
+
+def _close_built(building: Future[Materials]) -> None:
+    """What failed has nothing to close."""
     if building.exception() is None:
         building.result().close()
 

@@ -15,6 +15,10 @@ class PreemptedError(RlsdkError):
     """The machine is taken away: what was waited for will not be made by this process."""
 
 
+class EvaluationStoppedError(RlsdkError):
+    """The run was asked to end while it was measured: there are no figures, and nothing is left half-way."""
+
+
 class StopFlag:
     """Set by a signal handler; the loop looks at it between steps."""
 

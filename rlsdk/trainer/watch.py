@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlsdk.config.schema import POLICY_GRADIENT
+from rlsdk.registry import ComponentKind
+
 if TYPE_CHECKING:
-    from rlsdk.config import TrainerConfig
+    from rlsdk.config import RunConfig, TrainerConfig
+    from rlsdk.registry import Registry
 
 PATIENCE = 3
 """Steps in a row before something is said."""
@@ -94,15 +98,29 @@ class LearningWatch:
                 yield f"warning: for {count} steps in a row, up to step {step}, {symptom.says(metrics)}"
 
 
+def setting_notices(config: RunConfig, registry: Registry) -> Iterator[str]:
+    """Settings that can spoil a run: stale samples, updates of unequal size, a loss without a ratio."""
+    if config.schedule.uncorrected:
+        yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
+    if config.algorithm.name == POLICY_GRADIENT:
+        loss = registry.function(ComponentKind.LOSS, config.algorithm.loss)
+        if notice := uneven_notice(config.trainer):
+            yield notice
+        if warning := off_policy_warning(config.algorithm.loss, loss, config.trainer):
+            yield warning
+
+
 def uneven_notice(trainer: TrainerConfig) -> str | None:
     """What to say where a step's samples cannot be dealt evenly to its updates."""
     samples, updates = trainer.prompts_per_step * trainer.samples_per_prompt, trainer.updates_per_step
     if samples % updates == 0:
         return None
+    even = min((n for n in range(1, samples + 1) if samples % n == 0), key=lambda n: (abs(n - updates), n))
     return (
         f"trainer.updates_per_step {updates}: {samples} samples a step (trainer.prompts_per_step "
         f"{trainer.prompts_per_step} x trainer.samples_per_prompt {trainer.samples_per_prompt}) are not a multiple of "
-        "it, so updates differ in size; each averages over its own samples"
+        f"it, so updates differ in size; each averages over its own samples. `--trainer.updates_per_step {even}` makes "
+        "them equal"
     )
 
 

@@ -22,6 +22,10 @@ from rlsdk.trainer.stopping import StopFlag
 __all__ = ["model", "registry"]
 
 
+DEADLINE_S = 240.0
+"""On a busy machine what older weights began is a matter of half a minute, of which a third may be taken."""
+
+
 def preempted(trainer: Trainer, stage: RlStage, stop: StopFlag, step: int, decoded: int) -> None:
     """Trains, and is preempted when so many tokens were decoded behind a step."""
 
@@ -36,7 +40,7 @@ def preempted(trainer: Trainer, stage: RlStage, stop: StopFlag, step: int, decod
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
-    with stop.interrupting(stage.preempt, 60.0):
+    with stop.interrupting(stage.preempt, DEADLINE_S):
         trainer.fit()
     watching.join(10)
     assert not watching.is_alive()
@@ -49,7 +53,7 @@ def test_what_samples_had_when_the_machine_was_taken_away_is_not_sampled_again(
     extra = [*APART, "--schedule.max_staleness", str(staleness)] if staleness else []
     config = config_of(
         model, registry, 3, *extra, "--rollout.max_response_tokens", "40", "--rollout.max_running_samples", "1",
-        "--schedule.journal", "all", "--trainer.save_every_steps", "100",
+        "--schedule.journal", "all", "--trainer.save_every_steps", "100", "--faults.preempt_s", str(DEADLINE_S),
     )  # fmt: skip
     whole = run(config, registry, tmp_path / "whole")
     first, rest, stop, folder = Recorder(), Recorder(), StopFlag(), tmp_path / "preempted"

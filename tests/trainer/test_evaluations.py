@@ -279,3 +279,42 @@ def test_evaluations_between_steps_that_overlap_sample_their_own_prompts(
     asked = [[row["prompt"] for row in read_samples(tmp_path / "run", step, "x")] for step in range(4)]
     assert all(prompts == asked[0] for prompts in asked)
     assert len(asked[0]) == 8
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_an_evaluation_that_is_stopped_is_made_by_the_run_that_goes_on(
+    model: str, registry: Registry, tmp_path: Path, at: int
+) -> None:
+    """Before the first step, between steps, and behind the last one."""
+    sets = sets_of(x={"num_rows": 4, "samples_per_prompt": 2})
+    best = ["--checkpoint.best.metric", "eval/x/tokens"]
+    config = config_of(model, registry, 3, *sets, *EVERY_STEP, *best)
+    whole, part, rest = Recorder(), Recorder(), Recorder()
+    with trainer_of(config, registry, tmp_path / "whole", whole) as (trainer, _, _):
+        trainer.fit()
+        found = trainer.best
+
+    asked: list[int] = []
+    with trainer_of(config, registry, tmp_path / "run", part, stop=lambda: bool(asked)) as (trainer, stage, _):
+        measured = stage.evaluations._evaluate
+        assert measured is not None
+
+        def interrupted() -> Any:
+            if stage.step == at:
+                asked.append(at)
+            return measured()
+
+        stage.evaluations._evaluate = interrupted
+        trainer.fit()
+    assert len(part.evals) == at
+    assert len(part.steps) == at
+
+    with trainer_of(config, registry, tmp_path / "run", rest) as (trainer, _, _):
+        if at:
+            newest = trainer.store.newest()
+            assert newest is not None
+            trainer.restore(newest)
+        trainer.fit()
+        assert trainer.best == found == trainer.store.best()
+    assert [*part.steps, *rest.steps] == whole.steps
+    assert [*part.evals, *rest.evals] == whole.evals

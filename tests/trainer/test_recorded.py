@@ -28,6 +28,9 @@ from rlsdk.trainer.turns import DeviceTurns
 RECORDED = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())
 ROUNDING = ("parity/", "policy/log_ratio_max")
 """Differences of nearly equal numbers."""
+SAME, ONE_LETTER = 2e-3, 5e-2
+"""Relative difference allowed where all samples are the recorded ones, and where one has another letter: processors
+round a sum differently, so after some updates a draw that is on the edge falls to the other side."""
 
 
 class Recorder(RunView):
@@ -83,6 +86,8 @@ def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) ->
 def compare(expected: list[Mapping[str, float]], found: list[Mapping[str, float]]) -> None:
     assert len(found) == len(expected)
     for theirs, mine in zip(expected, found, strict=True):
+        equal = abs(mine.get("reward/mean", 0.0) - theirs.get("reward/mean", 0.0)) < 1e-6
         for name, value in theirs.items():
             if name != "step" and not name.startswith(ROUNDING):
-                assert mine[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
+                allowed = SAME if equal or not name.startswith("policy/") else ONE_LETTER
+                assert mine[name] == pytest.approx(value, rel=allowed, abs=2e-4), name

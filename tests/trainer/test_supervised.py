@@ -15,13 +15,14 @@ from test_loop import HERE, Recorder, config_of, model, registry
 from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
-from rlsdk.trainer import run
+from rlsdk.trainer import forward_parts, run
 from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.session import Session, start_roles
+from rlsdk.trainer.stopping import EvaluationStoppedError
 from rlsdk.trainer.supervised import sft_stage
 from rlsdk.trainer.turns import DeviceTurns
 
@@ -56,8 +57,10 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
 
 
 def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
-    model: str, registry: Registry, tmp_path: Path
+    model: str, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which are measured in parts; a run that is asked to end between two of them has no figures."""
+    monkeypatch.setattr(forward_parts, "ROWS_A_CALL", 6)
     config = config_of(
         model, registry, 1, "--sft.steps", "6", "--sft.lr", "1e-3", "--sft.save_every_steps", "2",
         "--eval.every_steps", "1", "--checkpoint.best", "{metric: sft/eval_loss, mode: min}",
@@ -84,6 +87,17 @@ def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
             assert batch().metrics["sft/eval_loss"] == pytest.approx(loss[2])
             expected = plain_loss(session, materials)
             assert loss[2] == pytest.approx(expected, rel=1e-4)
+            looks: list[int] = []
+
+            def stops_at_the_second_part() -> bool:
+                looks.append(len(looks))
+                return len(looks) == 3
+
+            stage.evaluations.stop = stops_at_the_second_part
+            with pytest.raises(EvaluationStoppedError):
+                stage.evaluations.measure(2)
+            assert stage.evaluations.missed == 2
+            assert len(view.evals) == 3
 
 
 def plain_loss(session: Session, materials: Materials) -> float:

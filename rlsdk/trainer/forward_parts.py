@@ -1,0 +1,52 @@
+"""An output of many rows, some rows a call: between calls a run that is asked to end can end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlsdk.interfaces import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.session import Session
+
+ROWS_A_CALL = 256
+"""A call costs the controller milliseconds, so many rows cost the engine far more. Even: the two rows of a pair stay
+together."""
+
+
+def forward_in_parts(
+    session: Session,
+    role: RoleGroup,
+    batch: Batch,
+    output: str,
+    *,
+    look: Callable[[], None],
+    timeout_s: float | None,
+) -> Tensor:
+    """Computes an output without gradient.
+
+    Args:
+        session: of the role.
+        role: what computes it.
+        batch: all rows, with the fields that the role needs.
+        output: one of `OUTPUTS`.
+        look: called before every part; what it raises ends the work.
+        timeout_s: of each call.
+
+    Returns:
+        As one `forward` of all rows: flat `[N]`, or `[B]` for `scores`.
+    """
+    found = []
+    with session.turns.using(role.name):
+        for first in range(0, max(batch.num_rows, 1), ROWS_A_CALL):
+            look()
+            part = batch.select(slice(first, first + ROWS_A_CALL))
+            answer: Batch = role.run("forward", session.put(part), {output: output}, timeout_s=timeout_s)
+            found.append(answer[output])
+    return torch.cat(found)

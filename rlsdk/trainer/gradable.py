@@ -1,0 +1,82 @@
+"""Which rows the rewards of a run can grade at all, before a worker exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from rlsdk.config import RewardConfig
+from rlsdk.data import DataRow
+from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rewards import applies_to
+
+MOST_ROWS = 1_000
+"""That are looked at, drawn with a fixed seed: what keeps a reward from all rows shows in few."""
+
+
+def check_gradable(
+    rewards: Sequence[RewardConfig],
+    rows: Sequence[DataRow],
+    registry: Registry,
+    *,
+    field: str = "rewards",
+    only: Callable[[str], bool] = lambda name: True,
+) -> list[str]:
+    """Asks registered rewards that say so (`checks_rows`) for a response without text to each row.
+
+    Args:
+        rewards: of the run, or of an evaluation set.
+        rows: that they grade, with their answers (`PromptFormat.select`).
+        registry: of what is installed.
+        field: of the configuration that holds the rewards.
+        only: which registered names may be imported here.
+
+    Returns:
+        What to tell of rewards that cannot grade some of the rows.
+
+    Raises:
+        ConfigError: a reward can grade none of the rows that it is for.
+    """
+    notices = []
+    for at, reward, function in _asked(rewards, registry, only):
+        own = [row for row in rows if applies_to(reward.rows, row.row)]
+        own = [own[i] for i in sorted(Random(0).sample(range(len(own)), min(len(own), MOST_ROWS)))]
+        faults = [(row, fault) for row in own if (fault := _fault(function, row)) is not None]
+        if not faults:
+            continue
+        row, fault = faults[0]
+        if len(faults) == len(own):
+            raise ConfigError(
+                f"{field}.{at} ({reward.title}): none of the {len(own):,} rows looked at can be graded; the first, "
+                f"{row.source}: {fault}. The fields of that row are {sorted(row.row)}"
+            )
+        notices.append(
+            f"{reward.title}: {len(faults):,} of {len(own):,} rows looked at cannot be graded, and their samples will "
+            f"have no score; the first, {row.source}: {fault}"
+        )
+    return notices
+
+
+def _asked(
+    rewards: Sequence[RewardConfig], registry: Registry, only: Callable[[str], bool]
+) -> Iterator[tuple[int, RewardConfig, Any]]:
+    for at, reward in enumerate(rewards):
+        if ":" in reward.name or reward.is_remote or reward.weight == 0 or not only(reward.name):
+            continue
+        function = registry.component(ComponentKind.REWARD, reward.name)
+        if getattr(function, "checks_rows", False):
+            yield at, reward, partial(function, **reward.options)
+
+
+def _fault(function: Any, row: DataRow) -> str | None:
+    prompt = row.prompt if isinstance(row.prompt, str) else ""
+    try:
+        function(RewardSample(prompt=prompt, response="", answer=row.answer, row=row.row, truncated=False))
+    except ValueError as error:
+        return str(error)
+    except Exception:  # Of another kind: of the options, perhaps; the grading process says so with a traceback.
+        return None
+    return None

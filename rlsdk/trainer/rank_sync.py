@@ -1,0 +1,82 @@
+"""Syncs weights to some of the rollout ranks: to those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
+from rlsdk.trainer.ranks import MortalGroup, SomeRanks
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.groups import RoleGroup
+    from rlsdk.trainer.session import Session
+
+MakeManager = Callable[["RoleGroup"], ShardingManager]
+
+
+class RanksGoneError(RlsdkError):
+    """Ranks died during a sync, or did not answer in time."""
+
+    def __init__(self, errors: Mapping[int, RlsdkError]) -> None:
+        """`errors`: by rank."""
+        super().__init__(errors)
+        self.errors = dict(errors)
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank}: {error}" for rank, error in sorted(self.errors.items()))
+
+
+class RankSync:
+    """Keeps the sharding manager of the ranks that were synced last: it is made anew only where these change, or a new
+    process took the place of one."""
+
+    def __init__(self, session: Session, group: MortalGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
+        """Makes nothing yet.
+
+        Args:
+            session: whose actor's weights go to its rollout engine.
+            group: the ranks of the rollout engine.
+            make_manager: binds some of the ranks to the actor.
+            timeout_s: of each call of the actor, and of a sync's waits for ranks.
+        """
+        self._session, self._group = session, group
+        self._make_manager = make_manager
+        self._timeout_s = timeout_s
+        self._made: tuple[Mapping[int, int], ShardingManager, SomeRanks] | None = None
+        """With the ranks, and their lives, that it was made for."""
+        self._has_synced = False
+
+    def sync(self, lives: Mapping[int, int], version: int, *, expect_change: bool) -> SyncReport:
+        """Brings the actor's weights to these ranks.
+
+        Args:
+            lives: rank -> number of its process.
+            version: of the weights.
+            expect_change: some tensor must differ from what the ranks serve.
+
+        Raises:
+            RanksGoneError: some of them were lost on the way.
+            RlsdkError: see `ShardingManager.sync_weights`.
+        """
+        manager, called = self._manager_of(lives)
+        called.gone.clear()
+        try:
+            return manager.sync(version, expect_change=expect_change)
+        except RlsdkError as error:
+            if not called.gone:
+                raise
+            self._made = None
+            raise RanksGoneError(called.gone) from error
+
+    def _manager_of(self, lives: Mapping[int, int]) -> tuple[ShardingManager, SomeRanks]:
+        """A rank that was synced by another manager is described anew: what the two ends keep between syncs belongs to
+        one set of ranks."""
+        if self._made is None or self._made[0] != lives:
+            if self._has_synced:
+                self._session.actor.run("close_transports", timeout_s=self._timeout_s)
+            self._has_synced = True
+            called = SomeRanks(self._group, list(lives), self._timeout_s)
+            self._made = dict(lives), self._make_manager(replace(self._session.rollout, group=called)), called
+        return self._made[1], self._made[2]

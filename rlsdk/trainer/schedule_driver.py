@@ -1,0 +1,183 @@
+"""Drives a schedule: a thread that reports every event to the state machine and has its commands carried out."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlsdk.rollouts import Group, Hold, Publish, Published, Schedule, Start, Train
+from rlsdk.rollouts.schedule import Command, Event
+from rlsdk.trainer.publishing import Done
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Asks the schedule for its first commands."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """Ends the thread."""
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """Groups that may start wait (`on`), or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The copy of this step's weights is made."""
+
+    step: int
+
+
+class Work(Protocol):
+    """What carries a schedule's commands out. All but `hold` is called on the driver's thread."""
+
+    def happened(self, item: Group | Event) -> Event:
+        """Books what has happened; the event that it is for the schedule."""
+        ...
+
+    def start(self, step: int, groups: Sequence[int]) -> None:
+        """Begins these groups, for this step; returns at once."""
+        ...
+
+    def train(self, step: int, groups: Sequence[int]) -> None:
+        """Hands the groups of a step to the trainer."""
+        ...
+
+    def publish(self, step: int, done: Done) -> None:
+        """Brings the weights that were kept aside to every replica; may return at once."""
+        ...
+
+    def hold(self, step: int) -> None:
+        """Keeps the weights of now aside; comes back when the copy is made. On a thread of its own."""
+        ...
+
+    def held(self, step: int) -> None:
+        """The copy is made."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing is carried out any more."""
+        ...
+
+
+class ScheduleDriver:
+    """Takes events from any thread, one after the other."""
+
+    def __init__(self, schedule: Schedule, work: Work) -> None:
+        """Starts nothing."""
+        self.schedule = schedule
+        """May be replaced until `begin`."""
+        self.is_quiet = False
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Takes events, finished groups, and errors, which end the driver."""
+        self._work = work
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._commands: deque[Command] = deque()
+        self._holding: threading.Thread | None = None
+        self._behind: list[Command] = []
+        """Commands that change or bring weights, and wait for the copy that is being made."""
+        self._kept: list[Start] = []
+        self._failed: BaseException | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._thread is not None
+
+    def begin(self) -> None:
+        """Starts the thread, and carries out the first commands; once."""
+        self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
+        self._thread.start()
+        self.inbox.put(_Begin())
+
+    def quiet(self, on: bool) -> None:
+        """From here on groups that would start with the newest weights wait, or no longer."""
+        self.inbox.put(_Quiet(on))
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Until the driver has come so far, or has failed; False where that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition() or self._failed is not None, timeout_s)
+
+    def end(self) -> None:
+        """No event is taken any more."""
+        self.inbox.put(_End())
+
+    def join(self) -> None:
+        """Waits for the threads, after `end`."""
+        for thread in (self._thread, self._holding):
+            if thread is not None:
+                thread.join()
+
+    # On the driver's thread:
+
+    def _drive(self) -> None:
+        while not isinstance(item := self.inbox.get(), _End):
+            if self._failed is not None:
+                continue
+            try:
+                with self._changed:
+                    self._take(item)
+                    self._changed.notify_all()
+                self._carry_out()
+            except BaseException as error:
+                with self._changed:
+                    self._failed = error
+                    self._changed.notify_all()
+                self._work.failed(error)
+
+    def _take(self, item: Any) -> None:
+        match item:
+            case BaseException():
+                raise item
+            case _Begin():
+                self._commands.extend(self.schedule.begin())
+            case _Held(step):
+                self._work.held(step)
+                self._holding = None
+                self._commands.extendleft(reversed(self._behind))
+                self._behind.clear()
+            case _Quiet(on):
+                self.is_quiet = on
+                if not on:
+                    self._commands.extendleft(reversed(self._kept))
+                    self._kept.clear()
+            case _:
+                self._commands.extend(self.schedule.handle(self._work.happened(item)))
+
+    def _carry_out(self) -> None:
+        while self._commands:
+            match self._commands.popleft():
+                case Hold(step):
+                    # On a thread of its own: it waits for weights that move now, as to a replica that was lost and
+                    # is back, and groups that the others may begin meanwhile do not.
+                    self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
+                    self._holding.start()
+                case Publish() | Train() as command if self._holding is not None:
+                    self._behind.append(command)
+                case Publish(step):
+                    self._work.publish(step, lambda error, step=step: self.inbox.put(error or Published(step)))  # type: ignore[misc]
+                case Start() as start if self.is_quiet and self.schedule.serves_newest:
+                    self._kept.append(start)
+                case Start(step, groups):
+                    self._work.start(step, groups)
+                case Train(step, groups):
+                    self._work.train(step, groups)
+
+    def _hold(self, step: int) -> None:
+        try:
+            self._work.hold(step)
+        except BaseException as error:
+            self.inbox.put(error)
+        else:
+            self.inbox.put(_Held(step))
