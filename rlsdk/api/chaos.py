@@ -60,7 +60,7 @@ def strike(
     *,
     most: int = 0,
     goes_on: Callable[[], bool] = lambda: True,
-    report: Callable[[Outcome], None] = lambda outcome: None,
+    report: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
 ) -> list[Outcome]:
     """Starts a run, kills a process of it at the moment of each fault, has it come to its end, and compares it with
     the undisturbed one. A fault strikes when the run has made an update since the one before; a replica that was lost
@@ -73,7 +73,8 @@ def strike(
         chance: draws steps and processes.
         most: faults of this run; 0: as many as its steps give time for.
         goes_on: False: nothing strikes any more.
-        report: receives each fault as it is over, before it is held against the undisturbed run.
+        report: receives the faults of this run as soon as one is over, the newest last, held against the undisturbed
+            run as far as this one has come.
     """
     steps = max(whole.updates())
     most = most or max(1, (steps - LAST_STEPS) // STEPS_PER_FAULT)
@@ -88,7 +89,8 @@ def strike(
             outcomes.append(Outcome(fault=str(faults[0]), run=run.run_dir.name))
             _make_it_happen(run, faults.popleft(), outcomes[-1], chance)
             outcomes[-1].wrong += run.outlived()
-            report(outcomes[-1])
+            account(run, whole, outcomes, is_over=False)
+            report(outcomes)
         _to_the_end(run, outcomes)
     finally:
         left = run.end()

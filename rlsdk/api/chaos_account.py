@@ -56,20 +56,24 @@ class Outcome:
         return "; ".join([*(f"{count} {name}" for name, count in counts.items() if count), *self.wrong])
 
 
-def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome]) -> None:
-    """Fills in what each of the faults that struck a run has cost it: a step counts to the last fault before it."""
+def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_over: bool = True) -> None:
+    """Fills in what each of the faults that struck a run has cost it: a step counts to the last fault before it. Until
+    the run `is_over`, what it has trained so far is counted, and its checkpoints are not looked at."""
     from rlsdk.trainer.checkpoint import CheckpointStore, damage
 
     struck = [outcome for outcome in outcomes if outcome.struck]
     if not struck:
         return
-    _count_updates(run.updates(), struck)
-    _count_prompts(run, whole, struck)
     for outcome in struck:
+        outcome.steps_again = outcome.prompts_lost = outcome.trained_twice = 0
         outcome.difference = 0.0
-    for step, difference in differences(run.run_dir, whole.run_dir).items():
+    _count_updates(run.updates(), struck)
+    _count_prompts(run, whole, struck, is_over=is_over)
+    for step, difference in differences(run.run_dir, whole.run_dir, is_over=is_over).items():
         outcome = last_before(step, struck)
         outcome.difference = max(outcome.difference, difference)
+    if not is_over:
+        return
     newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest()
     struck[-1].wrong += [f"checkpoint: {what}" for what in damage(newest)] if newest is not None else []
 
@@ -88,10 +92,15 @@ def _count_updates(updates: Sequence[int], struck: Sequence[Outcome]) -> None:
             seen.add(step)
 
 
-def _count_prompts(run: ChaosRun, whole: ChaosRun, struck: Sequence[Outcome]) -> None:
+def _count_prompts(run: ChaosRun, whole: ChaosRun, struck: Sequence[Outcome], *, is_over: bool) -> None:
     mine, theirs = _steps_of_groups(run), _steps_of_groups(whole)
-    for group in theirs.keys() - mine.keys():
-        last_before(min(theirs[group]), struck).prompts_lost += 1
+    last = math.inf if is_over else max(run.updates(), default=0)
+    under_way = (
+        set() if is_over else {int(g) for line in run.journal() if line["event"] == "start" for g in line["groups"]}
+    )
+    for group in theirs.keys() - mine.keys() - under_way:
+        if min(theirs[group]) <= last:
+            last_before(min(theirs[group]), struck).prompts_lost += 1
     for steps in mine.values():
         if len(steps) > 1:
             last_before(max(steps), struck).trained_twice += 1
@@ -107,9 +116,9 @@ def _steps_of_groups(run: ChaosRun) -> dict[int, set[int]]:
     return found
 
 
-def differences(mine: Path, theirs: Path) -> dict[int, float]:
+def differences(mine: Path, theirs: Path, *, is_over: bool = True) -> dict[int, float]:
     """Largest relative difference, by step, of the metrics that do not depend on the clock; infinite where one is
-    missing. Steps without a difference are left out."""
+    missing. Steps without a difference are left out, and those that come while the run is not over."""
     from rlsdk.trainer.trackers import read_metrics
 
     found, expected = (
@@ -117,7 +126,8 @@ def differences(mine: Path, theirs: Path) -> dict[int, float]:
         for folder in (mine, theirs)
     )
     largest: dict[int, float] = {}
-    for step in found.keys() | expected.keys():
+    last = math.inf if is_over else max(found, default=0)
+    for step in sorted(step for step in found.keys() | expected.keys() if step <= last):
         one, other = found.get(step, {}), expected.get(step, {})
         for name in one.keys() | other.keys():
             if name.startswith(CLOCK):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -116,9 +117,6 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
     Raises:
         ConfigError: another process is writing into the folder.
     """
-    # Torch first: Ray's start looks into it, and of two threads that import it at a time one gets parts of it.
-    import torch  # noqa: F401
-
     from rlsdk.cluster import ClusterAhead
     from rlsdk.trainer.devices import start_cluster
     from rlsdk.trainer.run_folder import run_lock
@@ -129,6 +127,11 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         yield None
         return
 
+    torch_is_there = threading.Event()
+
+    def wait_for_torch() -> None:
+        torch_is_there.wait()
+
     def start(before_workers: Callable[[], None]) -> Cluster:
         return start_cluster(
             resolved.table,
@@ -138,10 +141,17 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
             seed=config.trainer.seed,
             device=resolved.device,
             run_dir=run_dir,
+            before_connect=wait_for_torch,
             before_workers=before_workers,
         )
 
     with ClusterAhead(start) as ahead:
+        # Ray's daemons, which are processes of their own, come up meanwhile. This process connects to them behind it:
+        # that looks into torch, and of two threads that import it at a time one gets parts of it.
+        try:
+            import torch  # noqa: F401
+        finally:
+            torch_is_there.set()
         yield ahead
 
 

@@ -97,11 +97,10 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     model = {"model_type": "llama"} if quickstart else nothing
     if not quickstart and not found.names("model.path"):
         model = found.look(lambda: model_fields(config), nothing)
-    _check_data(config, registry, found, of_pairs=training.pairs is not None)
+    notices = _check_data(config, registry, found, training)
     if training is Training.RL:
-        notices = _check_rl(checked, registry, found, device, model)
+        notices = [*notices, *_check_rl(checked, registry, found, device, model)]
     else:
-        notices = []
         _check_supervised(checked, training.pairs, registry, found, device, model)
     if found:
         found.refuse()
@@ -136,14 +135,17 @@ def _shortened(
     return settings.given(WARMUP, config.trainer.optimizer_steps // 10).read(registry, base)
 
 
-def _check_data(config: RunConfig, registry: Registry, found: Findings, *, of_pairs: bool) -> None:
+def _check_data(config: RunConfig, registry: Registry, found: Findings, training: Training) -> Sequence[str]:
+    """Returns what a person should know of the rows."""
     from rlsdk.trainer.data_sources import check_rows, source_checks
 
     if found.names("data.train"):
-        return
+        return ()
     are_there = [found.look(check, False) for check in source_checks(config, registry)]
-    if all(are_there):
-        found.look(lambda: check_rows(config, registry, of_pairs=of_pairs), None)
+    if not all(are_there):
+        return ()
+    of_pairs, rewarded = training.pairs is not None, training is Training.RL
+    return found.look(lambda: check_rows(config, registry, of_pairs=of_pairs, rewarded=rewarded), ())
 
 
 def _check_rl(

@@ -22,6 +22,7 @@ from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.interfaces import ConfigError, RlsdkError
+from rlsdk.kit.atomic import atomic_write_bytes
 from rlsdk.views.terminal import SafeConsole
 
 RESULTS = "chaos.json"
@@ -55,6 +56,12 @@ def run(
     say.print(f"undisturbed run: {max(whole.updates())} steps; {folder}", markup=False)
     save(args, folder, outcomes)
     waiting = deque(islice(cycle(chosen), wanted))
+
+    def keep(found: Sequence[Outcome]) -> None:
+        """A campaign that is cut has the rows of all faults that were over."""
+        say.print(line_of(found[-1]), markup=False)
+        save(args, folder, [*outcomes, *found])
+
     while waiting and (not minutes or time.monotonic() < deadline):
         number = 1 + max((int(path.stem.partition("_")[2]) for path in folder.glob("faults_*.txt")), default=0)
         outcomes += strike(
@@ -64,7 +71,7 @@ def run(
             chance,
             most=per_run,
             goes_on=lambda: not minutes or time.monotonic() < deadline,
-            report=lambda outcome: say.print(line_of(outcome), markup=False),
+            report=keep,
         )
         save(args, folder, outcomes)
     say.print(table_of(outcomes))
@@ -98,8 +105,9 @@ def earlier(args: Sequence[str], folder: Path) -> list[Outcome]:
 
 
 def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Whole, or as it was before."""
     content = {"arguments": list(args), "outcomes": [asdict(one) for one in outcomes]}
-    (folder / RESULTS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    atomic_write_bytes(folder / RESULTS, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:

@@ -18,6 +18,7 @@ def run(
     only: str,
     report: Path | None,
     verbose: bool,
+    processes: int | None,
 ) -> None:
     """Prints the table of each suite; leaves with 1 when something that is claimed does not hold."""
     from rlsdk.testing.check import check_backend
@@ -26,7 +27,7 @@ def run(
     given = _pairs("--set", "tp_size=2", settings)
     if options:
         given["options"] = _pairs("--option", "enforce_eager=true", options)
-    suites = check_backend(name, kind=_kind(kind), settings=given, only=only, verbose=verbose)
+    suites = check_backend(name, kind=_kind(kind), settings=given, only=only, verbose=verbose, processes=processes)
     if report is not None:
         report.write_text(to_json(suites), encoding="utf-8")
     print_report(suites)

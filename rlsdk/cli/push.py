@@ -86,7 +86,6 @@ def send(upload: Upload) -> str:
     Raises:
         RlsdkError: the hub refuses, or cannot be reached.
     """
-    import httpx
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -98,9 +97,14 @@ def send(upload: Upload) -> str:
     try:
         api.create_repo(upload.repo, private=upload.private, exist_ok=True)
         done = api.create_commit(upload.repo, changes, commit_message="Upload a model trained with rlsdk")
-    except (HfHubHTTPError, LocalTokenNotFoundError, httpx.HTTPError, ValueError) as error:
+    except (HfHubHTTPError, LocalTokenNotFoundError, ValueError) as error:
         raise RlsdkError(
             f"the hub did not take {upload.repo}: {error}. Log in with a token that may write: hf auth login, or set "
             "HF_TOKEN"
+        ) from error
+    except Exception as error:  # Of the HTTP library under the hub's client, which differs by the client's version.
+        raise RlsdkError(
+            f"{upload.repo} was not sent, because the hub cannot be reached: {type(error).__name__}: {error}. Fix the "
+            "network (HF_ENDPOINT names a mirror), then run the same command again"
         ) from error
     return str(done.repo_url)

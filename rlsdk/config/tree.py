@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.config.explain import dotted, shown
 from rlsdk.config.problem import Problem
+from rlsdk.config.variables import VARIABLE
 from rlsdk.config.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError, nearest
 
@@ -32,7 +33,10 @@ class Tree:
             text = file.read_text(encoding="utf-8")
         except FileNotFoundError as error:
             beside = (path.name for pattern in ("*.yaml", "*.yml") for path in file.absolute().parent.glob(pattern))
-            raise ConfigError(f"--config {str(file)[:200]!r}: no such file{nearest(file.name, beside)}") from error
+            close = nearest(file.name, beside)
+            if VARIABLE.search(str(file)):
+                close = "; the shell replaces variables outside of single quotes only: write the name in double quotes"
+            raise ConfigError(f"--config {str(file)[:200]!r}: no such file{close}") from error
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {why}") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
 
-from rlsdk.data.files import existing_file, load_csv, load_json, load_parquet, local_path
+from rlsdk.data.files import SUFFIXES, NoFileError, existing_file, load_csv, load_json, load_parquet, local_path
 from rlsdk.data.generated import load_reasoning_gym
 from rlsdk.data.hub import load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
@@ -33,8 +33,6 @@ Loader: TypeAlias = Callable[..., Iterable[object]]
 """`load(rest, **options)` yields mappings of fields, or `DataRow`s. One that takes an argument `limit` is told how many
 rows are wanted; of any other the first so many are taken."""
 
-SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-"""Of a file -> the registered source that reads it."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 
@@ -85,7 +83,20 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
     """
     source = parse_source(name, kinds)
     if source.kind in SUFFIXES.values():
-        existing_file(source.rest)
+        try:
+            existing_file(source.rest)
+        except NoFileError as error:
+            if error.is_named:
+                raise
+            raise DataError(f"{error}. {_other_sources(kinds)}") from error
+
+
+def _other_sources(kinds: Collection[str]) -> str:
+    """What else a source of data may be, for one whose file is not there."""
+    others = ["a folder saved by `datasets`", "a dataset of the hub (org/name)"]
+    if "reasoning_gym" in kinds:
+        others.append("a task that makes its own rows (reasoning_gym:chain_sum, with the reward reasoning_gym)")
+    return f"Without a file, a source is {', '.join(others[:-1])} or {others[-1]}"
 
 
 def load_rows(

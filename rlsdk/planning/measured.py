@@ -89,6 +89,7 @@ def measured_rates(
     # In sampled tokens, as the simulation counts: what their prompts cost is in it.
     trained = median(sum(steps[step].lengths) / training_s(step, timed, updates) for step in later)
     prompt = median(prompt_tokens(steps[step], timed[step]) for step in later)
+    decoded_at = [seconds_over_fit(steps[step], devices, latency, decode, per_sample) for step in later]
     whole = 1.0 + prompt / mean(max(mean(steps[step].lengths), 1.0) for step in later)
     rates = Rates(
         decode_s=decode,
@@ -101,10 +102,28 @@ def measured_rates(
         sync_s=median(timed[step].get("time/sync_s", 0.0) for step in later),
         controller_s=median(timed[step].get("time/controller_cpu_s", 0.0) for step in later),
         cores=devices.cores,
+        update_variation=variation([sum(steps[s].lengths) / training_s(s, timed, updates) for s in later]),
+        decode_variation=variation(decoded_at),
         max_running=devices.max_running,
         devices_per_replica=devices.per_replica,
     )
     return rates, [max(length, 1) for step in steps.values() for length in step.lengths]
+
+
+def variation(values: Sequence[float]) -> float:
+    """Standard deviation of the logarithm, by the middle two thirds: the few steps in which something else had the
+    machine do not count."""
+    low, high = np.quantile(np.log(np.maximum(values, 1e-9)), [0.16, 0.84])
+    return float(high - low) / 2
+
+
+def seconds_over_fit(samples: StepSamples, devices: Devices, latency: float, decode: float, per_sample: float) -> float:
+    """Seconds until the last sample of a step was there, over those of the fit; see `fit_decoding`."""
+    lengths = np.sort(np.asarray(samples.lengths))
+    longest = int(lengths[-1])
+    beside = _decoded(lengths, devices.replicas)[longest] - longest
+    fitted = float(latency + longest * decode + per_sample * beside)
+    return (max(samples.ends) - samples.start) / max(fitted, 1e-9)
 
 
 def _later(steps: Mapping[int, StepSamples]) -> list[StepSamples]:

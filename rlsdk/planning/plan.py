@@ -18,6 +18,7 @@ from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles import placement_of, resolve_device, roles
 from rlsdk.trainer.turns import shared_pools
+from rlsdk.trainer.watch import setting_notices
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
 """Of the training ranks, and of the places that weights are brought to."""
@@ -62,6 +63,8 @@ class RunPlan:
     prediction: Prediction | None
     unknown: tuple[str, ...]
     """What could not be worked out, and why."""
+    notices: tuple[str, ...] = ()
+    """Settings that can spoil the run, as its own output says them when it starts."""
 
     @property
     def peak(self) -> PhaseMemory:
@@ -172,6 +175,7 @@ def make_plan(
         host_bytes=max(host.values(), default=0),
         prediction=prediction,
         unknown=tuple(unknown),
+        notices=tuple(setting_notices(config, registry)),
     )
 
 

@@ -34,6 +34,11 @@ class Rates:
     """Processors of the machine, where the devices are some of them: while as many devices work, what the controller
     takes is theirs, and a training device that sends weights shares its processor with the update. 0: the controller
     has processors of its own, and so has what sends weights."""
+    update_variation: float = 0.0
+    """Of an update's seconds from step to step: standard deviation of their logarithm. Where both halves take about as
+    long, constant rates would have every sample end just before new weights come, and no sample go on under them."""
+    decode_variation: float = 0.0
+    """The same of a replica's decoding steps, from the samples of one step to those of the next."""
     max_running: int = 256
     """Samples that one replica decodes at once."""
     devices_per_replica: int = 1

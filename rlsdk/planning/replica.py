@@ -15,7 +15,7 @@ from rlsdk.planning.rates import Rates
 class Replica:
     """Samples that are decoded together."""
 
-    __slots__ = ("admitted", "heap", "made", "occupied", "rates", "since", "slowdown", "stamp", "waiting")
+    __slots__ = ("admitted", "heap", "made", "occupied", "pace", "rates", "since", "slowdown", "stamp", "waiting")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -30,6 +30,8 @@ class Replica:
         self.since = 0.0
         self.stamp = 0
         self.slowdown = 1.0
+        self.pace = 1.0
+        """Seconds of its decoding steps now, over those of the rates."""
         self.occupied = 0.0
         """Places times seconds."""
 
@@ -42,7 +44,8 @@ class Replica:
         self.since = now
 
     def step_s(self) -> float:
-        return self.slowdown * (self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1))
+        seconds = self.rates.decode_s + self.rates.decode_s_per_sample * (len(self.heap) - 1)
+        return self.slowdown * self.pace * seconds
 
     def fill(self) -> None:
         """Waiting samples take free places."""
@@ -60,4 +63,4 @@ class Replica:
     def recompute_s(self) -> float:
         """Seconds for the keys and values of what runs."""
         tokens = len(self.heap) * (self.made + self.rates.prompt_tokens) - self.admitted
-        return max(tokens, 0.0) / self.rates.prefill_tokens_per_s
+        return self.pace * max(tokens, 0.0) / self.rates.prefill_tokens_per_s

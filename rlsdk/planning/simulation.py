@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
 
 from rlsdk.planning.rates import Rates, Setting, Simulated
 from rlsdk.planning.replica import Replica
@@ -13,18 +16,30 @@ from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule
 from rlsdk.rollouts.schedule import Command
 
 
+class _Kind(IntEnum):
+    """What an event of the clock is."""
+
+    DECODED = auto()
+    """A replica has drawn the last token of a sample."""
+    SAMPLED = auto()
+    """The controller has that sample."""
+    GRADED = auto()
+    """A sample has its grade."""
+    UPDATED = auto()
+    """The update of a step is done."""
+    PUBLISHED = auto()
+    """Every replica serves the weights of a step."""
+
+
 @dataclass(kw_only=True)
 class _Clock:
     """Events to come, in time and then in the order in which they were planned."""
 
-    heap: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    heap: list[tuple[float, int, _Kind, int, int]] = field(default_factory=list)
     count: itertools.count[int] = field(default_factory=itertools.count)
 
-    def plan(self, at: float, kind: int, what: int, stamp: int = 0) -> None:
+    def plan(self, at: float, kind: _Kind, what: int, stamp: int = 0) -> None:
         heapq.heappush(self.heap, (at, next(self.count), kind, what, stamp))
-
-
-SAMPLE, UPDATED, PUBLISHED, MADE, GRADED = range(5)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +72,7 @@ class Simulation:
         self.began: dict[int, int] = {}
         """By group: the step whose weights were served when it began."""
         self.clock = _Clock()
+        self.chance = random.Random(0)
         self.training: _Training | None = None
         self.slowdown = 1.0
         self.now = 0.0
@@ -83,16 +99,16 @@ class Simulation:
             at, _, kind, what, stamp = heapq.heappop(self.clock.heap)
             self.now = at
             match kind:
-                case 0:
+                case _Kind.DECODED:
                     self.sample_ended(what, stamp)
-                case 1:
-                    self.updated(what, stamp)
-                case 2:
-                    self.go_on(what)
-                case 3:
+                case _Kind.SAMPLED:
                     self.sampled(what)
-                case _:
+                case _Kind.GRADED:
                     self.graded(what)
+                case _Kind.UPDATED:
+                    self.updated(what, stamp)
+                case _Kind.PUBLISHED:
+                    self.go_on(what)
             if self.rates.cores:
                 self.share_cores()
         return self.result()
@@ -134,12 +150,13 @@ class Simulation:
 
     def start(self, groups: Sequence[int]) -> None:
         """A group goes whole to the replica with the least to do."""
-        count, touched = self.setting.samples_per_group, set()
+        count, touched, rates = self.setting.samples_per_group, set(), self.rates
         for group in groups:
             at = self.least()
             replica = self.replicas[at]
             if at not in touched:
                 replica.advance(self.now, paused=self.paused)
+                replica.pace = self.vary(rates.decode_variation)
                 touched.add(at)
             first = group * count
             lengths = [self.lengths[(first + k) % len(self.lengths)] for k in range(count)]
@@ -150,6 +167,10 @@ class Simulation:
             heapq.heappush(self.load, (self.outstanding[at], at))
         for at in touched:
             self.replan(at)
+
+    def vary(self, variation: float) -> float:
+        """A factor of 1 on the average; the same ones in every simulation."""
+        return math.exp(self.chance.gauss(-0.5 * variation**2, variation)) if variation else 1.0
 
     def least(self) -> int:
         while self.load[0][0] != self.outstanding[self.load[0][1]]:
@@ -163,7 +184,7 @@ class Simulation:
         replica.stamp += 1
         end = None if self.paused else replica.next_end()
         if end is not None:
-            self.clock.plan(end, SAMPLE, at, replica.stamp)
+            self.clock.plan(end, _Kind.DECODED, at, replica.stamp)
 
     def sample_ended(self, at: int, stamp: int) -> None:
         replica = self.replicas[at]
@@ -177,7 +198,7 @@ class Simulation:
         heapq.heappush(self.load, (self.outstanding[at], at))
         self.replan(at)
         if self.rates.latency_s:
-            self.clock.plan(self.now + self.rates.latency_s, MADE, group)
+            self.clock.plan(self.now + self.rates.latency_s, _Kind.SAMPLED, group)
         else:
             self.sampled(group)
 
@@ -189,7 +210,7 @@ class Simulation:
             if self.setting.drains and self.rates.grade_s:
                 self.tell(Sampled(group))
         if self.rates.grade_s:
-            self.clock.plan(self.now + self.rates.grade_s, GRADED, group)
+            self.clock.plan(self.now + self.rates.grade_s, _Kind.GRADED, group)
         else:
             self.graded(group)
 
@@ -207,14 +228,14 @@ class Simulation:
         self.stale.append(ages)
         tokens = sum(self.tokens.pop(group) for group in groups)
         devices = self.setting.devices if self.setting.shared else self.setting.train_devices
-        seconds = tokens / (devices * self.rates.train_tokens_per_s)
+        seconds = self.vary(self.rates.update_variation) * tokens / (devices * self.rates.train_tokens_per_s)
         if self.setting.shared:
             seconds += self.rates.switch_s
         elif self.setting.max_staleness:
             seconds += self.rates.sending_s
         self.training = _Training(step=step, left_s=seconds, since=self.now)
         self.trained_s.append(self.now)
-        self.clock.plan(self.now + seconds * self.slowdown, UPDATED, step)
+        self.clock.plan(self.now + seconds * self.slowdown, _Kind.UPDATED, step)
 
     def updated(self, step: int, stamp: int) -> None:
         if self.training is None or (step, stamp) != (self.training.step, self.training.stamp):
@@ -247,7 +268,7 @@ class Simulation:
             training.left_s -= (self.now - training.since) / before
             training.since, training.stamp = self.now, training.stamp + 1
             end = self.now + max(training.left_s, 0.0) * slowdown
-            self.clock.plan(end, UPDATED, training.step, training.stamp)
+            self.clock.plan(end, _Kind.UPDATED, training.step, training.stamp)
 
     def publish(self, step: int) -> None:
         """Replicas stand still; what runs is made ready for the new weights."""
@@ -259,7 +280,7 @@ class Simulation:
         self.paused = True
         for replica in self.replicas:
             replica.stamp += 1
-        self.clock.plan(self.now + seconds, PUBLISHED, step)
+        self.clock.plan(self.now + seconds, _Kind.PUBLISHED, step)
 
     def go_on(self, step: int) -> None:
         for replica in self.replicas:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
-from rlsdk.rewards.load import load_function, prepared_by, target_of
+from rlsdk.rewards.load import checks_rows, load_function, prepared_by, target_of
 from rlsdk.rewards.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
-from rlsdk.rewards.routing import check_routes
+from rlsdk.rewards.routing import applies_to, check_routes
 from rlsdk.rewards.runner import RewardRunner
 from rlsdk.rewards.scoring import CombinedScorer, Scorer
 
@@ -20,7 +20,9 @@ __all__ = [
     "RewardResult",
     "RewardRunner",
     "Scorer",
+    "applies_to",
     "check_routes",
+    "checks_rows",
     "failures_of",
     "final_answer",
     "load_function",

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are no answer to anything, and would be parsed at quadratic cost."""
+NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
 MARKS = ("####", r"\boxed", r"\fbox", "<answer>")
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[+-]?\.[0-9]+")

@@ -6,7 +6,8 @@ import re
 from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer, has_mark, parse_number
+from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, parse_number
+from rlsdk.rewards.load import checks_rows
 from rlsdk.rewards.notation import plain, unwrap
 from rlsdk.rewards.quantity import Quantity, parse_quantity
 from rlsdk.rewards.structure import split_name
@@ -25,6 +26,7 @@ _ANNOUNCED = re.compile(
 )
 
 
+@checks_rows
 def gsm8k(sample: RewardSample) -> float:
     r"""1 when the response's final number equals the reference's, exactly; 0 otherwise.
 
@@ -44,6 +46,7 @@ def gsm8k(sample: RewardSample) -> float:
     return float(found is not None and wanted.same(found))
 
 
+@checks_rows
 def choice(sample: RewardSample) -> float:
     r"""1 when the response's final letter is the reference's; 0 otherwise.
 
@@ -63,7 +66,7 @@ def choice(sample: RewardSample) -> float:
 def _reference(sample: RewardSample) -> str:
     """The final answer of the reference, which may be a worked solution."""
     if sample.answer is None:
-        raise ValueError("the data row has no reference answer; set data.answer_field")
+        raise ValueError(NO_ANSWER)
     marked = final_answer(sample.answer)
     return sample.answer.strip() if marked is None else marked
 

@@ -27,6 +27,13 @@ def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
     return mark
 
 
+def checks_rows(function: F) -> F:
+    """Marks a reward function that is quick for an empty response, and raises ValueError then for a row that it cannot
+    grade, whatever the response: rows are checked with it before a run starts."""
+    function.checks_rows = True  # type: ignore[attr-defined]
+    return function
+
+
 def target_of(function: Callable[..., Any]) -> str:
     """The text by which another process can load this function: `module:name`, or `file.py:name` for the script that
     is being run.

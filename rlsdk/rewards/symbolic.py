@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, import_math_verify, objection
-from rlsdk.rewards.answer import final_answer, has_mark, parse_number
-from rlsdk.rewards.load import prepared_by
+from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, parse_number
+from rlsdk.rewards.load import checks_rows, prepared_by
 from rlsdk.rewards.notation import plain
 from rlsdk.rewards.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit
 from rlsdk.rewards.structure import Answer, Part, is_relation, read
@@ -29,6 +29,7 @@ _BELOW = re.compile(r"([a-zA-Z])([<≤])([^<≤]+)")
 Same = Callable[[Part, Part], bool]
 
 
+@checks_rows
 @prepared_by(import_math_verify)
 def math(sample: RewardSample, *, ordered: bool = False) -> float:
     r"""1 when the response's final answer equals the reference; 0 otherwise.
@@ -47,7 +48,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
         ValueError: the data row has no reference answer.
     """
     if not sample.answer:
-        raise ValueError("the data row has no reference answer; set data.answer_field")
+        raise ValueError(NO_ANSWER)
     given = _candidate(sample.response)
     if not given:
         return 0.0

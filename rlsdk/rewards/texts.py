@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer, has_mark
+from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark
+from rlsdk.rewards.load import checks_rows
 
 MAX_CHARS = 4_096
 """Of a text whose edit distance is taken; the cost is quadratic."""
@@ -21,6 +22,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 
+@checks_rows
 def exact(sample: RewardSample, *, field: str | None = None, ignore_case: bool = False) -> float:
     """1 when the response's answer is one of the references, blanks at the ends and runs of blanks aside.
 
@@ -36,6 +38,7 @@ def exact(sample: RewardSample, *, field: str | None = None, ignore_case: bool =
     return float(any(given == _spaced(wanted, ignore_case) for wanted in references(sample, field)))
 
 
+@checks_rows
 def fuzzy(
     sample: RewardSample,
     *,
@@ -138,8 +141,7 @@ def references(sample: RewardSample, field: str | None) -> list[str]:
     found = sample.answer if field is None else sample.row.get(field)
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        where = "reference answer; set data.answer_field" if field is None else f"text or list of texts in {field!r}"
-        raise ValueError(f"the data row has no {where}")
+        raise ValueError(NO_ANSWER if field is None else f"the data row has no text or list of texts in {field!r}")
     return texts
 
 

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -192,8 +193,15 @@ def test_one_run_is_struck_again_as_soon_as_it_got_on(loses: bool, tmp_path: Pat
     assert whole.process.wait(60) == 0
     waiting = deque(Fault(role="controller", moment=moment) for moment in ("update", "update", "update", "save"))
     run, told = trainer("run", *["loses"] * loses), list[str]()
-    found = strike(run, waiting, whole, random.Random(3), report=lambda outcome: told.append(outcome.fault))
+    cost_so_far = list[int]()
+
+    def report(so_far: Sequence[Outcome]) -> None:
+        told.append(so_far[-1].fault)
+        cost_so_far.append(sum(outcome.prompts_lost for outcome in so_far))
+
+    found = strike(run, waiting, whole, random.Random(3), report=report)
     assert told == [outcome.fault for outcome in found]
+    assert bool(cost_so_far[1]) == loses  # known before the run is over; what is still to come is not lost
     assert not waiting
     assert [outcome.struck for outcome in found] == [True, True, True, False]  # nothing is saved
     assert [outcome.commands for outcome in found] == [2, 2, 2, 1]

@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "typo.jsonl").write_text('{"promt": "1+1", "answer": "2"}\n' * 8)
     (made / "broken.jsonl").write_text('{"question": "1+1"}\n{"question": oops\n')
     (made / "one.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
+    (made / "unsolved.jsonl").write_text("".join(f'{{"question": "{n}", "solution": "B"}}\n' for n in range(9)))
     (made / "bare").mkdir()
     return made
 
@@ -55,6 +56,14 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
             ["cannot hold out 256", "20 distinct", "`--data.num_eval_rows 2`"],
         ),
         (["--data", "one.jsonl"], ["8 rows with 1 distinct question;"]),
+        (
+            ["--data", "unsolved.jsonl", "--reward", "choice"],
+            ["(choice): none of the 9 rows", "unsolved.jsonl:1", "--data.answer_field FIELD", "'solution'"],
+        ),
+        (
+            ["--reward", "choice"],
+            ["none of the 20 rows", "rows.jsonl:1", "reference answer '1' is not a single letter"],
+        ),
         (["--data.prompt_template", "{promt} hi"], ["no field 'promt'", "did you mean 'prompt'?"]),
         (["--trainer.steps"], ["trainer.steps: no value was given", "--trainer.steps VALUE"]),
         (["--train.device", "cuda"], ["train.device: unknown key", "there is placement.device"]),
@@ -69,6 +78,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["-model", "m1"], ["flags begin with two dashes: --model"]),
         (["run.yaml"], ["a file is given as --config run.yaml"]),
         (["--config", "runn.yaml"], ["'runn.yaml': no such file; did you mean 'run.yaml'?"]),
+        (["--config", "${HOME}/run.yaml"], ["no such file; the shell replaces variables outside of single quotes"]),
     ],
     ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("-") else None,
 )

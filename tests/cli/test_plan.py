@@ -436,6 +436,26 @@ def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
     assert "does not fit: phase" in capsys.readouterr().out
 
 
+def test_tables_fit_a_terminal_of_80_columns_and_notes_stand_at_the_end(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Roles in pools of their own, and a model whose name alone is half a line."""
+    named = tmp_path / ("a-model-with-a-name-of-48-letters-" + "x" * 14)
+    named.symlink_to(model)
+    args = ["--model", str(named), *TASK, "--placement.preset", "disaggregated", "--algorithm.advantage", "gae",
+            "--algorithm.kl_coef", "0.1", "--trainer.updates_per_step", "3",
+            "--placement.devices_per_node", "4"]  # fmt: skip
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        run(args, hardware="24GiB:1x4", calibration=None, as_json=False)
+        tables, _, end = capsys.readouterr().out.rstrip().rpartition("\n\n")
+        note, *_, verdict = end.splitlines()
+        assert max(map(len, tables.splitlines())) <= width
+        assert note.startswith("note: trainer.updates_per_step 3: 512 samples a step")
+        assert note.endswith("`--trainer.updates_per_step 2` makes them equal")
+        assert verdict.startswith("fits: ")
+
+
 SCHEMA = {
     "hardware": ["device", "device_bytes", "devices_per_node", "name", "num_nodes"],
     "roles": [

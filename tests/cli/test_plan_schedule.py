@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlsdk.cli.plan_schedule import devices_of_run, run
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
-from rlsdk.planning.measured import Devices, measured_rates
+from rlsdk.planning.measured import Devices, measured_rates, variation
 from rlsdk.planning.rates import Rates, Setting
 from rlsdk.planning.replica import Replica
 from rlsdk.planning.simulation import simulate
@@ -115,6 +115,28 @@ def test_a_long_tail_is_hidden_only_where_samples_go_on() -> None:
     partial = simulate(setting(4, train=8, partial=True), RATES, lengths, steps=30)
     assert drained.step_s == pytest.approx(10.0 + 0.5)
     assert partial.step_s < 0.5 * drained.step_s
+
+
+def test_where_both_halves_take_as_long_their_variation_makes_samples_go_on() -> None:
+    """As measured: with constant rates every sample ends just before new weights come, and nothing is made again; a
+    twentieth more or less from step to step is enough that some run then, and their keys and values cost time."""
+    work = Setting(
+        train_devices=1, rollout_devices=1, groups_per_step=4, samples_per_group=6, max_staleness=2, partial=True
+    )
+    rates = Rates(
+        decode_s=1.4e-3, decode_s_per_sample=0.095e-3, prefill_tokens_per_s=23_400, prompt_tokens=20,
+        train_tokens_per_s=24 * 80 / 0.32, sync_s=0.012, max_running=256,
+    )  # fmt: skip
+    constant = simulate(work, rates, [80], steps=100).step_s
+    assert constant == pytest.approx(0.32, rel=0.01)
+    varied = replace(rates, update_variation=0.05, decode_variation=0.05)
+    found = simulate(work, varied, [80], steps=100).step_s
+    assert 1.1 * constant < found < 1.4 * constant
+    assert simulate(work, varied, [80], steps=100).step_s == found
+    # Halves that wait for each other in any case lose little.
+    plain = replace(work, max_staleness=0, partial=False)
+    together = simulate(plain, rates, [80], steps=100).step_s
+    assert simulate(plain, varied, [80], steps=100).step_s == pytest.approx(together, rel=0.01)
 
 
 @settings(max_examples=25, deadline=None)
@@ -242,6 +264,17 @@ def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float,
     pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
     found = simulate(pools, rates, lengths, steps=10).step_s
     assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
+
+
+def test_how_much_steps_vary_comes_from_a_run(tmp_path: Path) -> None:
+    """Every update takes as long for a token, and then every second one a fifth more; decoding follows its fit."""
+    devices = Devices(train=1, replicas=2, per_replica=1, max_running=64)
+    metrics = written_run(tmp_path, decode=0.01, per_sample=0.002, latency=0.05)
+    rates, _ = measured_rates(tmp_path, metrics, devices)
+    assert rates.decode_variation < 0.005
+    assert variation([1.0] * 20) == 0.0
+    assert variation([1.0, 1.2] * 20) == pytest.approx(np.log(1.2) / 2)
+    assert variation([*np.exp(np.random.default_rng(0).normal(0, 0.1, 4000)), 50.0]) == pytest.approx(0.1, rel=0.05)
 
 
 def test_what_a_further_sample_adds_is_seen_in_runs_with_other_batches(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,6 +130,19 @@ def test_a_refusal_of_the_hub_is_said_with_the_way_in(
     assert code_of(["push", str(model), "me/model"]) == 1
     assert "the hub did not take me/model" in (said := capsys.readouterr().err)
     assert "hf auth login" in said
+
+
+def test_a_hub_that_cannot_be_reached_is_a_message(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as nobody:  # listens to nobody
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", url)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        assert code_of(["push", str(model), "me/model"]) == 1
+    assert "me/model was not sent, because the hub cannot be reached: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("repo", ["model", "a/b/c", "../x", "a b/c", "https://hub/a"])

@@ -56,6 +56,40 @@ def test_each_way_to_stop_saves_first_and_says_which_it_was(number: signal.Signa
     assert (tmp_path / "saved").exists()
 
 
+PREEMPTED = """
+import sys, time
+from pathlib import Path
+from rlsdk.api.signals import stop_on_signal
+from rlsdk.trainer.stopping import StopFlag
+
+stop = StopFlag()
+with stop_on_signal(stop.set, lambda text: print(text, flush=True), preempt=stop.preempt) as stopped:
+    with stop.interrupting(lambda: print("rollout is given up", flush=True), float(sys.argv[2])):
+        print("ready", flush=True)
+        time.sleep(float(sys.argv[3]))  # an update that runs
+        Path(sys.argv[1]).write_text("saved")
+sys.exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("update_s", "is_saved"), [(1.5, True), (120.0, False)])
+def test_a_machine_that_is_taken_away_gets_its_step_saved_within_the_deadline_or_is_left(
+    update_s: float, is_saved: bool, tmp_path: Path
+) -> None:
+    """An update that ends within the deadline is saved; one that does not is left, with the same exit code."""
+    deadline_s = 60.0 if is_saved else 1.0
+    command = [sys.executable, "-c", PREEMPTED, str(tmp_path / "saved"), str(deadline_s), str(update_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        said = process.stdout.read()
+        assert process.wait(30) == 75
+    assert "rollout is given up" in said
+    assert "stopping for SIGTERM" in said
+    assert (tmp_path / "saved").exists() == is_saved
+
+
 def test_before_a_step_has_begun_the_first_one_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
     """A real start, interrupted behind its first line: Ray and the workers are coming up then."""
     command = [sys.executable, "-m", "rlsdk.cli", "train", "--placement.device", "cpu"]

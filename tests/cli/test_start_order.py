@@ -1,4 +1,4 @@
-"""What comes first when a run starts: refusals without torch and Ray, then torch, then Ray."""
+"""What comes first when a run starts: refusals without torch and Ray, then Ray's daemons, torch, and the workers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlsdk.cli import main
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer import devices
 
-def start_cluster(table, *_, before_workers, **__):
-    whole = hasattr(sys.modules.get("torch"), "compile")
-    names = [role.name for role in table]
-    print("roles:", names, "whole torch:", whole, "transformers:", "transformers" in sys.modules)
+def start_cluster(table, *_, before_connect, before_workers, **__):
+    print("roles:", [role.name for role in table], "whole torch:", hasattr(sys.modules.get("torch"), "compile"))
+    before_connect()
+    print("connects to whole torch:", hasattr(sys.modules["torch"], "compile"))
     before_workers()
     print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"))
     print("httpx:", "httpx" in sys.modules, flush=True)
@@ -50,11 +50,12 @@ def test_data_that_is_not_there_is_refused_without_torch_and_without_ray(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_cluster_is_begun_behind_torch_and_before_all_else_is_imported(tmp_path: Path) -> None:
+def test_the_cluster_is_begun_before_torch_and_connected_behind_it(tmp_path: Path) -> None:
     """Ray's daemons and the workers' own imports take as long as this program's: they go on side by side. But two
-    threads that import torch at a time get parts of it, and Ray's start looks into it."""
+    threads that import torch at a time get parts of it, and connecting to Ray looks into it."""
     done = python(STARTED, tmp_path, "train", "--sft.steps", "0")
-    assert "roles: ['actor', 'rollout'] whole torch: True transformers: False" in done.stdout, done.stderr
+    assert "roles: ['actor', 'rollout'] whole torch: False" in done.stdout, done.stderr
+    assert "connects to whole torch: True" in done.stdout
     assert "whole: True" in done.stdout, "workers come after torch: Ray imports it with the first"
     assert "httpx: False" in done.stdout, "only who asks a service needs it: 0.17 CPU s"
     assert done.returncode == 2

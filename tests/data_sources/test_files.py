@@ -194,8 +194,26 @@ def test_a_missing_file_names_the_nearest_one(load: Load, tmp_path: Path) -> Non
     write_lines(tmp_path / "train.jsonl", {"q": 1})
     with pytest.raises(DataError, match=r"trian.jsonl: no such file; did you mean 'train.jsonl'"):
         load(tmp_path / "trian.jsonl")
-    with pytest.raises(DataError, match="does not exist either"):
-        load(tmp_path / "nowhere" / "train.jsonl")
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(DataError, match=r"the folder '.*/rosw' does not exist either; did you mean 'rows'"):
+        load(tmp_path / "rosw" / "deep" / "train.jsonl")
+
+
+def test_where_no_name_is_near_the_files_of_the_folder_are_listed(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"missing.jsonl: no such file; '.*' has no file of rows$"):
+        load(tmp_path / "missing.jsonl")
+    for at in range(7):
+        write_lines(tmp_path / f"{at}.csv", {"q": 1})
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"has 0.csv, 1.csv, 2.csv, 3.csv, 4.csv and 2 more$"):
+        load(tmp_path / "missing.jsonl")
+
+
+def test_a_source_whose_file_is_not_there_says_what_else_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"hub \(org/name\) or a task that .*reasoning_gym:chain_sum"):
+        check_source(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf", "reasoning_gym"])
+    with pytest.raises(DataError, match=r"saved by `datasets` or a dataset of the hub \(org/name\)$"):
+        check_source(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf"])
 
 
 def test_a_name_that_is_no_source_lists_what_there_is(load: Load) -> None:

@@ -133,7 +133,7 @@ def test_the_example_passes_its_own_tests_and_holds_what_it_claims(python: Path)
 
 @pytest.mark.parametrize("kind", ["train", "rollout"])
 def test_written_engines_hold_all_that_they_claim(kind: str, rlsdk: Callable[..., str]) -> None:
-    assert f"conformance · {kind} my-{kind} · " in rlsdk("plugins", "check", f"my-{kind}")
+    assert f"conformance · {kind} my-{kind} · " in rlsdk("plugins", "check", f"my-{kind}", "--processes", "1")
 
 
 def test_a_run_uses_all_of_them_at_once(rlsdk: Callable[..., str], model: str, tmp_path: Path) -> None:

@@ -45,10 +45,23 @@ def check_plugin(
         typer.Option(help="Also write the report into this JSON file; a check that is cut short writes none."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="That run the suite together; unset: two for a whole suite on a CPU, else one."),
+    ] = None,
 ) -> None:
     from rlsdk.cli.check import run
 
-    run(name, kind=kind, options=option or [], settings=setting or [], only=only, report=report, verbose=verbose)
+    run(
+        name,
+        kind=kind,
+        options=option or [],
+        settings=setting or [],
+        only=only,
+        report=report,
+        verbose=verbose,
+        processes=processes,
+    )
 
 
 @plugins_app.command("new", help="A new distribution from a template that passes its tests.")
