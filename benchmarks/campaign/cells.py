@@ -1,8 +1,9 @@
 """Every process of a small run, killed at every moment: `python -m benchmarks.campaign.cells --minutes 30 --docs`.
 
 `rlsdk chaos` on a run of two pools (an actor, two rollout replicas, graders; a checkpoint after each step) at staleness
-0 and 1. A folder that holds faults gets more of them, those first that were struck least, so a campaign can be made in
-pieces. The table of `docs/reliability.md` is made of the JSON that this writes.
+0 and 1, both at once where there are two cores. A folder that holds faults gets more of them, those first that were
+struck least, so a campaign can be made in pieces, and cut (SIGTERM, Ctrl-C) at any time: each fault that was over is
+there. The table of `docs/reliability.md` is made of the JSON that this writes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,11 +47,15 @@ TASK = (
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.campaign.cells", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="of all; nothing new strikes after this")
     parser.add_argument("--steps", type=int, default=150, help="of each run")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--staleness", type=int, action="append", help=f"unset: {list(STALENESS)}, half the time each")
+    parser.add_argument("--staleness", type=int, action="append", help=f"unset: {list(STALENESS)}")
+    parser.add_argument(
+        "--in-turns", action="store_true", help="one staleness after the other, each its share of the time"
+    )
     parser.add_argument("--kill", action="append", default=[], help="as `rlsdk chaos --kill`")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results" / "cells")
     parser.add_argument("--docs", action="store_true", help=f"write {TABLE.name}, and the table of {PAGE.name}")
@@ -57,27 +63,40 @@ def main() -> None:
     model = args.folder / "model"
     if not model.exists():
         write_tiny_model(model)
-    chosen = args.staleness or STALENESS
-    codes = [strike(staleness, args.minutes / len(chosen), args, model) for staleness in chosen if args.minutes]
-    if args.docs:
-        content = collect(args.folder)
-        TABLE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        write_page(content)
+    chosen = (args.staleness or STALENESS) if args.minutes else ()
+    turns = [[one] for one in chosen] if args.in_turns or (os.cpu_count() or 1) < len(chosen) else [chosen]
+    try:
+        codes = [code for turn in turns for code in strike(turn, args.minutes / len(turns), args, model)]
+    finally:
+        if args.docs:
+            content = collect(args.folder)
+            TABLE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            write_page(content)
     sys.exit(max(codes, default=0))
 
 
-def strike(staleness: int, minutes: float, args: argparse.Namespace, model: Path) -> int:
-    """Some minutes of faults at this staleness; the command's exit code."""
+def strike(chosen: Sequence[int], minutes: float, args: argparse.Namespace, model: Path) -> list[int]:
+    """Some minutes of faults at each staleness, at once; exit codes of the commands."""
     kills = [part for kill in args.kill for part in ("--kill", kill)]
-    return subprocess.run(
-        [
-            sys.executable, "-m", "rlsdk.cli", "chaos", "--model", str(model.resolve()), *TASK, "--trainer.steps",
-            str(args.steps), "--schedule.max_staleness", str(staleness), *kills, "--seed", str(args.seed),
-            "--minutes", str(minutes), "--folder", str(args.folder / f"staleness_{staleness}_steps_{args.steps}"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-    ).returncode  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "rlsdk.cli", "chaos", "--model", str(model.resolve()), *TASK, "--trainer.steps",
+                str(args.steps), "--schedule.max_staleness", str(staleness), *kills, "--seed", str(args.seed),
+                "--minutes", str(minutes), "--folder", str(args.folder / f"staleness_{staleness}_steps_{args.steps}"),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        for staleness in chosen
+    ]  # fmt: skip
+    try:
+        return [process.wait() for process in started]
+    except BaseException:
+        for process in started:
+            process.terminate()  # each ends its own run first
+        for process in started:
+            process.wait()
+        raise
 
 
 def collect(folder: Path) -> dict[str, Any]:

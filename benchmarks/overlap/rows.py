@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.overlap.runs import LOADS, PARTS, STEPS, WARM, Load, run, taken_ms
+from benchmarks.overlap.runs import LOADS, PARTS, SHORT, STEPS, WARM, Load, run, taken_ms
 from rlsdk.cli.plan_schedule import devices_of_run
 from rlsdk.planning.measured import measured_rates, read_steps
 from rlsdk.planning.rates import Setting
@@ -68,12 +68,12 @@ class Measured:
 
 def schedules(name: str) -> Sequence[Sequence[str]]:
     """Arguments of each schedule of a load; the synchronous one comes first."""
-    return ((), STALE, ONWARDS) if name == "balanced" else ((), STALE)
+    return ((), STALE, ONWARDS) if name == f"balanced{SHORT}" else ((), STALE)
 
 
 def folder_of(folder: Path, name: str, extra: Sequence[str], time: int) -> Path:
     """Of one run: of this load and schedule, so many times."""
-    return folder / f"{name.split()[0]}_{_staleness(extra)}_{time}"
+    return folder / f"{name.replace(', ', '_').replace(' ', '_')}_{_staleness(extra)}_{time}"
 
 
 def run_all(model: Path, folder: Path, name: str, time: int) -> None:
@@ -89,7 +89,9 @@ def rows_of(folder: Path, names: Sequence[str], times: int) -> list[Measured]:
     bases = {name: [folder_of(folder, name, (), time) for time in range(times)] for name in names}
     rows = []
     for name in names:
-        others = [base for other, found in bases.items() if other != name for base in found]
+        # A decoding step over longer rows takes longer: what a further sample adds is seen in runs of such steps.
+        same = [other for other in names if other != name and other.endswith(SHORT) == name.endswith(SHORT)]
+        others = [base for other in same for base in bases[other]]
         plain = synchronous(name, bases[name], others)
         rows.append(plain)
         for extra in schedules(name)[1:]:
