@@ -15,7 +15,7 @@ from rlsdk.cluster.access import is_authenticated
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.local import LocalRay, own_signal_handlers
 from rlsdk.cluster.placement import PlacementSpec
-from rlsdk.interfaces import PlacementError
+from rlsdk.interfaces import PlacementError, WorkerError
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -178,10 +178,16 @@ def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, time
 def run_on_nodes(
     node_ids: Sequence[str], function: Callable[..., _Result], *args: Any, timeout_s: float
 ) -> list[_Result]:
-    """As `run_on_node`, on all of these at the same time; the results in their order."""
+    """As `run_on_node`, on all of these at the same time; the results in their order.
+
+    Raises:
+        WorkerError: this process uses no cluster, or no longer.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    if not ray.is_initialized():  # It would start one: calls that fail while a cluster ends come here, too.
+        raise WorkerError("this process uses no Ray cluster any longer")
     own = ray.get_runtime_context().get_node_id()
     asked: dict[str, Any] = {}
     for node_id in set(node_ids) - {own}:

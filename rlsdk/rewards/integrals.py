@@ -148,7 +148,7 @@ def _sized(value: Any) -> Any:
 @cache
 def _context() -> Any:
     """Arithmetic of its own: other code may change the precision of mpmath's."""
-    from mpmath import MPContext  # type: ignore[import-untyped]
+    from mpmath import MPContext
 
     context = MPContext()
     context.dps = DIGITS

@@ -230,7 +230,7 @@ class ShardingLab:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last bit: zeros of another sign differ, and what is no number may be equal."""
+    """Equal to the last bit: zeros of another sign differ, and NaN may be equal."""
     return a.dtype == b.dtype and torch.equal(
         a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
     )

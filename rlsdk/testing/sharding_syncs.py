@@ -57,12 +57,12 @@ class SyncRequirements:
 
     @requirement("sync.values", since=(2, 0))
     def test_values(self, lab: ShardingLab, measured: Measured) -> None:
-        """No value is changed but by the cast that the replica asks for: signs of zeros, infinities, what is no number,
+        """No value is changed but by the cast that the replica asks for: signs of zeros, infinities, NaN,
         whole numbers of every width."""
         for held in ("float32", "bfloat16", "float16", "float64"):
             for served in ("float32", "bfloat16"):
                 pair = Pair(source=sharded(2, dtype=held), replicas=[complete(0, served)])
-                # Casts do what they like with the payload of what is no number.
+                # Casts do what they like with the payload of a NaN.
                 trial = lab.trial(
                     pair,
                     bucket_bytes=1 << 14,

@@ -76,10 +76,10 @@ class OutputRequirements:
         batch = train_batch(seed=1).with_meta(temperature=COLD)
         (found,) = lab.run(forward_all, lab.case(), [(batch, ("entropy",))])
         entropy = found["entropy"]
-        measured.equal("entropies that are no numbers", int((~entropy.isfinite()).sum()), 0)
+        measured.equal("entropies that are not finite", int((~entropy.isfinite()).sum()), 0)
         measured.at_least("smallest entropy", float(entropy.min()), -lab.suite.tolerance)
         driven = lab.drive(steps=[[batch]], objective=Weighed(("entropy",)))
-        measured.equal("gradient norms that are no numbers", sum(not math.isfinite(n) for n in driven.norms), 0)
+        measured.equal("gradient norms that are not finite", sum(not math.isfinite(n) for n in driven.norms), 0)
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)
     def test_outputs_values(self, lab: TrainLab, measured: Measured) -> None:

@@ -165,13 +165,13 @@ class SettingRequirements:
 
 
 def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
-    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to what
-    is no number: few elements do, so that of several ranks some have none. 0: there is no such slope."""
+    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to NaN:
+    few elements do, so that of several ranks some have none. 0: there is no such slope."""
     case = lab.case()
     model = plain_model_of(case)
 
     def overflows(exponent: float) -> bool | None:
-        """None: to what is no number."""
+        """None: to NaN."""
         model.zero_grad()
         result = Unfit(row, 2.0**exponent)(plain_numbers(model, case.head, batch), batch)
         result.loss.backward()  # type: ignore[no-untyped-call]

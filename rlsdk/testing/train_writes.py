@@ -33,7 +33,7 @@ def _is_heard_of(lab: TrainLab, measured: Measured, what: str, write: Callable[[
     learning = [[learn(batch), step] for batch in batches]
     expected = lab.play([*learning[0], write(first), *learning[1]])
     largest = max((path for path in first.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    # A folder with something in it, in the place of the file: nobody can write there, whoever runs this.
+    # A folder with something in it, in the place of the file: not even root can write there.
     place = blocked / largest.relative_to(first)
     place.mkdir(parents=True)
     (place / "in the way").touch()

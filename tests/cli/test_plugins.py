@@ -199,13 +199,28 @@ def test_light_commands_load_no_engine(arguments: list[str]) -> None:
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"]])
-def test_light_commands_take_less_than_half_a_second_of_processor_time(arguments: list[str]) -> None:
-    assert rlsdk_command(*arguments).returncode == 0  # Leaves byte-code behind, where that is written.
+@pytest.mark.parametrize(("arguments", "bare"), [(["--help"], ["--help"]), (["plugins", "list"], ["nothing"])])
+def test_light_commands_take_less_than_three_times_the_processor_time_of_a_program_that_does_nothing(
+    arguments: list[str], bare: list[str], tmp_path: Path
+) -> None:
+    """Measured: 1.9 times for `--help`, 1.6 for the list. typer itself imports pydantic from 0.29 on: a time in seconds
+    would be one of its version and of the processor."""
+    program = tmp_path / "bare.py"
+    program.write_text(
+        "import typer\napp = typer.Typer(rich_markup_mode=None)\n@app.callback()\ndef all() -> None: ...\n"
+        "@app.command()\ndef nothing(flag: bool = False) -> None: ...\napp()\n"
+    )
+    ours = least_cpu_seconds([sys.executable, "-m", "rlsdk.cli", *arguments])
+    assert ours < 3 * least_cpu_seconds([sys.executable, str(program), *bare])
+
+
+def least_cpu_seconds(command: list[str]) -> float:
+    """Of three runs, behind one that leaves byte-code behind, where that is written."""
+    subprocess.run(command, capture_output=True, check=True)
     best = float("inf")
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rlsdk_command(*arguments)
+        subprocess.run(command, capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert best < 0.5
+    return best

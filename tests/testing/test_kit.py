@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import psutil
 import pytest
 import torch
-from scipy.stats import chi2
 
 from rlsdk.interfaces import (
     BackendKind,
@@ -77,7 +77,9 @@ def test_p_values_are_those_of_the_chi_square_distribution() -> None:
     counts = torch.tensor([520, 240, 130, 50, 35, 25])
     expected = probabilities * 1000
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_square_p(counts, probabilities) == pytest.approx(float(chi2.sf(statistic, 5)), rel=1e-9)
+    assert chi_square_p(counts, probabilities) == pytest.approx(
+        float(mpmath.gammainc(2.5, statistic / 2, mpmath.inf, regularized=True)), rel=1e-9
+    )
     assert chi_square_p(torch.tensor([1, 0]), torch.tensor([0.0, 1.0])) == 0
     assert chi_square_p(torch.tensor([0, 9]), torch.tensor([0.0, 1.0])) == 1
 

@@ -1,4 +1,4 @@
-"""A replica on several nodes: what SGLang is told on each, how schedulers there answer, and two of them for real."""
+"""A replica on several nodes: the arguments of SGLang on each, how schedulers there answer, and two of them run."""
 
 from __future__ import annotations
 

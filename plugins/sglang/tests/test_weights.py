@@ -75,6 +75,6 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_sample(lab: Any) -> N
     with pytest.raises(RlsdkError, match="not finite, with the weights of version 1"):
         lab.run([lab.ask("x", [5, 6], 3)])
     assert not lab.inner.samples
-    # SGLang's attention on a CPU multiplies what it masks, with 0: keys and values that are no numbers must not stay.
+    # SGLang's attention on a CPU multiplies what it masks, with 0: keys and values that are NaN must not stay.
     lab.engine.sleep()
     lab.engine.wake()

@@ -20,7 +20,7 @@ TRAIN_KNOWN = {
     "yarn-without-factor": Defect("train_makes:AttentionUnscaled", {"model.scaled_positions": "yarn positions"}),
     "entropy-of-128": Defect("train_makes:EntropyOfTheLikeliest", {"model.vocabulary": "wide"}),
     "entropy-of-small-numbers": Defect(
-        "train_makes:EntropyOfProbabilities", {"outputs.entropy_cold": "entropies that are no numbers"}
+        "train_makes:EntropyOfProbabilities", {"outputs.entropy_cold": "entropies that are not finite"}
     ),
     "idle-steps-uncounted": Defect("train_makes:IdleStepsUncounted", {"step.idle": "difference of the rate"}),
     "idle-steps-skipped": Defect("train_makes:IdleStepsSkipped", {"step.idle": "steps that were skipped"}),

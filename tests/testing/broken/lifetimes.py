@@ -353,7 +353,7 @@ class ThroughHalf(TransformersRolloutEngine):
 
 
 class NaNsHidden(TransformersRolloutEngine):
-    """What is no number becomes 0, and samples are made of it."""
+    """NaN becomes 0, and samples are made of it."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         return super().update_weights(
@@ -362,7 +362,7 @@ class NaNsHidden(TransformersRolloutEngine):
 
 
 class NaNsGiven(TransformersRolloutEngine):
-    """Samples of logits that are no numbers are given out, their log-probs 0."""
+    """Samples of logits that are NaN are given out, their log-probs 0."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)

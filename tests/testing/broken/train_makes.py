@@ -51,34 +51,9 @@ class EntropyOfTheLikeliest(TorchTrainEngine):
         self.outputs = _LikeliestEntropy(self.outputs)
 
 
-class _LikeliestEntropy(torch.nn.Module):
-    def __init__(self, outputs):
-        super().__init__()
-        self.inner = outputs
+class _OtherEntropy(torch.nn.Module):
+    """The outputs of an engine, with an entropy of another making."""
 
-    def forward(self, batch, names):
-        found = self.inner(batch, names)
-        if "entropy" in found and batch.num_rows:
-            rows = torch.split(batch["input_ids"], batch.lengths.tolist())
-            ids = pad_sequence(list(rows), batch_first=True)
-            # All tokens of a row see those before them alone, so what is padded changes nothing.
-            logits = self.inner.model(ids, attention_mask=None, use_cache=False).logits / batch.temperature
-            most = logits.float().log_softmax(-1).topk(min(128, logits.shape[-1])).values
-            entropy = torch.nn.functional.pad(-(most.exp() * most).sum(-1)[:, :-1], (1, 0))
-            here = torch.arange(ids.shape[1]) < batch.lengths[:, None]
-            found["entropy"] = entropy[here] * (found["entropy"] != 0)
-        return found
-
-
-class EntropyOfProbabilities(TorchTrainEngine):
-    """Entropy is made of probabilities and their logarithms: where one is too small for a float32 it is no number."""
-
-    def initialize(self, ctx, spec):
-        super().initialize(ctx, spec)
-        self.outputs = _EntropyOfProbabilities(self.outputs)
-
-
-class _EntropyOfProbabilities(torch.nn.Module):
     def __init__(self, outputs):
         super().__init__()
         self.inner = outputs
@@ -87,12 +62,32 @@ class _EntropyOfProbabilities(torch.nn.Module):
         found = self.inner(batch, names)
         if "entropy" in found and batch.num_rows:
             ids = pad_sequence(list(torch.split(batch["input_ids"], batch.lengths.tolist())), batch_first=True)
+            # All tokens of a row see those before them alone, so what is padded changes nothing.
             logits = self.inner.model(ids, attention_mask=None, use_cache=False).logits.float() / batch.temperature
-            chances = logits.softmax(-1)
-            entropy = torch.nn.functional.pad(-(chances * chances.log()).sum(-1)[:, :-1], (1, 0))
+            entropy = torch.nn.functional.pad(self.entropy(logits)[:, :-1], (1, 0))
             here = torch.arange(ids.shape[1]) < batch.lengths[:, None]
             found["entropy"] = torch.where(found["entropy"] != 0, entropy[here], 0.0)
         return found
+
+
+class _LikeliestEntropy(_OtherEntropy):
+    def entropy(self, logits):
+        most = logits.log_softmax(-1).topk(min(128, logits.shape[-1])).values
+        return -(most.exp() * most).sum(-1)
+
+
+class EntropyOfProbabilities(TorchTrainEngine):
+    """Entropy is made of probabilities and their logarithms: where one is too small for a float32 it is NaN."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        self.outputs = _EntropyOfProbabilities(self.outputs)
+
+
+class _EntropyOfProbabilities(_OtherEntropy):
+    def entropy(self, logits):
+        chances = logits.softmax(-1)
+        return -(chances * chances.log()).sum(-1)
 
 
 class IdleStepsUncounted(TorchTrainEngine):

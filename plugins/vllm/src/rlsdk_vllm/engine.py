@@ -86,7 +86,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.version = 0
         self.asleep: set[str] = set()
         self.spoiled = False
-        """Keys and values that are no numbers may be in memory."""
+        """Keys and values that are NaN may be in memory."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -277,7 +277,7 @@ class VllmRolloutEngine(RolloutEngine):
 
     def _drop_caches(self) -> None:
         """Forgets all keys and values. Attention may multiply whole blocks, by 0 where nothing is to be read, which
-        leaves what is no number as it is: that is overwritten."""
+        leaves NaN as it is: that is overwritten."""
         self.engine.drop_caches()
         if self.spoiled:
             self.engine.clear_caches()
