@@ -10,11 +10,14 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from rlsdk.interfaces import WorkerError
 
+_PF_EXITING = 0x4
+"""Of Linux, in include/linux/sched.h: set before a process closes what it has open."""
 _watched: dict[str, subprocess.Popen[bytes]] = {}
 
 
@@ -25,12 +28,25 @@ def watch_daemons(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
 
 
 def dead_daemon() -> str | None:
-    """A daemon that has ended, and how; None while all run."""
+    """A daemon that has ended or is about to, and how; None while all run."""
     for name, process in list(_watched.items()):
         code = process.poll()
         if code is not None:
             return f"{name}, pid {process.pid}, {f'killed by signal {-code}' if code < 0 else f'exit code {code}'}"
+        if _is_exiting(process.pid):
+            return f"{name}, pid {process.pid}, which is ending"
     return None
+
+
+def _is_exiting(pid: int) -> bool:
+    """Its connections are closed or will be at once: the memory of an object store takes tens of milliseconds to be
+    freed, for which the process can still not be waited for. False where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    # proc(5): the name in brackets is field 2 and may hold anything; flags are field 9.
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def controller_seconds() -> float:
