@@ -5,16 +5,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Bucket, GenerationRequest, RolloutEngine, SamplingParams, TensorMeta, WeightLayout
+from rlsdk.interfaces import (
+    Box,
+    Bucket,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingParams,
+    SyncReport,
+    TensorMeta,
+    WeightLayout,
+)
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.boxes import covered_elements
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
-from rlsdk.testing.rollout_lab import collect
+from rlsdk.testing.rollout_lab import collect, whole_shards
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
 
@@ -42,8 +52,10 @@ class FarGroup(LocalGroup):
         return [LocalPeer(host, is_local=False) for host in self.hosts]
 
 
-def row_ranks(state: Mapping[str, Tensor], host: type[CountedHost] = CountedHost) -> FarGroup:
-    """Ranks that hold a third of each tensor's rows."""
+def row_ranks(
+    state: Mapping[str, Tensor], host: type[CountedHost] = CountedHost, *, node: str | None = None
+) -> FarGroup:
+    """Ranks that hold a third of each tensor's rows; on `node`, or the node of any layout of these tests."""
     metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
     hosts = []
     for rank in range(SOURCES):
@@ -53,6 +65,7 @@ def row_ranks(state: Mapping[str, Tensor], host: type[CountedHost] = CountedHost
             low, high = rows * rank // SOURCES, rows * (rank + 1) // SOURCES
             boxes.append((meta.name, Box((low, *(0,) * (len(meta.shape) - 1)), (high - low, *meta.shape[1:]))))
         layout = tensor_layout(metas, boxes, rank=rank, process=f"train:{rank}")
+        layout = layout if node is None else replace(layout, node=node)
         hosts.append(host(TensorTrainEngine(state, layout)))
     return FarGroup(hosts)
 
@@ -92,6 +105,55 @@ def check_foreseen(foreseen: Sequence[WeightLayout], real: Sequence[WeightLayout
             held, wanted = ([box for name, box in layout.boxes if name == meta.name] for layout in (theirs, mine))
             assert sum(covered_elements(box, held) for box in wanted) == sum(box.numel for box in wanted)
             assert sum(box.numel for box in wanted) == covered_elements(Box.whole(meta.shape), held), meta.name
+
+
+TWO_NODES = (("shared_memory", "process_group"), ("shared_memory", "inline"))
+"""Of two updates: to workers on the node of the sources; and to others, straight or through their replica's process."""
+
+
+def update_two_nodes(
+    plain: PlainModel, rollout: LocalGroup, transports: Sequence[str], version: int, node: str
+) -> tuple[SyncReport, FarGroup, dict[str, Tensor]]:
+    """One update, of weights that no update before had.
+
+    Args:
+        plain: the model.
+        rollout: the replica.
+        transports: that may be used.
+        version: of the new weights, from 1 on.
+        node: of the sources.
+
+    Returns:
+        The report, the sources, and the weights that were sent.
+    """
+    state = {name: tensor + 0.125 * version for name, tensor in plain.state.items()}
+    train = row_ranks(state, node=node)
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=transports)
+    return manager.sync(version, expect_change=False), train, state
+
+
+def check_two_nodes(plain: PlainModel, engine: RolloutEngine, tolerance: float) -> None:
+    """Updates of a replica whose first worker is on node "near" and whose second on node "far", by every way; then one
+    of whole tensors, which the replica's process has its engine carry to both.
+
+    Args:
+        plain: the model.
+        engine: as above.
+        tolerance: of log-probs.
+    """
+    layouts = engine.layout()
+    assert [(layout.node, layout.is_apart) for layout in layouts] == [("near", False), ("far", True)]
+    rollout = LocalGroup([RolloutHost(engine)])
+    try:
+        for version, ways in enumerate(TWO_NODES, start=1):
+            report, _, state = update_two_nodes(plain, rollout, ways, version, "near")
+            assert sorted(report.transports) == sorted(ways)
+            assert [part.num_bytes for part in report.receipts[0].workers] == list(map(bytes_held, layouts))
+            assert largest_difference(plain, state, engine) < tolerance
+        engine.update_weights(whole_shards(plain.state), len(TWO_NODES) + 1)
+        assert largest_difference(plain, plain.state, engine) < tolerance
+    finally:
+        rollout.hosts[0].target.close()
 
 
 def check_workers_take_their_own(

@@ -18,18 +18,12 @@ from cases import make_engine, on_gpus
 from rlsdk.interfaces import ConfigError, ModelSpec, RlsdkError, RolloutSpec, Workload
 from rlsdk.kit.other_nodes import num_here
 from rlsdk.kit.replica_devices import visible_devices
-from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_companions import local_companions, look_until_error
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import whole_shards
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.worker_updates import (
-    BUCKET_BYTES,
-    bytes_held,
     check_foreseen,
-    largest_difference,
-    row_ranks,
+    check_two_nodes,
 )
 from rlsdk_sglang import mail
 from rlsdk_sglang.config import SglangOptions
@@ -152,28 +146,10 @@ def test_schedulers_on_two_nodes_take_their_parts_serve_them_and_end_together(re
     replica's. What is killed there is noticed here."""
     plain, engine, processes = replica
     assert [process.ppid() == os.getpid() for process in processes] == [True, False]
-    layouts = engine.layout()
-    assert [(layout.node, layout.is_apart) for layout in layouts] == [("near", False), ("far", True)]
     inner = engine.engine
     (foreseen,) = forecast([inner.ctx], inner.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)).layouts
-    check_foreseen(foreseen, layouts)
-    rollout = LocalGroup([RolloutHost(engine)])
-    # From the source to each scheduler; and to that of the other node through the replica's process.
-    for version, ways in enumerate((["shared_memory", "process_group"], ["shared_memory", "inline"]), start=1):
-        state = {name: tensor + 0.125 * version for name, tensor in plain.state.items()}
-        train = row_ranks(state)
-        for host in train.hosts:
-            host.engine._layout = replace(host.engine._layout, node="near")
-        report = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=ways).sync(
-            version, expect_change=False
-        )
-        assert sorted(report.transports) == sorted(ways)
-        assert [part.num_bytes for part in report.receipts[0].workers] == list(map(bytes_held, layouts))
-        assert largest_difference(plain, state, engine) < 2e-4
-    # Whole tensors, which the replica's process has SGLang carry to both.
-    engine.update_weights(whole_shards(plain.state), 3)
-    assert largest_difference(plain, plain.state, engine) < 2e-4
-    rollout.hosts[0].target.close()
+    check_foreseen(foreseen, engine.layout())
+    check_two_nodes(plain, engine, 2e-4)
     processes[1].kill()
     with pytest.raises(RlsdkError, match="a part of this replica on another node ended: a scheduler of SGLang"):
         look_until_error(inner.engine.check_alive)

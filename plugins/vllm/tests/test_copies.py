@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import pytest
 from cases import make_engine
 
 from rlsdk.interfaces import RlsdkError, Workload
-from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.local_companions import local_companions, look_until_error
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import whole_shards
 from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import BUCKET_BYTES, bytes_held, check_foreseen, largest_difference, row_ranks
+from rlsdk.testing.worker_updates import (
+    bytes_held,
+    check_foreseen,
+    check_two_nodes,
+)
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.forecast import forecast
 
@@ -44,27 +44,11 @@ def test_copies_on_two_nodes_take_the_weights_serve_them_and_end_together(replic
     plain, engine, cores, companion = replica
     assert [core.ppid() for core in cores] == [os.getpid(), companion]
     layouts = engine.layout()
-    assert [(layout.node, layout.is_apart) for layout in layouts] == [("near", False), ("far", True)]
     assert len(set(map(bytes_held, layouts))) == 1, "each has the whole model"
     inner = engine.engine
     (foreseen,) = forecast([inner.ctx], inner.spec, Workload(row_tokens=64, update_rows=1, running_rows=4)).layouts
     check_foreseen(foreseen, layouts)
-    rollout = LocalGroup([RolloutHost(engine)])
-    # From the source to each worker; and to that of the other node through the replica's process.
-    for version, ways in enumerate((["shared_memory", "process_group"], ["shared_memory", "inline"]), start=1):
-        state = {name: tensor + 0.125 * version for name, tensor in plain.state.items()}
-        train = row_ranks(state)
-        for host in train.hosts:
-            host.engine._layout = replace(host.engine._layout, node="near")
-        report = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=ways).sync(
-            version, expect_change=False
-        )
-        assert sorted(report.transports) == sorted(ways)
-        assert [part.num_bytes for part in report.receipts[0].workers] == list(map(bytes_held, layouts))
-        assert largest_difference(plain, state, engine) < 2e-4
-    engine.update_weights(whole_shards(plain.state), 3)
-    assert largest_difference(plain, plain.state, engine) < 2e-4
-    rollout.hosts[0].target.close()
+    check_two_nodes(plain, engine, 2e-4)
     cores[1].kill()
     with pytest.raises(RlsdkError, match="a part of this replica on another node ended: vLLM's EngineCore_DP1"):
         look_until_error(inner.engine.step)

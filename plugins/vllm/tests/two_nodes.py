@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +56,7 @@ class Replica:
         from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
         from rlsdk.testing.local_groups import LocalGroup, RolloutHost
         from rlsdk.testing.rollout_plain import PlainModel
+        from rlsdk.testing.worker_updates import TWO_NODES
         from rlsdk_vllm import in_process
         from rlsdk_vllm.config import VllmOptions
         from rlsdk_vllm.engine import VllmRolloutEngine
@@ -83,7 +83,8 @@ class Replica:
                 "nodes": self.nodes_of_workers(engine),
                 "layouts": [[x.node, x.is_apart, x.worker] for x in engine.layout()],
                 "ways": [
-                    self.sync(ways, at, plain, engine, rollout, ep_size == 1) for at, ways in enumerate(WAYS, start=1)
+                    self.sync(ways, at, plain, engine, rollout, ep_size == 1)
+                    for at, ways in enumerate(TWO_NODES, start=1)
                 ],
             }
         finally:
@@ -95,18 +96,11 @@ class Replica:
         executor = engine.engine._engine.model_executor
         return [handle.node_id for handle in executor.ray_worker_handles]
 
-    def sync(self, ways: list[str], version: int, plain: Any, engine: Any, rollout: Any, samples: bool) -> Any:
+    def sync(self, ways: tuple[str, str], version: int, plain: Any, engine: Any, rollout: Any, samples: bool) -> Any:
         """One update by these transports, of weights that no update before had."""
-        from rlsdk.sharding import GenericShardingManager
-        from rlsdk.testing.worker_updates import BUCKET_BYTES, bytes_held, largest_difference, row_ranks
+        from rlsdk.testing.worker_updates import bytes_held, largest_difference, update_two_nodes
 
-        state = {name: tensor + 0.125 * version for name, tensor in plain.state.items()}
-        train = row_ranks(state)
-        for host in train.hosts:
-            host.engine._layout = replace(host.engine._layout, node="near")
-        report = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=ways).sync(
-            version, expect_change=False
-        )
+        report, train, state = update_two_nodes(plain, rollout, ways, version, "near")
         return {
             "transports": sorted(report.transports),
             "held": list(map(bytes_held, engine.layout())),
@@ -114,10 +108,6 @@ class Replica:
             "calls": [host.calls for host in train.hosts],
             "difference": largest_difference(plain, state, engine) if samples else None,
         }
-
-
-WAYS = [["shared_memory", "process_group"], ["shared_memory", "inline"]]
-"""From the source to each worker; and to the worker of the other node through its replica's process."""
 
 
 def main(model: str, folder: str, ep_size: int = 1) -> dict[str, Any]:
