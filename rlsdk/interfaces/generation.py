@@ -18,7 +18,8 @@ class SamplingParams:
     max_tokens: int = 512
     """Most response tokens, the stop token and `GenerationRequest.response_ids` included."""
     temperature: float = 1.0
-    """0 is greedy: the log-prob then is that of temperature 1. An engine may refuse one above 2 (`ConfigError`)."""
+    """0 is greedy: the log-prob then is that of temperature 1. An engine may refuse one
+    above 2 or below 0.01 (`ConfigError`)."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""

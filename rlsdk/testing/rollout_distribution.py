@@ -15,7 +15,7 @@ from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.draws import Noise, Told, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, looked_at
-from rlsdk.testing.rollout_lab import RolloutLab, collect
+from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_plain import distribution
 from rlsdk.testing.statistics import FALSE_ALARM, LEAST_EXPECTED, chi_square_p
@@ -65,10 +65,14 @@ INDICES = (*range(9), 15, 16, 31, 32, 63, 64, 99, 100, 101, 127, 128, 255, 256, 
 """Numbers of samples that are one to an engine that keeps too few of their digits."""
 
 
-def takes_hot(lab: RolloutLab) -> bool:
-    """Whether the engine takes a temperature above 2, which it may refuse."""
+COLDEST = 0.003
+"""A temperature that engines take for a larger one."""
+
+
+def takes(lab: RolloutLab, temperature: float) -> bool:
+    """Whether the engine takes a temperature above 2, or below 0.01, which it may refuse."""
     try:
-        lab.run([lab.ask("hot", lab.prompt(5, 129), max_tokens=1, temperature=2.6, seed=1)])
+        lab.run([lab.ask("r", lab.prompt(5, 129), max_tokens=1, temperature=temperature, seed=1)])
     except ConfigError:
         return False
     return True
@@ -82,9 +86,9 @@ class DistributionRequirements:
         """Whole responses follow the model's probabilities, each token given those before it, at many settings of
         temperature and filters: their probability as a whole, and what single draws tell by place and kind."""
         settings = {**SETTINGS, **(FLOORS if Capability.MIN_P in lab.spec.capabilities else {})}
-        takes = takes_hot(lab)
-        measured.told("takes a temperature above 2", takes)
-        settings |= HOT if takes else {}
+        takes_hot = takes(lab, 2.6)
+        measured.told("takes a temperature above 2", takes_hot)
+        settings |= HOT if takes_hot else {}
         requests = [
             lab.ask(name, lab.prompt(5 + at, 130), 24, max_tokens=20, seed=500 + at, **sampling)
             for at, (name, sampling) in enumerate(settings.items())
@@ -104,6 +108,26 @@ class DistributionRequirements:
         measured.told("tokens", len(together.found))
         measured.at_most("deviations of log-probability, all", abs(together.z()), Z)
         measured.none("draws that follow something else, all", every.faults())
+
+    @requirement("distribution.cold", since=(2, 0))
+    def test_distribution_cold(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A temperature of a few thousandths is refused, or is what was asked for: with weights whose logits are as
+        small, draws and log-probs are those of the model at that temperature."""
+        takes_cold = takes(lab, COLDEST)
+        measured.told(f"takes a temperature of {COLDEST}", takes_cold)
+        if not takes_cold:
+            return
+        # The last norm scales all logits.
+        state = {name: t * COLDEST if t.ndim == 1 and ".layers." not in name else t for name, t in lab.base.items()}
+        changing.update_weights(whole_shards(state), 4)
+        requests = [
+            lab.ask(f"r{at}", lab.prompt(5 + at, 133), 24, max_tokens=16, seed=520 + at, temperature=COLDEST)
+            for at in range(4)
+        ]
+        faults, samples = audit(lab, requests, lab.run(requests), lab.plain.with_state(state), version=4)
+        measured.none("wrong samples", faults)
+        told = Told.by(samples, lab.eos)
+        measured.at_most("deviations of log-probability", abs(told.by_name["surprise"].z()), Z)
 
     @requirement("distribution.greedy", since=(2, 0))
     def test_distribution_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

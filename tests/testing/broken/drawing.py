@@ -97,6 +97,19 @@ class ColdIsGreedy(Drawing):
         )
 
 
+class LeastTemperature(TransformersRolloutEngine):
+    """A temperature below 0.01 is taken for 0.01, and log-probs are that one's."""
+
+    def generate(self, requests):
+        warmer = [
+            replace(request, sampling=replace(request.sampling, temperature=max(request.sampling.temperature, 0.01)))
+            if request.sampling.temperature
+            else request
+            for request in requests
+        ]
+        return super().generate(warmer)
+
+
 class MinPFirst(Drawing):
     """Min-p is applied before the temperature."""
 

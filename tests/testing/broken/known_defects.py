@@ -12,6 +12,7 @@ ROLLOUT_KNOWN = {
         "rollout_kept:WakeBringsBackWeights", {"sleep.kept": "between the stages of waking"}
     ),
     "cache-by-embeddings": Defect("rollout_kept:CacheByEmbeddings", {"update.little": "after an update of"}),
+    "least-temperature": Defect("drawing:LeastTemperature", {"distribution.cold": "wrong samples"}),
     "logits-uncapped": Defect("rollout_kept:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
 }
 TRAIN_KNOWN = {
