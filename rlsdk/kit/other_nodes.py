@@ -5,6 +5,7 @@ The worker that hosts the engine has them started as its companions, where its o
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import time
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rlsdk.interfaces import RankContext, RlsdkError
+from rlsdk.interfaces import DeadlineError, RankContext, RlsdkError
 from rlsdk.kit.companions import Companion, the_companions
 
 END_S = 30.0
@@ -59,11 +60,17 @@ class OtherNodes:
         """Until all objects are made; they are watched from then on.
 
         Raises:
-            TimeoutError: it takes longer.
+            DeadlineError: it takes longer.
         """
         deadline = time.monotonic() + timeout_s
-        for started in self._started:
-            started.result(max(deadline - time.monotonic(), LOOK_S))
+        for number, started in enumerate(self._started, start=2):
+            try:
+                started.result(max(deadline - time.monotonic(), LOOK_S))
+            except TimeoutError:
+                raise DeadlineError(
+                    f"node {number} of this replica did not start its part of the engine within {timeout_s:g} s "
+                    "(deadlines.collective_s)"
+                ) from None
         self._watched = [companion.call("watch") for companion in self._companions]
 
     def check_alive(self) -> None:
@@ -96,7 +103,11 @@ def num_here(ctx: RankContext, num_devices: int) -> int:
 
 
 def free_port(host: str, count: int = 1) -> int:
-    """The first of so many ports in a row that are free on this address of this node."""
+    """The first of so many ports in a row that are free on this address of this node.
+
+    Raises:
+        OSError: no port can be bound: it is no address of this node.
+    """
     while True:
         port = PORTS.start + secrets.randbelow(len(PORTS) - count)
         if all(_is_free(host, port + more) for more in range(count)):
@@ -107,6 +118,8 @@ def _is_free(host: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import zmq
 from cases import make_engine, on_gpus
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RlsdkError, RolloutSpec, Workload
@@ -21,17 +22,14 @@ from rlsdk.kit.replica_devices import visible_devices
 from rlsdk.testing.local_companions import local_companions, look_until_error
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import (
-    check_foreseen,
-    check_two_nodes,
-)
+from rlsdk.testing.worker_updates import check_foreseen, check_two_nodes
 from rlsdk_sglang import mail
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.forecast import forecast
 from rlsdk_sglang.launch import engine_arguments
 from rlsdk_sglang.mail import Mailbox
 from rlsdk_sglang.messages import Command
-from rlsdk_sglang.nodes import NodePlace, check_nodes
+from rlsdk_sglang.nodes import NodePlace, check_nodes, peers
 
 FOUR = on_gpus("0", "1", "0", "1", nodes=("a", "a", "b", "b"))
 
@@ -60,10 +58,11 @@ def test_each_node_starts_its_share_by_sglangs_own_arithmetic(
     found = []
     for rank, node in enumerate("ab"):
         there = replace(FOUR, node=node)
-        place = NodePlace(rank=rank, count=2, first="192.0.2.7:20000")
+        place = NodePlace(rank=rank, count=2, first="192.0.2.7:20000", num_cached_tokens=1000)
         made = ServerArgs(**engine_arguments(there, spec, SglangOptions(), place))
         assert (made.nnodes, made.node_rank, made.dist_init_addr) == (2, rank, "192.0.2.7:20000")
         assert made.dist_timeout == there.timeout_s
+        assert made.max_total_tokens == 1000
         assert made.base_gpu_id == 0
         assert visible_devices(there) == {"CUDA_VISIBLE_DEVICES": "0,1"}
         assert num_here(there, spec.num_devices) == 2
@@ -81,12 +80,48 @@ def test_copies_of_attention_meet_where_the_first_node_listens(qwen2: Path) -> N
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         first = f"127.0.0.1:{probe.getsockname()[1] - 20}"
-    place = NodePlace(rank=0, count=2, first=first)
+    place = NodePlace(rank=0, count=2, first=first, num_cached_tokens=None)
     spec = spec_of(qwen2, tp_size=2, dp_size=2)
     made = ServerArgs(**engine_arguments(FOUR, spec, SglangOptions(), place))
     ports = PortArgs.init_new(made)
     assert ports.tokenizer_ipc_name.startswith("tcp://127.0.0.1:")
     assert ports.scheduler_input_ipc_name.startswith("tcp://127.0.0.1:")
+
+
+def test_only_the_nodes_of_a_replica_may_send_to_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own sockets, which unpickle what comes; strangers are other addresses of this machine."""
+    from sglang.srt.utils import network
+
+    ctx = replace(FOUR, node="a/127.0.0.3", device_nodes=("a/127.0.0.3", "a/127.0.0.3", "b/127.0.0.4", "b/127.0.0.4"))
+    for name, value in peers(ctx).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(network, "_zmq_authenticators", {})
+    context = zmq.Context()
+    listener = network.get_zmq_socket(context, zmq.PULL, "tcp://127.0.0.3:*")
+    where = listener.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+    try:
+        for source in ("127.0.0.2", "127.0.0.4", "127.0.0.1"):
+            sender = context.socket(zmq.PUSH)
+            sender.setsockopt(zmq.LINGER, 0)
+            sender.connect(f"tcp://{source}:0;{where}")
+            sender.send_pyobj(source)
+            assert bool(listener.poll(2000)) is (source != "127.0.0.2")
+            if source != "127.0.0.2":
+                assert listener.recv_pyobj() == source
+            sender.close()
+        own = network.get_zmq_socket(context, zmq.PUSH, f"tcp://{where}", bind=False)
+        assert own.getsockopt_string(zmq.LAST_ENDPOINT).startswith("tcp://127.0.0.3:")
+    finally:
+        for guard in network._zmq_authenticators.values():
+            guard.stop()
+        context.destroy(linger=0)
+
+
+def test_peers_of_a_replica_on_one_node_are_that_node() -> None:
+    assert peers(replace(FOUR, node="a/192.0.2.7", device_nodes=())) == {
+        "SGLANG_ZMQ_ALLOWED_PEERS": "127.0.0.1,192.0.2.7"
+    }
+    assert peers(replace(FOUR, node="", device_nodes=())) == {"SGLANG_ZMQ_ALLOWED_PEERS": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlsdk.kit.companions import the_companions
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.intake import Fingerprints
 from rlsdk.kit.origins import Source
+from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.staging import batches
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
@@ -40,17 +41,19 @@ class ServedModel:
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._ctx = ctx
+        is_apart = options.url is None and spans_nodes(ctx)
+        self._mailbox = Mailbox(the_companions().address) if is_apart else None
+        """Where schedulers of other nodes answer; None: all are on this one."""
         self._client = ClientThread()
         home = OwnEngine if options.url is None else RemoteServer
         try:
             self._home: OwnEngine | RemoteServer = home(self._client, ctx, spec, options)
         except BaseException:
             self._client.stop()
+            if self._mailbox is not None:
+                self._mailbox.close()
             raise
         self._front = self._home.front
-        apart = isinstance(self._home, OwnEngine) and self._home.others is not None
-        self._mailbox = Mailbox(the_companions().address) if apart else None
-        """Where schedulers of other nodes answer; None: all are on this one."""
         self.workers: list[dict[str, Any]] = []
         """Of each scheduler, what it holds and where it is, once they are prepared."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
@@ -188,10 +191,12 @@ class ServedModel:
 
     def close(self) -> None:
         """Ends the engine; a server goes on."""
-        self._home.close()
-        if self._mailbox is not None:
-            self._mailbox.close()
-        self._client.stop()
+        try:
+            self._home.close()
+        finally:
+            if self._mailbox is not None:
+                self._mailbox.close()
+            self._client.stop()
 
     def check_alive(self) -> None:
         """Raises: RlsdkError: a scheduler ended."""
@@ -241,7 +246,7 @@ class ServedModel:
         # Of one stage on one node, all have answered by now.
         wait_s = self._ctx.timeout_s if self._home.num_stages > 1 or self.spans_nodes else 0.0
         for rank, answer in enumerate(answer for of_stage in zip(*answers, strict=True) for answer in of_stage):
-            value, error = answer.read(wait_s)
+            value, error = answer.read(wait_s, self.check_alive)
             if error is not None:
                 raise RlsdkError(f"scheduler {rank} of SGLang could not {name!r}: {error}")
             values.append(value)

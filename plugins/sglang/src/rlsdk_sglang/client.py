@@ -57,8 +57,8 @@ class ClientThread:
             try:
                 return future.result(min(LOOK_S, timeout_s))
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # between the two
+                    return future.result()
             try:
                 look()
                 if min(time.monotonic() - began, idle_s()) > timeout_s:

@@ -74,8 +74,8 @@ def install() -> None:
 
 
 def _listen_where_told() -> None:
-    """torch's key-value store listens on all interfaces, whatever its address: here, on the address that it is given,
-    which is loopback."""
+    """torch's key-value store listens on all interfaces, whatever its address: here, on the address that it is given:
+    loopback, or the first node's of a replica on several."""
     # Its package has a function of the same name in its place.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     make = rendezvous.TCPStore

@@ -28,7 +28,7 @@ from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_device
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import LOOK_S, ClientThread
 from rlsdk_sglang.config import SglangOptions
-from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes
+from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes, peers
 from rlsdk_sglang.quiet import QuietEngine
 
 OWNED = {
@@ -61,7 +61,14 @@ class OwnEngine:
             check_devices(ctx, spec)
             check_nodes(ctx, spec)
             host = the_companions().address
-            first = NodePlace(rank=0, count=len(node_names(ctx)), first=f"{host}:{free_port(host, NEIGHBOURS)}")
+            port = free_port(host, NEIGHBOURS)
+            listens = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            first = NodePlace(
+                rank=0,
+                count=len(node_names(ctx)),
+                first=listens,
+                num_cached_tokens=num_cached_tokens(ctx, spec, options),
+            )
             self.others = OtherNodes(
                 ctx, FOLLOWER, lambda there, rank: (there, spec, options, replace(first, rank=rank))
             )
@@ -93,8 +100,10 @@ class OwnEngine:
             starting.result()
             self.others.wait(ctx.timeout_s)
         except BaseException:
-            self._engine.kill()
-            wait([starting])
+            # Schedulers may only come now: else they would wait for a node that is not there.
+            while not starting.done():
+                self._engine.kill()
+                wait([starting], timeout=LOOK_S)
             self._client.call(self._engine.end)
             raise
 
@@ -106,9 +115,11 @@ class OwnEngine:
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        self._client.call(self._engine.end)
-        if self.others is not None:
-            self.others.end()
+        try:
+            self._client.call(self._engine.end)
+        finally:
+            if self.others is not None:
+                self.others.end()
 
 
 def engine_arguments(
@@ -153,7 +164,7 @@ def engine_arguments(
         "grammar_backend": "none",
         "attention_backend": options.attention_backend or ("torch_native" if on_cpu else None),
         "mem_fraction_static": options.memory_share,
-        "max_total_tokens": num_cached_tokens(ctx, spec, options),
+        "max_total_tokens": num_cached_tokens(ctx, spec, options) if place is None else place.num_cached_tokens,
         "enable_memory_saver": not on_cpu,
         # A copy on the host of weights that the next update overwrites is a model's worth of memory and traffic.
         "enable_weights_cpu_backup": not on_cpu and spec.load_weights,
@@ -200,6 +211,7 @@ def environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
         # Positions beyond the model's own are never reached: this lets the context be longer by what SGLang reserves.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "OMP_NUM_THREADS": str(ctx.num_threads),
+        **peers(ctx),
     }
     if ctx.device == "cpu":
         settings["SGLANG_USE_CPU_ENGINE"] = "1"

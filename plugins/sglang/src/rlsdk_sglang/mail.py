@@ -15,6 +15,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 Address = list[Any]
@@ -22,6 +23,7 @@ Address = list[Any]
 MAX_BYTES = 1 << 30
 TALK_S = 60.0
 """For one message to arrive, once somebody has connected."""
+LOOK_S = 1.0
 _NUMBER_BYTES, _TAG_BYTES = 8, hashlib.sha256().digest_size
 
 
@@ -60,13 +62,17 @@ class Mailbox:
             self._came[self._next] = None
             return Letter(self, [self._host, self._port, self._key.hex(), self._next])
 
-    def wait(self, number: int, wait_s: float) -> bytes | None:
-        """The answer of this number, which is waited for no longer after that."""
+    def wait(self, number: int, wait_s: float, look: Callable[[], None]) -> bytes | None:
+        """The answer of this number, which is waited for no longer after that. What `look` raises ends the wait."""
         deadline = time.monotonic() + wait_s
         with self._changed:
-            while self._came[number] is None and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return self._came.pop(number)
+            try:
+                while self._came[number] is None and (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(min(left, LOOK_S))
+                    look()
+                return self._came[number]
+            finally:
+                del self._came[number]
 
     def close(self) -> None:
         self._server.shutdown()
@@ -93,9 +99,9 @@ class Letter:
     def __init__(self, mailbox: Mailbox, address: Address) -> None:
         self._mailbox, self.address = mailbox, address
 
-    def read(self, wait_s: float = 0.0) -> tuple[Any, str | None]:
-        """The value, and what went wrong."""
-        data = self._mailbox.wait(self.address[3], wait_s)
+    def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
+        """The value, and what went wrong. `look` is called every second; what it raises ends the wait."""
+        data = self._mailbox.wait(self.address[3], wait_s, look)
         if data is None:
             return None, f"it gave no answer within {wait_s:g} s"
         found = json.loads(data)

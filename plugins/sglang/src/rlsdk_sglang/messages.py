@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlsdk_sglang import mail
 
 END = b"\n"
 """Of a whole answer: none has another line."""
-POLL_S = 0.002
+POLL_S, LOOK_S = 0.002, 1.0
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,22 @@ class Answer:
         self._file = os.memfd_create("rlsdk-sglang")
         self.address = [os.getpid(), self._file]
 
-    def read(self, wait_s: float = 0.0) -> tuple[Any, str | None]:
+    def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
         """The value, and what went wrong. Closes it.
 
         Args:
             wait_s: how long the answer may still take: SGLang answers for the first pipeline stage, and the others
                 carry a command out a little later.
+            look: called every second; what it raises ends the wait.
         """
-        deadline = time.monotonic() + wait_s
+        deadline, next_look = time.monotonic() + wait_s, time.monotonic() + LOOK_S
         with os.fdopen(self._file, "rb"):
             while not (data := os.pread(self._file, os.fstat(self._file).st_size, 0)).endswith(END):
                 if time.monotonic() > deadline:
                     return None, "it gave no answer (it must run on this machine, as the same user)"
+                if time.monotonic() > next_look:
+                    look()
+                    next_look = time.monotonic() + LOOK_S
                 time.sleep(POLL_S)
         found = json.loads(data)
         return found["value"], found["error"]

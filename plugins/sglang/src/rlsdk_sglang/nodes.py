@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec
+from rlsdk.kit.replica_devices import spans_nodes
 
 FOLLOWER = "rlsdk_sglang.follower:Follower"
+LOOPBACK = "127.0.0.1"
 NEIGHBOURS = 16
 """Ports that SGLang takes, counting from the one that it is given."""
 
@@ -25,6 +27,9 @@ class NodePlace:
     count: int
     first: str
     """`HOST:PORT` where the first node listens."""
+    num_cached_tokens: int | None
+    """Tokens whose keys and values are kept: the first node's figure, for schedulers that admit other numbers of rows
+    would wait for each other."""
 
     def arguments(self, timeout_s: float) -> dict[str, Any]:
         """`ServerArgs` for this node."""
@@ -50,3 +55,12 @@ def check_nodes(ctx: RankContext, spec: RolloutSpec) -> None:
             f"rollout.pp_size {spec.pp_size} on {nodes} nodes: SGLang puts whole stages on a node, or whole nodes in a "
             "stage; give a pp_size that divides the number of nodes, or a multiple of it"
         )
+
+
+def peers(ctx: RankContext) -> dict[str, str]:
+    """Environment that lets nobody but the replica's nodes send to SGLang's sockets on TCP, which copies of attention
+    use: they unpickle what comes and ask for no key."""
+    known = [name.rpartition("/")[2] for name in (*ctx.device_nodes, ctx.node) if "/" in name]
+    found = {"SGLANG_ZMQ_ALLOWED_PEERS": ",".join(sorted({LOOPBACK, *known}))}
+    # On a node of several addresses, the one by which the others know it.
+    return found | ({"SGLANG_ZMQ_SOURCE_IP": ctx.node.rpartition("/")[2]} if spans_nodes(ctx) and known else {})

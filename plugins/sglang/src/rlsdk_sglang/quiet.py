@@ -68,8 +68,9 @@ class QuietEngine:
         for process in self._seen:
             if _has_ended(process):
                 raise RlsdkError(
-                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in this worker's log. "
-                    "Start the run again, or give rollout.sglang.log_level 'info' to see more"
+                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in the log of "
+                    "the worker that started it. Start the run again, or give rollout.sglang.log_level 'info' to see "
+                    "more"
                 )
         if self.failure is not None:
             raise RlsdkError(f"SGLang's answers can no longer be read: {self.failure!r}. Start the run again")

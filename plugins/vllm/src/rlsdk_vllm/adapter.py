@@ -118,12 +118,12 @@ class VllmEngine(ABC):
         self.call_workers("start_weight_update")
         try:
             yield
+            self.call_workers("finish_weight_update")
         except DeadlineError:
             raise
         except BaseException:
             self.call_workers("rlsdk_leave_update")
             raise
-        self.call_workers("finish_weight_update")
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Of each worker, what it holds and where it is."""

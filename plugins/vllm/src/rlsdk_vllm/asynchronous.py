@@ -41,7 +41,8 @@ class AsyncEngine(VllmEngine):
     """Every sample is a stream that a task follows, on an event loop of this engine's own; `step` collects what came.
 
     The core may be ahead of what was collected. That is why each token brings along the version that it is of. It ends
-    with this process, also with one that is killed; and whoever waits for it waits no longer than the run's deadline.
+    with this process, also with one that is killed; and whoever waits for it waits no longer than the run's deadline,
+    but for weights that keep coming.
     """
 
     turn_s = 0.002
@@ -73,11 +74,10 @@ class AsyncEngine(VllmEngine):
 
         self._others: OtherNodes | None = None
         """Of a replica whose copies of attention are on several nodes."""
-        place = None
-        if has_copies_apart(ctx, spec):
-            place = first_place(ctx, spec)
-            self._others = OtherNodes(ctx, FOLLOWER, follower_of(spec, options, shapes, sources, place))
+        place = first_place(ctx, spec) if has_copies_apart(ctx, spec) else None
         arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes, sources, place)
+        if place is not None:
+            self._others = OtherNodes(ctx, FOLLOWER, follower_of(spec, options, shapes, sources, place))
         self._timeout_s = ctx.timeout_s
         self._num_cores = spec.dp_size
         self._heard = time.monotonic()
@@ -95,8 +95,10 @@ class AsyncEngine(VllmEngine):
         except BaseException:
             self._end_loop()
             if self._others is not None:
-                self._others.end()
-                self._others.check_starting()
+                try:
+                    self._others.check_starting()
+                finally:
+                    self._others.end()
             raise
         self.vocabulary = self._engine.model_config.get_vocab_size()
 
@@ -223,8 +225,8 @@ class AsyncEngine(VllmEngine):
             try:
                 return waiting.result(max(min(LOOK_S, deadline - time.monotonic()), 0.0))
             except TimeoutError as error:
-                if waiting.done():
-                    raise
+                if waiting.done():  # between the two
+                    return waiting.result()
                 if time.monotonic() >= deadline:
                     waiting.cancel()
                     raise self._silent(f"no answer ({doing})", limit) from error
@@ -242,7 +244,7 @@ class AsyncEngine(VllmEngine):
     def _silent(self, missing: str, limit_s: float) -> DeadlineError:
         return DeadlineError(
             f"vLLM's process brought {missing} within {limit_s:g} s: it hangs, or the machine is too slow for "
-            "trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
+            "deadlines.collective_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
         )
 
     def _end_loop(self) -> None:

@@ -93,7 +93,8 @@ class InProcessEngine(VllmEngine):
         except TimeoutError as error:
             raise DeadlineError(
                 f"vLLM's workers gave no answer ({doing}) within {self._timeout_s:g} s: one hangs, or the machine is "
-                "too slow for trainer.timeout_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
+                "too slow for deadlines.collective_s. Give more time, or look for the cause with "
+                "rollout.vllm.log_level INFO"
             ) from error
 
     def tell_version(self, version: str) -> None:

@@ -131,7 +131,7 @@ def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -
         if killed.is_set():
             raise DeadlineError(
                 f"vLLM's processes did not start within {timeout_s:g} s and were killed. Give a larger "
-                "trainer.timeout_s, or look for the cause with rollout.vllm.log_level INFO"
+                "deadlines.collective_s, or look for the cause with rollout.vllm.log_level INFO"
             ) from error
         raise
     finally:

@@ -28,6 +28,7 @@ class WorkerExtension:
     weight_transfer_engine: Any
     """vLLM's name for it: a `PlanTransfer`."""
     finish_weight_update: Any
+    _weight_update_active: bool
 
     @property
     def _rlsdk_pieces(self) -> dict[str, list[Piece]]:
@@ -52,9 +53,11 @@ class WorkerExtension:
         return dict(self.weight_transfer_engine.taken)
 
     def rlsdk_leave_update(self) -> None:
-        """Ends an update that failed: vLLM has ended it where it failed, and it is open everywhere else."""
+        """Ends an update that failed. vLLM ends it where weights failed to come, and leaves it open where its end
+        failed: then the next one could not begin."""
         with suppress(Exception):
             self.finish_weight_update()
+        self._weight_update_active = False
 
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""
