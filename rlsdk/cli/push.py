@@ -10,6 +10,8 @@ from rlsdk.api.models import HUB_NAME
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.kit.printable import printable
 
+HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+"""Under the hub's client: which one differs by its version. What they raise is about the network."""
 PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*",
           "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
           "chat_template*", "preprocessor_config.json")  # fmt: skip
@@ -102,7 +104,9 @@ def send(upload: Upload) -> str:
             f"the hub did not take {upload.repo}: {error}. Log in with a token that may write: hf auth login, or set "
             "HF_TOKEN"
         ) from error
-    except Exception as error:  # Of the HTTP library under the hub's client, which differs by the client's version.
+    except Exception as error:
+        if not (isinstance(error, ConnectionError) or type(error).__module__.partition(".")[0] in HTTP_LIBRARIES):
+            raise
         raise RlsdkError(
             f"{upload.repo} was not sent, because the hub cannot be reached: {type(error).__name__}: {error}. Fix the "
             "network (HF_ENDPOINT names a mirror), then run the same command again"

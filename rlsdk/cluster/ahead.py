@@ -51,8 +51,10 @@ class ClusterAhead:
             Exception: what `start` raised.
         """
         self.imported()
-        starting, self._starting = self._starting, None
-        return None if starting is None else starting.result()
+        # It is the caller's once it is there: one who is interrupted meanwhile still closes it.
+        found = None if self._starting is None else self._starting.result()
+        self._starting = None
+        return found
 
     def close(self, *, interrupted: bool = False) -> None:
         """Closes the cluster unless somebody has taken it. Safe to call twice.
@@ -65,10 +67,7 @@ class ClusterAhead:
         self.imported()
         try:
             if starting is not None:
-                if wait(starting, interrupted=interrupted):
-                    _close(starting)
-                else:
-                    starting.add_done_callback(_close)
+                wait(starting, interrupted=interrupted, then=_close)
         finally:
             self._is_over.set()
 

@@ -69,8 +69,10 @@ class RayCompanion:
         def done(came: Future[Any]) -> None:
             try:
                 value = came.result()
-            except ray.exceptions.RayError as error:
+            except ray.exceptions.RayActorError as error:
                 found.set_exception(WorkerError(f"{self._what} is gone ({doing}): {error}"))
+            except ray.exceptions.RayError as error:
+                found.set_exception(WorkerError(f"{self._what} failed ({doing}): {error}"))
             except BaseException as error:
                 found.set_exception(error)
             else:

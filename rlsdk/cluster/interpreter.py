@@ -21,7 +21,7 @@ _NEEDED = ("python", "ray", "rlsdk", "numpy")
 Versions = Mapping[str, str | None]
 RunOnNodes = Callable[..., Sequence[Any]]
 """`run_on_nodes(node_ids, function, *args)`: the function's result on each."""
-_on_nodes = partial(run_on_nodes, timeout_s=_TIMEOUT_S)
+_on_nodes = partial(run_on_nodes, timeout_s=2 * _TIMEOUT_S)
 
 
 def check_interpreter(path: str, node_ids: set[str]) -> None:
@@ -48,12 +48,12 @@ def check_interpreter(path: str, node_ids: set[str]) -> None:
     _check_equal(by_node, f"interpreter {path!r} has")
 
 
-def check_nodes(node_ids: Sequence[str], run_on_nodes: RunOnNodes = _on_nodes) -> None:
+def check_nodes(node_ids: Sequence[str], run_on_nodes: RunOnNodes) -> None:
     """Compares what nodes have installed in the interpreter of their own Ray: ranks of one engine must not differ.
 
     Args:
         node_ids: those that have workers under it.
-        run_on_nodes: calls `installed` there.
+        run_on_nodes: calls `installed` there, in a process of the node's Ray.
 
     Raises:
         ConfigError: a package has several versions, or is missing on some of the nodes; names each, with the nodes.

@@ -176,26 +176,44 @@ def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, time
 
 
 def run_on_nodes(
-    node_ids: Sequence[str], function: Callable[..., _Result], *args: Any, timeout_s: float
+    node_ids: Sequence[str],
+    function: Callable[..., _Result],
+    *args: Any,
+    timeout_s: float,
+    in_own_process: bool = True,
 ) -> list[_Result]:
     """As `run_on_node`, on all of these at the same time; the results in their order.
 
+    Args:
+        node_ids: where.
+        function: can be imported there.
+        args: of it.
+        timeout_s: for all of them.
+        in_own_process: on its own node this process calls it. False: a process of Ray does, as on the others.
+
     Raises:
-        WorkerError: this process uses no cluster, or no longer.
+        WorkerError: a node does not answer in time, or cannot call it; or this process uses no cluster any longer.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if not ray.is_initialized():  # It would start one: calls that fail while a cluster ends come here, too.
         raise WorkerError("this process uses no Ray cluster any longer")
-    own = ray.get_runtime_context().get_node_id()
+    own = ray.get_runtime_context().get_node_id() if in_own_process else None
     asked: dict[str, Any] = {}
     for node_id in set(node_ids) - {own}:
         there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
         task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
         asked[node_id] = task.remote(*args)
     here = [function(*args)] if own in node_ids else []
-    found = dict(zip(asked, ray.get(list(asked.values()), timeout=timeout_s), strict=True))
+    try:
+        found = dict(zip(asked, ray.get(list(asked.values()), timeout=timeout_s), strict=True))
+    except ray.exceptions.RayError as error:
+        names = ", ".join(node_id[:8] for node_id in asked)
+        raise WorkerError(
+            f"asked {names} (`ray list nodes` shows which node is which) for {function.__name__}, and one of them gave "
+            f"no answer: {error or type(error).__name__}"
+        ) from error
     return [here[0] if node_id == own else found[node_id] for node_id in node_ids]
 
 

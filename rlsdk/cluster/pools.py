@@ -10,12 +10,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlsdk.cluster.contexts import WorkerSettings
 from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.interpreter import check_interpreter, check_nodes
-from rlsdk.cluster.nodes import choose_nodes, find_down
+from rlsdk.cluster.nodes import choose_nodes, find_down, run_on_nodes
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.worker import DeviceWorker
@@ -73,8 +74,7 @@ class WorkerPools:
                 else:
                     check_interpreter(py_executable, set(self._nodes[pool.name]))
                 self._workers[pool.name, py_executable] = self._start_workers(pool, py_executable)
-        if len(plain) > 1:
-            check_nodes(list(plain))
+        self._check_equal(list(plain))
         deadline = time.monotonic() + _READY_TIMEOUT_S
         for name, group in self._reserved.items():
             if not group.wait(max(deadline - time.monotonic(), 0.1)):
@@ -118,6 +118,7 @@ class WorkerPools:
         Raises:
             WorkerError: an old one could not be ended, a new one did not start, or all workers were ended meanwhile.
             PlacementError: a node is gone, and there is no room elsewhere.
+            ConfigError: the node in its place has other packages.
         """
         workers = self._workers[pool.name, py_executable]
         workers[devices[0]].end(_DEATH_TIMEOUT_S)
@@ -125,7 +126,12 @@ class WorkerPools:
         if lost:
             for device in devices[1:]:
                 workers[device].end(_DEATH_TIMEOUT_S)
-            self._move(pool, devices, lost)
+            moved = self._move(pool, devices, lost)
+            nodes = [node for node in dict.fromkeys([*self._nodes[pool.name], *moved]) if node not in lost]
+            if py_executable is None:
+                self._check_equal(nodes)
+            else:
+                check_interpreter(py_executable, set(nodes))
         with self._lock:
             if self._closed:
                 raise WorkerError(f"pool {pool.name!r} was closed")
@@ -156,8 +162,13 @@ class WorkerPools:
         for group in [*self._reserved.values(), *self._extra]:
             ray.util.remove_placement_group(group)
 
-    def _move(self, pool: PoolSpec, devices: Sequence[int], lost: Sequence[str]) -> None:
-        """Reserves these devices on other nodes than those that are gone."""
+    def _check_equal(self, nodes: Sequence[str]) -> None:
+        """Raises: ConfigError: packages differ between nodes."""
+        if len(nodes) > 1:
+            check_nodes(nodes, partial(run_on_nodes, timeout_s=self.settings.timeout_s, in_own_process=False))
+
+    def _move(self, pool: PoolSpec, devices: Sequence[int], lost: Sequence[str]) -> Sequence[str]:
+        """Reserves these devices on other nodes than those that are gone; returns these nodes."""
         by_node = Counter(pool.node_of_device[device] for device in devices)
         like = PoolSpec(
             name=pool.name,
@@ -165,12 +176,14 @@ class WorkerPools:
             device=pool.device,
             cpus_per_device=pool.cpus_per_device,
         )
-        group = _reserve(like, choose_nodes(PlacementSpec(pools=(like,), roles={}), without=lost)[pool.name])
+        nodes = choose_nodes(PlacementSpec(pools=(like,), roles={}), without=lost)[pool.name]
+        group = _reserve(like, nodes)
         self._extra.append(group)
         if not group.wait(_READY_TIMEOUT_S):
             raise PlacementError(f"pool {pool.name!r}: what takes the place of {len(devices)} device(s) of a lost node "
                                  f"was not given within {_READY_TIMEOUT_S:g} s")  # fmt: skip
         self._moved |= {(pool.name, device): (group, at) for at, device in enumerate(devices)}
+        return nodes
 
     def _reservation(self, pool: PoolSpec, device: int) -> tuple[Any, int]:
         """Placement group of a device, and its bundle there."""

@@ -123,7 +123,7 @@ async def pass_on(relayed: Sequence[Relayed], send: Callable[[Relayed], Awaitabl
             answers[at] = await send(one)
         except ray.exceptions.RayActorError:
             answers[at] = Gone()
-        except ray.exceptions.RayError as error:
+        except Exception as error:  # of whatever kind: an answer that is missing must not pass for one
             answers[at] = Failure.of(error)
 
     answers: list[Any] = [UNANSWERED] * len(relayed)

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -35,6 +36,8 @@ from rlsdk.kit.object_store import use_store
 from rlsdk.kit.progress import advance, idle_s
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+OVERTAKEN_S = 30.0
+"""Longest that a call for a neighbour waits for the message that names it."""
 _CONCURRENT_CALLS = 16
 
 _here: DeviceWorker | None = None
@@ -144,6 +147,9 @@ class DeviceWorker:
     async def _send(self, one: Relayed) -> Any:
         if one.worker_id == self.worker_id:
             return await self.call(one.sequence, one.call)
+        deadline = time.monotonic() + OVERTAKEN_S
+        while one.worker_id not in self.neighbours and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)  # this message has overtaken the one that brings it: Ray keeps no order here
         return await self.neighbours[one.worker_id].call.remote(one.sequence, one.call)
 
     async def close(self, sequence: int) -> list[Failure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,19 +16,30 @@ def is_interrupt(kind: type[BaseException] | None) -> bool:
     return kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
 
 
-def wait(work: Future[Any], *, interrupted: bool) -> bool:
-    """Waits for the end of some work; False where it is left to itself.
+def wait(work: Future[Any], *, interrupted: bool, then: Callable[[Future[Any]], None] = lambda _: None) -> None:
+    """Waits for the end of some work, or leaves it to itself.
 
     Args:
         work: of another thread.
         interrupted: waits no longer than `PATIENCE_S`.
+        then: called with it when it has ended, on its thread where it was left.
     """
     try:
         work.exception(PATIENCE_S if interrupted else None)
     except TimeoutError:
-        _left.append(work)
-        return False
-    return True
+        over: Future[None] = Future()
+        _left.append(over)
+
+        def end(ended: Future[Any]) -> None:
+            # Who settles waits for this as well: a future wakes who waits for it before it calls anything.
+            try:
+                then(ended)
+            finally:
+                over.set_result(None)
+
+        work.add_done_callback(end)
+    else:
+        then(work)
 
 
 def settle() -> None:

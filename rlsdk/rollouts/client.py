@@ -175,24 +175,28 @@ class GenerationClient:
         found = {index: self._begun.pop(seed) for index, seed in seeds.items() if seed in self._begun}
         return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
-    async def cancel(self, source: str, timeout_s: float) -> None:
-        """Cancels the requests of a source; returns when no replica works on them any more.
+    async def cancel(self, source: str, timeout_s: float) -> bool:
+        """Cancels the requests of a source, and waits until no replica works on them any more. May be called again.
 
         Args:
             source: of their groups (`GroupId.source`).
-            timeout_s: replicas that have not let go by then are left alone.
+            timeout_s: longest wait.
+
+        Returns:
+            False: a replica has not let go yet. It does when its step is over, at the latest with its last sample.
         """
         end, prefix = time.monotonic() + timeout_s, f"{source}/"
         self._flights.cancel(prefix)
         while time.monotonic() < end:
             left = [self._flights.names_at(at, prefix) for at in range(len(self._lines))]
             if not any(left):
-                return
+                return True
             for line, names in zip(self._lines, left, strict=True):
                 if names and line.error is None:
                     with contextlib.suppress(Exception):  # its own loop learns of it
                         await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 50)
+        return False
 
     async def run(self) -> None:
         """Collects from every replica until it is cancelled."""

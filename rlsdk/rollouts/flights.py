@@ -124,7 +124,9 @@ class Flights:
         return bool(self._queue)
 
     def add(self, flight: Flight) -> None:
-        """It waits for a replica."""
+        """It waits for a replica, unless it was cancelled: then nobody waits for it."""
+        if flight.samples and all(waiter.done() for waiter in flight.samples.values()):
+            return
         self._by_name[flight.request.request_id] = flight
         heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
 

@@ -130,17 +130,17 @@ class RolloutStream:
         """Samples that go on behind what they had in an earlier process, by seed and index."""
         self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
 
-    def cancel(self, source: str, timeout_s: float) -> None:
-        """Gives up the groups of a source that are under way: they are not delivered. Returns when no replica decodes
-        for them any more, or after `timeout_s`."""
+    def cancel(self, source: str, timeout_s: float) -> bool:
+        """Gives up the groups of a source that are being sampled: they are not delivered. Waits until no replica
+        decodes for them any more; False: after `timeout_s` one does. Groups that are being graded are delivered."""
         given_up = asyncio.run_coroutine_threadsafe(self._cancel(source, timeout_s), self._loop)
-        given_up.result(timeout_s + _HALT_GRACE_S)
+        return given_up.result(timeout_s + _HALT_GRACE_S)
 
-    async def _cancel(self, source: str, timeout_s: float) -> None:
+    async def _cancel(self, source: str, timeout_s: float) -> bool:
         for task, its_source in self._tasks.items():
             if its_source == source:
                 task.cancel()
-        await self._client.cancel(source, timeout_s)
+        return await self._client.cancel(source, timeout_s)
 
     def halt(self, timeout_s: float) -> Sequence[Kept]:
         """Stops all decoding for good, and waits for the grades of what is made; what unfinished samples have. Nothing

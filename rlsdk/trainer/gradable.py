@@ -55,7 +55,7 @@ def check_gradable(
             )
         notices.append(
             f"{reward.title}: {len(faults):,} of {len(own):,} rows looked at cannot be graded, and their samples will "
-            f"have no score; the first, {row.source}: {fault}"
+            f"count as failed (reward_limits.on_failure); the first, {row.source}: {fault}"
         )
     return notices
 

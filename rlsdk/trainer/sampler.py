@@ -13,7 +13,7 @@ from rlsdk.trainer.stopping import EvaluationStoppedError
 LOOK_S = 0.1
 """Between two looks at whether the run is asked to end."""
 CANCEL_S = 1.0
-"""Longest that replicas are waited for when it is."""
+"""How long replicas have to let go, before they are told again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,16 @@ def sample_all(
     """A group for each prompt, in order; waits for all. The same seed gives the same samples under the same weights.
 
     Raises:
-        EvaluationStoppedError: `stop` was true before all were there; nothing of them is under way any more.
+        EvaluationStoppedError: `stop` was true before all were there; no replica works on them any more.
     """
     stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
     found: dict[int, Group] = {}
     while len(found) < len(prompts):
         if stop():
-            stream.cancel(draw.source, CANCEL_S)
+            # A replica that still decodes could not sleep: its devices are wanted for saving the step. One that hangs
+            # is found by its progress.
+            while not stream.cancel(draw.source, CANCEL_S):
+                pass
             raise EvaluationStoppedError(f"stopped: {len(found)} of {len(prompts)} prompts were sampled")
         if (group := stream.poll(LOOK_S)) is not None:
             found[group.task.ordinal] = group

@@ -184,10 +184,7 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
 
 def _close(building: Future[Materials], kind: type[BaseException] | None, *_: object) -> None:
     """Waits for them, since they cannot be stopped half-way."""
-    if leaving.wait(building, interrupted=leaving.is_interrupt(kind)):
-        _close_built(building)
-    else:
-        building.add_done_callback(_close_built)
+    leaving.wait(building, interrupted=leaving.is_interrupt(kind), then=_close_built)
 
 
 def _close_built(building: Future[Materials]) -> None:

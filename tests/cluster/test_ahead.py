@@ -24,8 +24,10 @@ class FakeCluster:
     """Knows whether it was closed. Nothing here needs more of a cluster."""
 
     closed = 0
+    takes_s = 0.0
 
     def close(self, *, grace_s: float) -> None:
+        time.sleep(self.takes_s)
         self.closed += 1
 
 
@@ -113,6 +115,7 @@ def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_progr
 
 def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_does() -> None:
     cluster, next_one, go_on = FakeCluster(), FakeCluster(), threading.Event()
+    cluster.takes_s = 0.5
 
     def start(before_workers: Wait) -> Cluster:
         assert go_on.wait(60)
@@ -129,3 +132,20 @@ def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_
         assert cluster.closed == 1
         assert not leaving.is_left()
         assert ahead.take() is made(next_one)
+
+
+def test_who_is_interrupted_while_it_waits_for_its_cluster_still_closes_it() -> None:
+    """In a notebook the next run would join a cluster that nobody owns, and find its devices taken."""
+    cluster, go_on = FakeCluster(), threading.Event()
+
+    def start(before_workers: Wait) -> Cluster:
+        assert go_on.wait(60)
+        return made(cluster)
+
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), ClusterAhead(start) as ahead:
+        ahead.take()
+    assert leaving.is_left()
+    go_on.set()
+    leaving.settle()
+    assert cluster.closed == 1

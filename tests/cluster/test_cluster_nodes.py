@@ -15,7 +15,7 @@ import ray
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
 from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.nodes import choose_nodes, find_down, node_capacities
+from rlsdk.cluster.nodes import choose_nodes, find_down, node_capacities, run_on_nodes
 from rlsdk.interfaces import PlacementError, WorkerError
 from rlsdk.kit.replica_devices import visible_devices
 
@@ -162,6 +162,19 @@ def test_nodes_of_a_run_share_its_folder_and_get_chosen_variables(
         assert group.run("environment", "NCCL_DEBUG") == ["WARN", "WARN"]
         assert group.run("environment", "GLOO_SOCKET_IFNAME") == ["lo", "lo"]
         assert {ctx.master_addr for ctx in group.contexts} == {"127.0.0.1"}
+
+
+def test_nodes_answer_by_processes_of_their_own_ray_or_it_is_said_which_did_not(second_node: None) -> None:
+    nodes, pid = [node.node_id for node in node_capacities()], "echo $PPID"
+    assert str(os.getpid()) in run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=60.0)
+    apart = run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=60.0, in_own_process=False)
+    assert len({str(os.getpid()), *apart}) == 3
+    own = ray.get_runtime_context().get_node_id()
+    other = next(node for node in nodes if node != own)
+    with pytest.raises(WorkerError, match=rf"asked {other[:8]} .* for check_call, and one of them gave no answer"):
+        run_on_nodes([other], subprocess.check_call, ["false"], timeout_s=60.0)
+    with pytest.raises(WorkerError, match=r"for check_call, and one of them gave no answer: .*timed out"):
+        run_on_nodes([other], subprocess.check_call, ["sleep", "5"], timeout_s=0.5)
 
 
 def test_workers_without_gpus_see_none(second_node: None) -> None:

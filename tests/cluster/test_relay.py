@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from rlsdk.cluster import Cluster, WorkerGroup, relay
-from rlsdk.cluster.relay import Relays
+from rlsdk.cluster.messages import Call, Failure
+from rlsdk.cluster.relay import UNANSWERED, Relayed, Relays, pass_on
 from rlsdk.interfaces import Batch, BatchError, DeadlineError, WorkerError
 
 MakeGroup = Callable[..., WorkerGroup]
@@ -129,3 +131,19 @@ def test_silent_ranks_are_named_and_the_call_goes_on(own_cluster: StartCluster) 
     with pytest.raises(DeadlineError, match=r"no answer within 1 s in victim\.data_hang_on from .*victim rank 1 "):
         pending.result(1.0)
     assert pending.result(20) == [0, 1]
+
+
+def test_a_call_that_could_not_be_passed_on_is_a_failure_whatever_it_raised() -> None:
+    """Never the place holder of an answer that was not waited for, which would pass for one."""
+    never = asyncio.Event()
+
+    async def send(one: Relayed) -> Any:
+        if one.worker_id == "b":
+            raise KeyError("b")
+        await never.wait()
+
+    calls = [Relayed(name, 1, Call(role="x", method="y", args=(), kwargs={})) for name in "abc"]
+    found = asyncio.run(pass_on(calls, send))
+    assert found[0] == found[2] == UNANSWERED
+    assert isinstance(found[1], Failure)
+    assert "KeyError: 'b'" in found[1].summary

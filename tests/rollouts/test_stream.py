@@ -15,6 +15,7 @@ from fakes import FakeReplica, LengthGrader, LetterCodec, output_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsdk.data import Prompt
 from rlsdk.interfaces import (
     BatchError,
     FinishReason,
@@ -24,6 +25,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     Span,
     Trajectory,
+    UnsupportedCapabilityError,
     WorkerError,
 )
 from rlsdk.rollouts import (
@@ -39,6 +41,8 @@ from rlsdk.rollouts import (
     request_seed,
     single_turn,
 )
+from rlsdk.trainer.sampler import Draw, sample_all
+from rlsdk.trainer.stopping import EvaluationStoppedError
 
 SAMPLING = SamplingParams(max_tokens=6)
 
@@ -203,15 +207,50 @@ def test_groups_of_one_source_are_given_up_and_the_others_go_on(rollout: Any) ->
         while not replica.waiting:
             time.sleep(0.01)
         began = time.monotonic()
-        stream.cancel("eval/x", 5.0)
+        assert stream.cancel("eval/x", 5.0)
         assert time.monotonic() - began < 2.0
         assert {request.request_id.partition("/0/")[0] for request, _ in replica.waiting} <= {"eval/xy"}
         assert replica.aborted
         assert stream.poll(0.1) is None
-        stream.cancel("eval/xy", 5.0)
+        assert stream.cancel("eval/xy", 5.0)
         stream.start([task(1)])
         while not any(one.request_id.startswith("train") for one in replica.requests):
             time.sleep(0.01)  # a place is free again
+    finally:
+        stream.close()
+
+
+class Deaf(FakeReplica):
+    """Cannot end a sample early: after a second of decoding it has them all."""
+
+    began: float | None = None
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        raise UnsupportedCapabilityError("abort is not claimed")
+
+    async def collect(self, wait_s: float) -> Collected:
+        await asyncio.sleep(0.01)
+        self.done += 1
+        if self.waiting and self.began is None:
+            self.began = time.monotonic()
+        if self.began is None or time.monotonic() - self.began < 1.0:
+            return Collected(outputs=PackedOutputs.pack([]), num_decoded=self.done)
+        return await super().collect(wait_s)
+
+
+def test_an_evaluation_that_is_stopped_ends_when_no_replica_works_on_it_any_more() -> None:
+    """A colocated replica that still decoded could not make room for saving the step."""
+    replica = Deaf()
+    stream = RolloutStream([replica], LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40))
+    draw = Draw(source="eval/x", num_samples=1, sampling=SamplingParams(max_tokens=4))
+    prompts = [Prompt(index=at, prompt_ids=(97, 98), text="ab", answer="", row={}, source="x") for at in range(2)]
+    looks = iter([False, False])
+    try:
+        with pytest.raises(EvaluationStoppedError, match="0 of 2 prompts"):
+            sample_all(stream, prompts, draw, seed=(), stop=lambda: next(looks, True))
+        assert replica.began is not None
+        assert time.monotonic() - replica.began >= 1.0
+        assert not replica.waiting
     finally:
         stream.close()
 

@@ -100,6 +100,44 @@ def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
             assert len(view.evals) == 3
 
 
+def test_supervised_training_that_is_stopped_in_its_last_evaluation_is_measured_when_it_goes_on(
+    model: str, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves nothing behind its last step, but for what it has not measured yet."""
+    monkeypatch.setattr(forward_parts, "ROWS_A_CALL", 6)
+    config = config_of(
+        model, registry, 1, "--sft.steps", "2", "--sft.lr", "1e-3", "--sft.save_every_steps", "1",
+        "--eval.every_steps", "1", "--checkpoint.best", "{metric: sft/eval_loss, mode: min}",
+    )  # fmt: skip
+    (role,) = roles(config, "cpu", needed=["actor"])
+    views, best = [], []
+    for stops in (True, False):
+        turns, view = DeviceTurns(), Recorder()
+        groups = start_roles(
+            [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
+        )
+        session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+        with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
+            stage = sft_stage(config, materials, session, measured=True)
+            trainer = Trainer(
+                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+                stop=lambda stage=stage, stops=stops: stops and stage.step == 2,
+            )  # fmt: skip
+            stage.evaluations.stop = trainer.stop
+            with closing(stage):
+                newest = trainer.store.newest()
+                if newest is not None:
+                    assert newest.name == "step_00000002"
+                    trainer.restore(newest)
+                trainer.fit()
+            assert stage.step == 2
+            views.append(len(view.evals))
+            best.append(None if trainer.best is None else trainer.best.step)
+    assert views == [2, 1], "of steps 0, 1 and 2"
+    assert best[0] == 1
+    assert best[1] in (1, 2)
+
+
 def plain_loss(session: Session, materials: Materials) -> float:
     """Of the held-out answers' tokens, row by row, by the module itself."""
     module = session.actor.group.hosts[0].engine.engine.model  # type: ignore[attr-defined]
