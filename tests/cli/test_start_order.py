@@ -20,13 +20,16 @@ from rlsdk.cli import main
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer import devices
 
+def say(text):
+    sys.stdout.write(text + "\\n")  # in one piece: the program's own thread prints, too
+
 def start_cluster(table, *_, before_connect, before_workers, **__):
-    print("roles:", [role.name for role in table], "whole torch:", hasattr(sys.modules.get("torch"), "compile"))
+    say(f"roles: {[role.name for role in table]} whole torch: {hasattr(sys.modules.get('torch'), 'compile')}")
     before_connect()
-    print("connects to whole torch:", hasattr(sys.modules["torch"], "compile"))
+    say(f"connects to whole torch: {hasattr(sys.modules['torch'], 'compile')}")
     before_workers()
-    print("whole:", hasattr(sys.modules.get("rlsdk.trainer.run"), "run_train"))
-    print("httpx:", "httpx" in sys.modules, flush=True)
+    say(f"whole: {hasattr(sys.modules.get('rlsdk.trainer.run'), 'run_train')}")
+    say(f"httpx: {'httpx' in sys.modules}")
     raise ConfigError("no cluster today")
 
 devices.start_cluster = start_cluster
