@@ -18,6 +18,8 @@ from rlsdk.interfaces import WorkerError
 
 _PF_EXITING = 0x4
 """Of Linux, in include/linux/sched.h: set before a process closes what it has open."""
+_FREEING_S = 2.0
+"""For the memory of a daemon that ends to be freed; then how it ended is known."""
 _watched: dict[str, subprocess.Popen[bytes]] = {}
 
 
@@ -30,12 +32,17 @@ def watch_daemons(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
 def dead_daemon() -> str | None:
     """A daemon that has ended or is about to, and how; None while all run."""
     for name, process in list(_watched.items()):
-        code = process.poll()
-        if code is not None:
-            return f"{name}, pid {process.pid}, {f'killed by signal {-code}' if code < 0 else f'exit code {code}'}"
-        if _is_exiting(process.pid):
-            return f"{name}, pid {process.pid}, which is ending"
+        if process.poll() is not None or _is_exiting(process.pid):
+            return f"{name}, pid {process.pid}, {_how(process)}"
     return None
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(_FREEING_S)
+    except subprocess.TimeoutExpired:
+        return "which is ending"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _is_exiting(pid: int) -> bool:

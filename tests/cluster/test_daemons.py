@@ -51,6 +51,6 @@ def test_a_daemon_counts_as_dead_when_its_connection_breaks(
     assert connection.recv(1) == b""
     found = dead_daemon()
     assert found is not None
-    assert found.startswith(f"store, pid {process.pid}")
+    assert found == f"store, pid {process.pid}, killed by signal 9"
     with pytest.raises(WorkerError, match=f"a daemon of this run's Ray cluster has ended .store, pid {process.pid}"):
         check_daemons()
