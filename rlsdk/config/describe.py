@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,16 @@ class OptionDoc:
     default: str
     """In the notation of YAML; empty for one that is required."""
     doc: str
+
+
+def option_paths(options: type[Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of what `describe_options` yields, without reading any source."""
+    for name, annotation in option_fields(options).items():
+        section = section_of(annotation)
+        if section is None:
+            yield prefix + name
+        else:
+            yield from option_paths(section, f"{prefix}{name}.")
 
 
 def describe_options(options: type[Any], prefix: str = "") -> Iterator[OptionDoc]:
@@ -99,14 +111,36 @@ def option_texts(options: type[Any]) -> dict[str, str]:
 
 
 def _source_docstrings(options: type[Any]) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
-    except (OSError, TypeError, SyntaxError):
-        return {}  # No source at hand: the options are shown without their texts.
-    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
+    found = _classes_of(options.__module__).get(options.__qualname__)
+    if found is None:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
+        except (OSError, TypeError, SyntaxError):
+            return {}  # No source at hand: the options are shown without their texts.
+        found = tree.body[0] if tree.body and isinstance(tree.body[0], ast.ClassDef) else None
     return {
         field.target.id: text.value.value
-        for field, text in itertools.pairwise(body)
+        for field, text in itertools.pairwise([] if found is None else found.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
+
+
+@functools.cache
+def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
+    """Classes of a module's source by qualified name; a module is read once, and not again for each of its classes.
+    Empty where there is no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return {}
+    found: dict[str, ast.ClassDef] = {}
+
+    def look(nodes: Iterable[ast.AST], prefix: str) -> None:
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                found[prefix + node.name] = node
+                look(node.body, f"{prefix}{node.name}.")
+
+    look(tree.body, "")
+    return found

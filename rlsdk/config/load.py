@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlsdk.config.base import FIELDS_ONLY, problems_in
-from rlsdk.config.describe import describe_options
+from rlsdk.config.describe import option_paths
 from rlsdk.config.explain import dotted, explain
 from rlsdk.config.fields import annotation_at, keys_at, members
 from rlsdk.config.options import build_options
@@ -321,6 +321,8 @@ def _of_recipe(origin: str) -> str:
 def _sections_with(key: str) -> str:
     """Fields that hold what a key of this name means; empty where there is none, or too many to help."""
     name = FOREIGN_NAMES.get(key, key)
-    paths = [option.path for option in describe_options(RunConfig)]
-    found = sorted((path for path in paths if f".{path}".endswith(f".{name}")), key=lambda path: path not in USUAL)
+    found = sorted(
+        (path for path in option_paths(RunConfig) if f".{path}".endswith(f".{name}")),
+        key=lambda path: path not in USUAL,
+    )
     return " and ".join(found) if len(found) <= MOST_ELSEWHERE else ""

@@ -291,7 +291,8 @@ class Trainer:
         try:
             self.stage.measure(last=last)
         except EvaluationStoppedError:
-            self.output.view.notice(f"step {self.stage.step} was not measured; a resumed run begins with that")
+            begins = "" if self.stage.settings.save_every is None else "; a resumed run begins with that"
+            self.output.view.notice(f"step {self.stage.step} was not measured{begins}")
         except (EvaluationError, ConfigError) as error:
             return error
         return None
@@ -321,6 +322,6 @@ class Trainer:
         settings = self.stage.settings
         if settings.save_every is None:
             return False
-        if last:
-            return settings.saves_last
+        if last:  # also where the last step is to be measured yet
+            return settings.saves_last or self.stage.evaluations.missed is not None
         return ending or self.stage.step % settings.save_every == 0
