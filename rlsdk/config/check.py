@@ -52,7 +52,7 @@ def check_run(
         device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: not checked where it is auto.
         devices: number of devices that each role gets; None: as far as `placement` itself says.
         train_only: nothing is sampled (`rlsdk sft`, `reward-model`, `dpo`): rollout, rewards and algorithm are not
-            looked at.
+            looked at; the actor has to write the model that these commands leave.
         model: fields of the policy's `config.json`, as far as they are known.
         models: the same of the other models, by role.
         table: the roles; None: those that a run of `rlsdk train`, or with `train_only` of `rlsdk sft`, needs.
@@ -66,7 +66,7 @@ def check_run(
         own = role.model.path == (config.model.path or "")
         fields = policy if own else (models or {}).get(role.name, {})
         count = devices_of(config.placement, role.name) if devices is None else devices.get(role.name)
-        found += _role_problems(config, role, registry, fields, device, count)
+        found += _role_problems(config, role, registry, fields, device, count, leaves_model=train_only)
         found += [] if train_only else context_problems(config, role, fields)
     if not train_only:
         found += [
@@ -81,7 +81,14 @@ def check_run(
 
 
 def _role_problems(
-    config: RunConfig, role: Role, registry: Registry, model: Mapping[str, Any], device: str | None, count: int | None
+    config: RunConfig,
+    role: Role,
+    registry: Registry,
+    model: Mapping[str, Any],
+    device: str | None,
+    count: int | None,
+    *,
+    leaves_model: bool,
 ) -> Iterator[Problem]:
     """What keeps one role from running on so many devices."""
     if role.is_rollout and count is not None and count % role.devices_per_rank:
@@ -90,7 +97,8 @@ def _role_problems(
             f"{role.devices_per_rank}: expected a divisor of the {count} devices of the {role.name}",
         )
     kind = model.get("model_type")
-    needed = role_requirements(config, role, None if kind is None else str(kind), device, count or 1)
+    model_type = None if kind is None else str(kind)
+    needed = role_requirements(config, role, model_type, device, count or 1, leaves_model=leaves_model)
     yield from check_backend(needed, role.backend, registry, field=role.fields["backend"])
     yield from _missing_head(role, model)
     yield from _options(needed, role, registry, model)

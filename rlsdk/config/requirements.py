@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlsdk.config.engines import PlacementConfig, PoolConfig
-from rlsdk.config.role_names import ACTOR, base_role
-from rlsdk.config.roles import HEAD_CAPABILITY, Role
+from rlsdk.config.role_names import ACTOR, REF, base_role
+from rlsdk.config.roles import HEAD_CAPABILITY, Role, needed_roles
 from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
@@ -16,10 +16,27 @@ REPLICA_AXES = ("tp_size", "pp_size", "dp_size", "ep_size")
 
 
 def role_requirements(
-    config: RunConfig, role: Role, model_type: str | None, device: str | None, num_devices: int
+    config: RunConfig,
+    role: Role,
+    model_type: str | None,
+    device: str | None,
+    num_devices: int,
+    *,
+    leaves_model: bool = False,
 ) -> Requirements:
-    """What a role needs of its backend, and which field asks for it."""
+    """What a role needs of its backend, and which field asks for it.
+
+    Args:
+        config: the run.
+        role: of the run.
+        model_type: of the role's `config.json`; None: not asked for.
+        device: `cpu` or `cuda`, what `placement.device: auto` came out as.
+        num_devices: of the role.
+        leaves_model: the command ends with a model folder that the actor writes (`rlsdk sft`, `reward-model`, `dpo`).
+    """
     capabilities = dict(_capabilities(config, role))
+    if role.name == ACTOR and (field := _exporting_field(config, role, leaves_model=leaves_model)):
+        capabilities[Capability.EXPORT] = field
     devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"
     because = {
         "device": "placement.device",
@@ -63,6 +80,17 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
         yield Capability.ENTROPY, "algorithm.entropy_coef"
     elif role.is_trained and config.algorithm.entropy_share is not None:
         yield Capability.ENTROPY, "algorithm.entropy_share"
+
+
+def _exporting_field(config: RunConfig, role: Role, *, leaves_model: bool) -> str | None:
+    """The field for which the actor must write a model, without which the run cannot go on or end; None: nothing asks.
+    Checkpoints of `rlsdk train` also do without."""
+    if leaves_model:
+        return role.fields["backend"]
+    # The reference policy is built from what the warm start came to.
+    if config.sft.is_asked and config.ref.path is None and REF in needed_roles(config):
+        return "sft.steps" if config.sft.epochs is None else "sft.epochs"
+    return None
 
 
 def devices_of(placement: PlacementConfig, role: str) -> int | None:

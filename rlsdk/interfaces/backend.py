@@ -26,7 +26,8 @@ class BackendSpec:
     """As typed after `--train-backend`: lower case, digits, dashes."""
     kind: BackendKind
     engine: str
-    """`package.module:Class` of the TrainEngine or RolloutEngine; imported when the engine is built."""
+    """`package.module:Class` of the TrainEngine or RolloutEngine; imported when the engine is built, and called without
+    arguments. `initialize` gets everything."""
     options: str | None = None
     """`package.module:Class` of a dataclass (or pydantic model) with the backend's own options; must import without the
     engine. Types, defaults and docstrings of its fields are what `rlsdk plugins info` shows."""

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class Capability(StrEnum):
-    """Optional abilities. A backend that claims one is tested for it; one that does not is never asked."""
+    """Optional abilities. A backend that claims one is tested for it; one that does not is never asked. A run that
+    cannot do without is refused before it starts."""
 
     VALUE_HEAD = "value_head"
     """Train: `ModelSpec.head` may be `value`, and `values` may be asked of `forward`."""
@@ -15,13 +16,16 @@ class Capability(StrEnum):
     ENTROPY = "entropy"
     """Train: `entropy` may be asked of `forward` and by an objective."""
     OFFLOAD = "offload"
-    """Train: `offload(parts)` frees device memory and `onload(parts)` restores it bit for bit."""
+    """Train: `offload(parts)` frees device memory and `onload(parts)` restores it bit for bit. Without it a role
+    stays on its device, beside the other roles of its pool."""
     EXPORT = "export"
-    """Train: `save_pretrained` writes a folder that `transformers` reads."""
+    """Train: `save_pretrained` writes a folder that `transformers` reads. Needed by `rlsdk sft`, `reward-model`, `dpo`,
+    and where a warm start makes the reference policy; checkpoints of `rlsdk train` hold no model folder without it."""
     RESHARD_ON_LOAD = "reshard_on_load"
     """Train: a checkpoint loads at another world size or parallel split."""
     DATA_PARALLEL = "data_parallel"
-    """Train: more than one data-parallel rank."""
+    """Train: more than one data-parallel rank. A backend that claims none of the parallel capabilities is refused for
+    more than one rank; one that claims others refuses a data-parallel size above one itself (ConfigError)."""
     TENSOR_PARALLEL = "tensor_parallel"
     """Both: a tensor-parallel size above one. Rollout: a replica of several devices; which of `pp_size`, `dp_size` and
     `ep_size` an engine takes, it says when it is built (ConfigError), before a request comes."""
@@ -36,7 +40,8 @@ class Capability(StrEnum):
     LORA = "lora"
     """Both: adapters are trained or served."""
     SLEEP = "sleep"
-    """Rollout: `sleep` frees device memory, `wake` restores service."""
+    """Rollout: `sleep` frees device memory, `wake` restores service. Without it an engine keeps its memory while others
+    of its pool work."""
     ABORT = "abort"
     """Rollout: `abort` ends chosen requests; each still yields what it has, with finish reason `abort`."""
     PARTIAL_ROLLOUT = "partial_rollout"

@@ -26,7 +26,8 @@ class ModelSpec:
     revision: str | None = None
     """Branch, tag or commit of a hub name."""
     dtype: str = "float32"
-    """Of parameters as computed with: `float32`, `bfloat16` or `float16`."""
+    """Of parameters as computed with, and of exports: `float32`, `bfloat16` or `float16`. What a train engine steps is
+    float32 all the same (see `TrainEngine`)."""
     head: Head = Head.LM
     trust_remote_code: bool = False
     """Runs code that comes with the model. Off unless the user asks for it by name."""
@@ -51,13 +52,15 @@ class RankContext:
     nobody knows."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
-    """Rendezvous of this group, chosen and held by rank 0. 0 when `world_size` is 1."""
+    """Rendezvous of this group: rank 0's process listens on it until `rlsdk.kit.rendezvous.init_process_group` takes
+    the socket over. Nothing else can bind it. 0 when `world_size` is 1."""
     num_threads: int = 1
     """CPU threads that this rank may use."""
     seed: int = 0
     """Of the run. Engines derive what they need; two engines never share a generator."""
     timeout_s: float = 600.0
-    """Deadline of every collective and every wait on another process."""
+    """Deadline of every collective and every wait on another process: `deadlines.collective_s`. How long the controller
+    waits for a call is another matter (see `TrainEngine`)."""
     scratch_dir: str | None = None
     """A folder on this node for temporary files, removed when the run ends."""
     bundles: tuple[int, ...] = ()
@@ -129,7 +132,8 @@ class TrainSpec:
     options: object | None = None
     """An instance of `BackendSpec.options`: what only this backend knows."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)
-    """Raw pass-through to the engine's own constructor, untouched by the core."""
+    """Raw arguments for the framework that the engine wraps, untouched by the core; refused (ConfigError) by an engine
+    that passes none on. The engine class itself is built without arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,7 @@ class RolloutSpec:
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)
-    """Raw pass-through to the engine's own constructor."""
+    """As in `TrainSpec`."""
 
     @property
     def num_devices(self) -> int:

@@ -74,17 +74,35 @@ class OptimStepResult:
     """One optimizer step."""
 
     grad_norm: float
-    """Global 2-norm before clipping."""
+    """Global 2-norm before clipping, equal on every rank; 0 without a gradient, not finite if the step is skipped."""
     lr: float
-    """Used by this step."""
+    """Used by this step; of a skipped step, the rate it would have used, which the next step uses."""
     skipped: bool = False
     """True when the gradient was not finite: weights, moments and schedule are as before, gradients are zero."""
 
 
 class TrainEngine(ABC):
-    """Order of calls: `initialize`, then any of the others, then `close`. Every method is collective: each rank calls
-    it, in the same order, and blocks until its own part is done. Outputs are read from the ranks whose
-    `parallel.is_collector` is true; the others may return an empty mapping.
+    """Order of calls: `initialize`, then any of the others, then `close`; `close` also comes without `initialize`, and
+    after one that raised. The host builds the class without arguments, once per rank and role: several engines may live
+    in one process.
+
+    Every method is collective, `parallel`, `layout` and `shards` excepted: each rank calls it, in the same order, and
+    blocks until its own part is done. Outputs are read from the ranks whose `parallel.is_collector` is true; the others
+    may return an empty mapping.
+
+    All calls come from one thread, except that `shards` is also iterated on others: a sync reads weights there, at
+    different times on each rank. No weight changes meanwhile; a checkpoint may be written.
+
+    Deadlines (`deadlines.update_s`, `start_s`, `save_s`) run from the last sign of progress of any rank that is waited
+    for. `rlsdk.kit.outputs`, `rlsdk.kit.export` and the objective give signs; code that works for long without them (a
+    forward pass of your own, a loader, a checkpoint writer) calls `rlsdk.kit.progress.advance` at each micro-batch or
+    tensor. Without signs a call that takes longer than its deadline ends the run with a DeadlineError.
+
+    With `ModelSpec.dtype` bfloat16, a trained model computes in bfloat16, but steps float32 weights and adds up the
+    gradients of micro-batches, calls and ranks in float32. `layout` and `shards` report what is held, normally those
+    float32 weights, and a sync converts; `save_pretrained` writes `ModelSpec.dtype`. No requirement trains in float16,
+    whose gradients need loss scaling: an engine that does not scale refuses it, or leaves it out of
+    `BackendSpec.dtypes`. One that does unscales what it returns (`loss`, `grad_norm`).
 
     What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_train`), so that no engine has to. It is never
     asked for: what needs parts that are offloaded (`forward`, `shards` and `save_pretrained` need the weights,
@@ -97,8 +115,14 @@ class TrainEngine(ABC):
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         """Builds model and optimizer on this rank, joins the process group.
 
+        Join through `rlsdk.kit.rendezvous.init_process_group`: rank 0's process listens on `ctx.master_port` already,
+        so that `torch.distributed.init_process_group` finds the address in use, and other engines of the process share
+        its default group.
+
         Raises:
-            ConfigError: sizes that do not fit the model or the world size, with the arithmetic.
+            ConfigError: sizes that do not fit the model or the world size, with the arithmetic; a model that is not
+                there; none or both of the micro-batch limits, or a limit below 1; an unknown schedule, or one that
+                decays without `total_steps`; a dtype, head or `engine_kwargs` that the engine does not take.
         """
 
     @property
@@ -117,6 +141,10 @@ class TrainEngine(ABC):
 
         Returns:
             CPU float32 tensors, in the order of the batch's rows.
+
+        Raises:
+            ConfigError: an unknown output, one that the model's head does not give, or a temperature that is not above
+                0 (`rlsdk.kit.outputs` raises all three).
         """
 
     @abstractmethod
@@ -128,14 +156,18 @@ class TrainEngine(ABC):
         Several calls before `optim_step` add up.
 
         Raises:
-            ConfigError: the objective asks for an unknown output.
+            ConfigError: the objective asks for an unknown output, or for one that the model's head does not give.
             Exception: whatever the objective raised; gradients are then zero. Ranks that were not the ones to raise
                 should raise too rather than wait for a collective that never comes.
         """
 
     @abstractmethod
     def optim_step(self) -> OptimStepResult:
-        """Clips, steps optimizer and schedule, zeroes the gradients."""
+        """Clips, steps optimizer and schedule, zeroes the gradients.
+
+        A step without any gradient (no call before it, or batches without rows) is not skipped: its norm is 0 and the
+        schedule goes on. A gradient of zero is a step like any other: moments and weights decay.
+        """
 
     @abstractmethod
     def layout(self) -> WeightLayout:
@@ -143,11 +175,14 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def shards(self) -> Iterator[WeightShard]:
-        """Yields this rank's boxes in the order of `layout().boxes`: views, no copy, no communication."""
+        """Yields this rank's boxes in the order of `layout().boxes`: views, no copy, no communication. Not collective,
+        and not always on the engine's thread (see above)."""
 
     @abstractmethod
     def save_checkpoint(self, path: Path) -> None:
-        """Writes all that `load_checkpoint` needs to go on exactly: weights, optimizer, schedule, random state.
+        """Writes all that `load_checkpoint` needs to go on exactly: weights, optimizer, schedule, and the state of
+        torch's global generators on this rank. No method but `load_checkpoint` moves a global generator (torch's,
+        numpy's, Python's), and no result depends on one.
 
         `path` is an existing empty folder, the same on every rank, on storage that all share. No pickle.
         Returns when this rank's part is on disk.
@@ -155,15 +190,17 @@ class TrainEngine(ABC):
 
     @abstractmethod
     def load_checkpoint(self, path: Path) -> None:
-        """Restores what `save_checkpoint` wrote; the next step is the one that would have followed.
+        """Restores what `save_checkpoint` wrote, and drops gradients; the next step is the one that would have
+        followed. Only reads the folder: adds, changes and removes no file there.
 
         Raises:
-            CheckpointError: the folder is not whole, or does not fit this model or split.
+            CheckpointError: the folder is not whole, or does not fit this model or split. Weights, optimizer and
+                schedule stay as they were: check first, then copy.
         """
 
     def save_pretrained(self, path: Path) -> None:
-        """Writes `config.json` and safetensors in Hugging Face form (every rank calls; which of them write is
-        the engine's choice)."""
+        """Writes `config.json` and safetensors in Hugging Face form, in `ModelSpec.dtype` (every rank calls; which of
+        them write is the engine's choice)."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
@@ -183,4 +220,9 @@ class TrainEngine(ABC):
         )
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
-        """Leaves the process group and frees what the engine holds. Safe to call twice."""
+        """Leaves the process group and frees what the engine holds. Safe to call twice, before `initialize`, and after
+        an `initialize` that raised.
+
+        Leave through `rlsdk.kit.rendezvous.destroy_process_group`: `torch.distributed.destroy_process_group` would end
+        the group of the other engines of the process too.
+        """

@@ -10,6 +10,18 @@ from rlsdk.registry.explain import spoken
 from rlsdk.registry.known import FIRST_PARTY
 from rlsdk.registry.registry import Registry
 
+SPLITS = frozenset(
+    {
+        Capability.DATA_PARALLEL,
+        Capability.TENSOR_PARALLEL,
+        Capability.PIPELINE_PARALLEL,
+        Capability.CONTEXT_PARALLEL,
+        Capability.EXPERT_PARALLEL,
+    }
+)
+"""What lets a train engine use several ranks. A backend that claims one of them is not refused for the number of
+ranks: only its options say along which axes it splits them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
@@ -84,6 +96,8 @@ def _lacks(needed: Requirements, spec: BackendSpec) -> Iterator[Lack]:
     if spec.max_ranks is not None and needed.num_ranks > spec.max_ranks:
         processes = "1 process" if spec.max_ranks == 1 else f"{spec.max_ranks} processes"
         yield Lack("num_ranks", f"spans at most {processes}, not {needed.num_ranks}")
+    elif needed.kind is BackendKind.TRAIN and needed.num_ranks > 1 and not spec.capabilities & SPLITS:
+        yield Lack("num_ranks", f"supports neither 'data_parallel' nor another way to use {needed.num_ranks} processes")
     if needed.takes_weights and not spec.takes_weights:
         yield Lack(
             "takes_weights", "serves weights of its own and takes none from a trainer (it can evaluate and generate)"

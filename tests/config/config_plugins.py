@@ -68,7 +68,7 @@ class Plugin:
                 devices=frozenset({"cuda"}),
                 dtypes=frozenset({"bfloat16"}),
                 architectures=frozenset({"llama"}),
-                capabilities=frozenset({Capability.ENTROPY}),
+                capabilities=frozenset({Capability.ENTROPY, Capability.DATA_PARALLEL}),
             )
         )
         register(

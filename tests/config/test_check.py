@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from config_plugins import make_registry
 
-from rlsdk.config import check_run, load_config
-from rlsdk.interfaces import ConfigError
+from rlsdk.config import PairTraining, check_run, load_config, pair_roles, roles
+from rlsdk.interfaces import BackendKind, BackendSpec, ConfigError, RegisterBackend, hookimpl
 from rlsdk.registry import Registry
 
 TASK = ["--model", "m", "--data", "reasoning_gym:chain_sum", "--reward", "gsm8k"]
@@ -70,6 +71,57 @@ def test_a_single_process_engine_does_not_span_several_devices(registry: Registr
     pools = ["--placement.pools", "{a: {devices_per_node: [2]}, b: {devices_per_node: [1]}}"]
     (found,) = problems(registry, *pools, "--placement.roles", "{actor: a, rollout: b}")
     assert found.startswith("placement.pools: train backend 'torch' spans at most 1 process, not 2")
+
+
+class Lone:
+    """A train backend that claims nothing, and says nothing of how many processes it spans."""
+
+    @hookimpl
+    def rlsdk_register_backends(self, register: RegisterBackend) -> None:
+        register(BackendSpec(name="lone", kind=BackendKind.TRAIN, engine="nowhere:Engine"))
+
+
+@pytest.fixture
+def with_lone() -> Registry:
+    registry = make_registry()
+    registry.register_module(Lone())
+    return registry
+
+
+def test_several_ranks_need_a_backend_that_splits(with_lone: Registry) -> None:
+    flags = ["--train-backend", "lone", "--placement.preset", "disaggregated", "--placement.devices_per_node", "4"]
+    config = load_config([], [*TASK, *flags], with_lone)
+    assert check_run(config, with_lone, devices={"actor": 1, "rollout": 3}) == []
+    (found,) = check_run(config, with_lone, devices={"actor": 2, "rollout": 2})
+    assert str(found) == (
+        "placement.devices_per_node: train backend 'lone' supports neither 'data_parallel' nor another way to use 2 "
+        "processes; installed and able: 'turbo'"
+    )
+
+
+def test_a_model_that_must_be_written_needs_export(with_lone: Registry) -> None:
+    def found(*flags: str, backend: str = "lone", train_only: bool = False) -> list[str]:
+        config = load_config([], [*TASK, "--train-backend", backend, *flags], with_lone)
+        return [str(problem) for problem in check_run(config, with_lone, train_only=train_only)]
+
+    said = "train backend 'lone' does not support 'export'; installed and able: 'torch'"
+    warm, ref = ["--sft.steps", "5"], ["--algorithm.kl_coef", "0.1"]
+    # `rlsdk sft`, `reward-model` and `dpo` end with a model; a reference policy is read from that of a warm start.
+    assert found(*warm, train_only=True) == [f"train.backend: {said}"]
+    assert found(*warm, *ref) == [f"sft.steps: {said}"]
+    assert found("--sft.epochs", "1", *ref) == [f"sft.epochs: {said}"]
+    # Nothing else has to write one: checkpoints do without.
+    assert found() == found(*warm) == found(*ref) == found(*warm, *ref, "--ref.path", "r") == []
+    assert found(*warm, *ref, backend="torch") == found(*warm, backend="torch", train_only=True) == []
+
+
+def test_of_a_pair_only_the_actor_must_write_a_model(with_lone: Registry) -> None:
+    for backend, paths in (("torch", []), ("lone", ["train.backend"])):
+        flags = ["--train-backend", backend, "--ref.backend", "lone", "--ref.path", "r"]
+        config = load_config([], [*TASK, *flags], with_lone)
+        table = pair_roles(config, PairTraining.DPO, roles(config, needed=PairTraining.DPO.role_names))
+        found = check_run(config, with_lone, table=table, train_only=True)
+        assert [problem.path for problem in found] == paths
 
 
 @pytest.mark.parametrize("axis", ["pp_size", "dp_size"])

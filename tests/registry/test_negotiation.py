@@ -83,6 +83,35 @@ def test_the_capabilities_lacking_are_exactly_the_difference(
     assert {lack.requirement for lack in found} == {capability.value for capability in needed - has}
 
 
+def test_a_train_backend_without_any_split_uses_one_process() -> None:
+    several = Requirements(kind=BackendKind.TRAIN, num_ranks=4, because={"num_ranks": "placement.devices_per_node"})
+
+    class Trainers:
+        @hookimpl
+        def rlsdk_register_backends(self, register: RegisterBackend) -> None:
+            claims = {
+                "lone": frozenset({Capability.ENTROPY}),
+                "wide": frozenset({Capability.DATA_PARALLEL}),
+                "deep": frozenset({Capability.PIPELINE_PARALLEL}),
+            }
+            for name, claimed in claims.items():
+                register(BackendSpec(name=name, kind=BackendKind.TRAIN, engine="a:B", capabilities=claimed))
+            register(BackendSpec(name="single", kind=BackendKind.TRAIN, engine="a:B", max_ranks=1))
+
+    registry = Registry()
+    registry.register_module(Trainers())
+    with pytest.raises(UnsupportedCapabilityError) as caught:
+        require(several, "lone", registry)
+    assert str(caught.value) == (
+        "train backend 'lone' supports neither 'data_parallel' nor another way to use 4 processes, needed by "
+        "placement.devices_per_node; installed and able: 'deep', 'wide'"
+    )
+    assert [lack.message for lack in lacks(several, registry.backend(BackendKind.TRAIN, "single"))] == [
+        "spans at most 1 process, not 4"
+    ]
+    assert lacks(Requirements(kind=BackendKind.TRAIN), registry.backend(BackendKind.TRAIN, "lone")) == []
+
+
 def test_a_backend_that_takes_no_weights_cannot_be_trained_with() -> None:
     class Frozen:
         @hookimpl
