@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
+from types import FrameType
 
 from rich.table import Table
 
@@ -26,6 +28,8 @@ from rlsdk.kit.atomic import atomic_write_bytes
 from rlsdk.views.terminal import SafeConsole
 
 RESULTS = "chaos.json"
+WHOLE = "whole"
+"""Name of the undisturbed run."""
 
 
 def run(
@@ -50,8 +54,7 @@ def run(
     chance = random.Random(f"{seed} {len(outcomes)}")
     chosen = chosen or least_struck(list(pools), outcomes, chance)
     wanted = faults or len(chosen)
-    # Ended by SIGTERM, it ends the run under way, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_on_signals()
     whole = undisturbed(args, folder, pools)
     say.print(f"undisturbed run: {max(whole.updates())} steps; {folder}", markup=False)
     save(args, folder, outcomes)
@@ -83,15 +86,34 @@ def run(
         sys.exit(1)
 
 
+def end_on_signals() -> None:
+    """From now on the first SIGINT or SIGTERM ends this program, and the run under way before it. A signal that comes
+    meanwhile is ignored: it would cut that short, and leave processes of the run behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for either in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(either, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background
+            signal.signal(number, end)
+
+
 def earlier(args: Sequence[str], folder: Path) -> list[Outcome]:
-    """What the folder holds of faults that struck runs of these arguments; it is made where there is none.
+    """What the folder holds of faults that struck runs of these arguments; it is made where there is none. One with
+    nothing but an undisturbed run that was cut holds none yet.
 
     Raises:
         ConfigError: it holds something else.
     """
     file = folder / RESULTS
     if not file.is_file():
-        if folder.exists() and any(folder.iterdir()):
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        # The output is there before the run's folder.
+        if names and names not in ({f"{WHOLE}.txt"}, {f"{WHOLE}.txt", WHOLE}):
             raise ConfigError(f"--folder {str(folder)!r} is not empty and has no {RESULTS}; give a new one")
         folder.mkdir(parents=True, exist_ok=True)
         return []
@@ -111,17 +133,24 @@ def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None
 
 
 def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
-    """The run that the others are held against, which is made where the folder has no faults yet.
+    """The run that the others are held against, which is made where the folder has no faults yet. It ends with this
+    program; one that did not come to its end is made anew.
 
     Raises:
-        ConfigError: the folder has faults, and has lost that run.
+        ConfigError: the folder has faults, and has lost that run; or an earlier one still goes on.
         RlsdkError: it did not come to its end.
     """
-    whole = ChaosRun(args, folder, "whole", pools)
+    whole = ChaosRun(args, folder, WHOLE, pools)
     if not (folder / RESULTS).is_file():
+        _remove(whole)
         whole.start()
-        if whole.process.wait():
-            raise RlsdkError(f"the undisturbed run ended with {whole.process.returncode}:\n{whole.text()[-2000:]}")
+        try:
+            code = whole.process.wait()
+        except BaseException:
+            whole.end()
+            raise
+        if code:
+            raise RlsdkError(f"the undisturbed run ended with {code}:\n{whole.text()[-2000:]}")
     if not whole.updates():
         raise ConfigError(
             f"--folder {str(folder)!r} holds faults ({RESULTS}), and not the undisturbed run that they were held "
@@ -129,6 +158,20 @@ def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> Cha
             f"back, or begin anew: rlsdk chaos --folder {shlex.quote(f'{folder}_2')} {shlex.join(args)}"
         )
     return whole
+
+
+def _remove(whole: ChaosRun) -> None:
+    """Removes what an undisturbed run wrote that was cut.
+
+    Raises:
+        ConfigError: it still goes on.
+    """
+    from rlsdk.trainer.run_folder import run_lock
+
+    if whole.run_dir.is_dir():
+        with run_lock(whole.run_dir):
+            shutil.rmtree(whole.run_dir)
+    whole.output.unlink(missing_ok=True)
 
 
 def least_struck(roles: Sequence[str], outcomes: Sequence[Outcome], chance: random.Random) -> list[Fault]:
