@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import random
+import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 import rlsdk.testing
@@ -15,7 +20,8 @@ import rlsdk.testing
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.mutants.__main__ import drawn_by, reasons, slow_ones  # noqa: E402
+from tools.mutants import __main__ as program  # noqa: E402
+from tools.mutants.__main__ import Bench, digest, drawn_by, read_file, reasons, slow_ones  # noqa: E402
 from tools.mutants.engines import ENGINES, Engine  # noqa: E402
 from tools.mutants.instrument import instrumented  # noqa: E402
 from tools.mutants.operators import mutants, mutated  # noqa: E402
@@ -51,7 +57,9 @@ def test_a_mutant_is_one_change_of_code() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_mutants_of_an_engine_differ_from_it_and_compile(engine: str) -> None:
     drawn = drawn_by(engine, 3, 4)
-    assert drawn == drawn_by(engine, 3, 4)
+    # A call with a larger count goes on behind the rows of the one before.
+    for count in (4, 100, 500):
+        assert drawn == drawn_by(engine, 3, count)[:4]
     for path, mutant in drawn:
         plain = (ROOT / path).read_text()
         changed = mutated(plain, mutant.number)
@@ -94,3 +102,89 @@ def test_slow_requirements_are_those_of_the_last_report() -> None:
     assert "life" in slow_ones(report, 4.0)
     assert not slow_ones(report, 1e9)
     assert not slow_ones(report.with_name("none.json"), 0.0)
+
+
+def test_files_of_results_are_those_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old line numbers said of mutants behind an edit that no requirement runs them."""
+    engine = Engine(suite="TrainConformance", settings="", files=["engine.py"], first=())
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "tools" / "mutants" / "__main__.py"))
+    monkeypatch.setitem(ENGINES, "mine", engine)
+    sources = {
+        "drawn": [tmp_path / "engine.py", tmp_path / "tools" / "mutants" / "operators.py"],
+        "judged": [tmp_path / "rlsdk" / "testing" / "lab.py", tmp_path / "tools" / "mutants" / "watching.py"],
+    }
+    for path in (*sources["drawn"], *sources["judged"]):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a = 1\n")
+
+    def digests() -> tuple[str, str, str]:
+        return digest("mine"), digest("mine", with_suite=True), read_file("mine", 1).name
+
+    for kind, files in sources.items():
+        for path in files:
+            drawn, judged, read = digests()
+            assert digests() == (drawn, judged, read)
+            path.write_text("\n" + path.read_text())
+            assert (digest("mine") != drawn) == (kind == "drawn") == (read_file("mine", 1).name != read)
+            assert digest("mine", with_suite=True) != judged
+
+
+def test_what_was_read_is_not_among_the_files_that_make_clean_removes() -> None:
+    removed = (ROOT / "Makefile").read_text().partition("\nclean:")[2].split()
+    kept = read_file("torch", 1).relative_to(ROOT)
+    assert "mutants" in removed
+    assert not any(kept.is_relative_to(one) for one in removed)
+
+
+@pytest.mark.parametrize(("limit_s", "outcome"), [(100.0, "hung"), (70.0, "slow"), (30.0, "slow")])
+def test_a_limit_that_the_right_engine_needs_too_catches_nothing(limit_s: float, outcome: str, tmp_path: Path) -> None:
+    path, mutant = drawn_by("torch", 3, 1)[0]
+    bench = Bench.__new__(Bench)
+    bench.name, bench.engine, bench.limit_s = "torch", ENGINES["torch"], limit_s
+    bench.folder = bench.tree = tmp_path
+    bench.plain, bench.noted = {path: (ROOT / path).read_text()}, {path: ""}
+    (tmp_path / path).parent.mkdir(parents=True)
+    tests = {"t.py::TestMutant::test_gradient": {"seconds": 30.0, "ran": []}, "t.py::x": {"seconds": 10.0, "ran": []}}
+    bench.__dict__ |= {"trace": lambda: {"shared": [], "tests": tests}, "_fork": lambda *_: None}
+    row = bench.judge(path, mutant)
+    assert row["outcome"] == outcome
+    assert row["by"] == ("" if outcome == "hung" else "the right engine takes 40 s for these: --limit 80")
+    assert (tmp_path / path).read_text() == (ROOT / path).read_text()
+
+
+WAITING = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tools.mutants.__main__ import Bench
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+bench = Bench.__new__(Bench)
+bench.name, bench.folder, bench.tree = "torch", Path(sys.argv[2]), Path(sys.argv[2])
+bench._fork(["test_long.py"], object, 600.0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_pytest_ends_with_the_program_that_waits_for_it(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_long.py").write_text(
+        "import os, pathlib, time\n\n\ndef test_long():\n    draft = pathlib.Path('draft')\n"
+        "    draft.write_text(str(os.getpid()))\n    draft.rename('pid')\n    time.sleep(300)\n"
+    )
+    program = subprocess.Popen([sys.executable, "-c", WAITING, str(ROOT), str(tmp_path)], stderr=subprocess.DEVNULL)
+    family: list[psutil.Process] = []
+    try:
+        while not (tmp_path / "pid").exists():
+            assert program.poll() is None
+            time.sleep(0.01)
+        family = [psutil.Process(int((tmp_path / "pid").read_text()))]
+        program.send_signal(number)
+        assert program.wait(30)
+        assert not family[0].is_running()
+    finally:
+        for process in (program, *family):
+            with suppress(psutil.Error):
+                process.kill()
+        program.wait()

@@ -62,38 +62,36 @@ def main() -> None:
     args = parser.parse_args()
     model = args.folder / "model"
     if not model.exists():
-        write_tiny_model(model)
+        draft = args.folder / "model.draft"
+        write_tiny_model(draft).rename(model)  # one that was cut half-way is written again
     chosen = (args.staleness or STALENESS) if args.minutes else ()
     turns = [[one] for one in chosen] if args.in_turns or (os.cpu_count() or 1) < len(chosen) else [chosen]
     try:
         codes = [code for turn in turns for code in strike(turn, args.minutes / len(turns), args, model)]
     finally:
         if args.docs:
-            content = collect(args.folder)
-            TABLE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            write_page(content)
+            write_docs(args.folder)
     sys.exit(max(codes, default=0))
 
 
 def strike(chosen: Sequence[int], minutes: float, args: argparse.Namespace, model: Path) -> list[int]:
     """Some minutes of faults at each staleness, at once; exit codes of the commands."""
     kills = [part for kill in args.kill for part in ("--kill", kill)]
-    started = [
-        subprocess.Popen(
-            [
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for staleness in chosen:
+            command = [
                 sys.executable, "-m", "rlsdk.cli", "chaos", "--model", str(model.resolve()), *TASK, "--trainer.steps",
                 str(args.steps), "--schedule.max_staleness", str(staleness), *kills, "--seed", str(args.seed),
                 "--minutes", str(minutes), "--folder", str(args.folder / f"staleness_{staleness}_steps_{args.steps}"),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )
-        for staleness in chosen
-    ]  # fmt: skip
-    try:
+            ]  # fmt: skip
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            started.append(subprocess.Popen(command, env=environment))
         return [process.wait() for process in started]
     except BaseException:
+        # Each ends its own run first. A Ctrl-C of a terminal has reached them, too: they ignore the second signal.
         for process in started:
-            process.terminate()  # each ends its own run first
+            process.terminate()
         for process in started:
             process.wait()
         raise
@@ -159,6 +157,16 @@ def _seconds(values: Sequence[float | None]) -> str:
 
 def _range(values: Sequence[int]) -> str:
     return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def write_docs(folder: Path) -> None:
+    """Writes what the folders of all runs hold into the documentation, which stays as it is where they hold nothing."""
+    content = collect(folder)
+    if not any(content["staleness"].values()):
+        print(f"{folder} holds no fault yet: {TABLE.name} and {PAGE.name} stay as they are", file=sys.stderr)
+        return
+    TABLE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_page(content)
 
 
 def write_page(content: Mapping[str, Any]) -> None:

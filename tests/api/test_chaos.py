@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlsdk.api import chaos_run as chaos_runs
@@ -19,6 +23,7 @@ from rlsdk.api.chaos_account import Outcome, account, differences
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.run_folder import run_lock
 
 
 @pytest.fixture(autouse=True)
@@ -222,9 +227,83 @@ def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="other arguments"):
         earlier(["--trainer.steps", "7"], folder)
     (folder / "chaos.json").unlink()
-    (folder / "whole.txt").touch()
+    (folder / "faults_1.txt").touch()
     with pytest.raises(ConfigError, match="not empty"):
         earlier(arguments, folder)
+
+
+CUT = """
+import sys
+from pathlib import Path
+from rlsdk.api import chaos_run
+from rlsdk.cli import chaos
+
+chaos_run.LEAVE_S = 2.0
+
+class Run(chaos.ChaosRun):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._command = [sys.executable, "-c", sys.argv[2], str(self.run_dir)]
+
+chaos.ChaosRun = Run
+folder = Path(sys.argv[1])
+assert chaos.earlier([], folder) == []
+chaos.end_on_signals()
+chaos.undisturbed([], folder, {})
+"""
+LONG = """
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+draft = folder / "draft"
+draft.write_text(f"{os.getpid()} {left.pid}")
+draft.rename(folder / "pids")
+time.sleep(300)
+"""
+"""A run that leaves a process behind, which does not end with it."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cut_in_the_undisturbed_run_ends_it_and_it_is_made_anew(number: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "chaos"
+    pids = folder / "whole" / "pids"
+    for _ in range(2):  # the second call finds what the first one left
+        before = pids.read_text() if pids.exists() else ""
+        family = list[psutil.Process]()
+        command = subprocess.Popen([sys.executable, "-c", CUT, str(folder), LONG], stderr=subprocess.DEVNULL)
+        try:
+            while not pids.exists() or pids.read_text() == before:
+                assert command.poll() is None
+                time.sleep(0.01)
+            run, left = family = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+            command.send_signal(number)
+            run.wait(30)
+            # As a terminal's Ctrl-C, which is followed by what `benchmarks.campaign.cells` does, or a second one.
+            for again in (signal.SIGTERM, signal.SIGINT):
+                command.send_signal(again)
+                time.sleep(0.1)
+            assert command.wait(30)
+            # Its new parent may not have asked for its end yet.
+            assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+        finally:
+            command.kill()
+            command.wait()
+            for process in family:
+                with suppress(psutil.Error):
+                    process.kill()
+
+
+def test_a_run_that_still_goes_on_is_not_removed(tmp_path: Path) -> None:
+    assert earlier([], tmp_path) == []
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole.txt").touch()
+    assert earlier([], tmp_path) == []
+    with run_lock(tmp_path / "whole"), pytest.raises(ConfigError, match="another process is writing"):
+        undisturbed([], tmp_path, {})
+    (tmp_path / "whole.txt").unlink()
+    with pytest.raises(ConfigError, match="not empty"):
+        earlier([], tmp_path)
 
 
 def test_a_folder_that_lost_its_undisturbed_run_says_what_to_do(tmp_path: Path) -> None:

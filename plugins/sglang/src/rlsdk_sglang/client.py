@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rlsdk.kit.progress import idle_s
+from rlsdk.kit.waiting import result_while
 
 T = TypeVar("T")
-LOOK_S = 1.0
-"""Between two looks whether SGLang's processes still live, while something waits for them."""
 
 
 class ClientThread:
@@ -52,20 +50,7 @@ class ClientThread:
         Raises:
             TimeoutError: it took longer.
         """
-        future, began = asyncio.run_coroutine_threadsafe(coroutine, self.loop), time.monotonic()
-        while True:
-            try:
-                return future.result(min(LOOK_S, timeout_s))
-            except TimeoutError:
-                if future.done():  # between the two
-                    return future.result()
-            try:
-                look()
-                if min(time.monotonic() - began, idle_s()) > timeout_s:
-                    raise TimeoutError
-            except BaseException:
-                future.cancel()
-                raise
+        return result_while(asyncio.run_coroutine_threadsafe(coroutine, self.loop), timeout_s, look, idle_s=idle_s)
 
     def stop(self) -> None:
         """Cancels what still runs and ends the thread."""

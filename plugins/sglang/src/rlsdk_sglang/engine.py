@@ -33,8 +33,8 @@ from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.serving import check_rollout_spec, worker_layouts
 from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.waiting import LOOK_S
 from rlsdk_sglang.adapter import ServedModel
-from rlsdk_sglang.client import LOOK_S
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.reports import Progress
 from rlsdk_sglang.samples import Call, Sample

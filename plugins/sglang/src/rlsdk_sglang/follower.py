@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from rlsdk.interfaces import RankContext, RolloutSpec
-from rlsdk_sglang.client import LOOK_S, ClientThread
+from rlsdk.kit.waiting import LOOK_S
+from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import engine_arguments, environment, started
 from rlsdk_sglang.nodes import NodePlace

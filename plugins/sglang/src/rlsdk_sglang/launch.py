@@ -25,8 +25,9 @@ from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
 from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_devices
+from rlsdk.kit.waiting import LOOK_S
 from rlsdk_sglang import weights
-from rlsdk_sglang.client import LOOK_S, ClientThread
+from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes, peers
 from rlsdk_sglang.quiet import QuietEngine

@@ -8,11 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk.kit.origins import Source
 from rlsdk.kit.other_nodes import OtherNodes
+from rlsdk.kit.waiting import result_while
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.config import VllmOptions
@@ -31,8 +33,6 @@ from rlsdk_vllm.samples import Sample
 Result = TypeVar("Result")
 END_S = 30.0
 """For processes that are ended, past what vLLM gives them before it kills them, and for the thread that ends them."""
-LOOK_S = 1.0
-"""Between two looks, while something is waited for, whether cores on other nodes still live."""
 STUCK_S = 300.0
 """For vLLM to notice that processes whose start took too long were killed, and for what it imports before."""
 
@@ -220,21 +220,9 @@ class AsyncEngine(VllmEngine):
             RlsdkError: a core on another node ended.
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
-        waiting, deadline = asyncio.run_coroutine_threadsafe(work, self._loop), time.monotonic() + limit
-        while True:
-            try:
-                return waiting.result(max(min(LOOK_S, deadline - time.monotonic()), 0.0))
-            except TimeoutError as error:
-                if waiting.done():  # between the two
-                    return waiting.result()
-                if time.monotonic() >= deadline:
-                    waiting.cancel()
-                    raise self._silent(f"no answer ({doing})", limit) from error
-            try:
-                self._check_others()
-            except BaseException:
-                waiting.cancel()
-                raise
+        waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        late = partial(self._silent, f"no answer ({doing})", limit)
+        return result_while(waiting, limit, self._check_others, late=late)
 
     def _check_others(self) -> None:
         """Raises: RlsdkError: a core on another node ended."""
