@@ -36,7 +36,7 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
         "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
+        "max_position_embeddings": max(64, (config.data.max_prompt_tokens or 0) + config.rollout.max_response_tokens),
         "attention_bias": True,
         "tie_word_embeddings": False,
         "pad_token_id": tokenizer.pad_token_id,

@@ -49,6 +49,16 @@ class Recorder(RunView):
         self.evals.append(metrics)
 
 
+@pytest.mark.parametrize(("asked", "positions"), [(6, 64), (100, 108)])
+def test_the_quickstarts_model_has_positions_for_the_responses_that_are_asked_for(
+    tmp_path: Path, asked: int, positions: int
+) -> None:
+    flags = ["--rollout.max_response_tokens", str(asked)]
+    made = make_model(resolve(Settings(flags=flags), device="cpu").config, tmp_path)
+    found = json.loads((Path(str(made.model.path)) / "config.json").read_text())
+    assert found["max_position_embeddings"] == positions
+
+
 def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) -> None:
     """Within what another processor, or number of threads, does to the last digits of a sum."""
     resolved = resolve(
