@@ -76,11 +76,15 @@ VARIANTS: Mapping[str, Variant] = {
             },
         },
     ),
+    "windows": Variant(
+        architectures=("qwen2",),
+        shape={**SMALL, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
+    ),
     "wide": Variant(architectures=("qwen2", "llama", "qwen3"), shape={**SMALL, "vocab_size": 1031}),
 }
 """Tied embeddings and a vocabulary that nothing divides; one head of keys, and heads whose sizes do not add up to the
 hidden size; norms of queries and keys; dropout wherever a configuration can ask for it; another vocabulary; logits
-capped by a tanh; scaled rotary positions; a vocabulary of more than a thousand tokens."""
+capped by a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens."""
 
 
 class TrainLab:

@@ -1,5 +1,6 @@
 """Requirements: makes of model that few configurations ask for, and that change every number: capped logits, scaled
-rotary positions, a vocabulary larger than a chunk. A backend may refuse a make; it may not train it as another."""
+rotary positions, sliding windows, a vocabulary larger than a chunk. A backend may refuse a make; it may not train it as
+another."""
 
 from __future__ import annotations
 
@@ -33,6 +34,12 @@ class MakeRequirements:
         that the backend does not run is refused with a ConfigError."""
         for name in ("llama3 positions", "yarn positions"):
             _like_plain(lab, measured, name)
+
+    @requirement("model.windows", since=(2, 0))
+    def test_model_windows(self, lab: TrainLab, measured: Measured) -> None:
+        """A model whose layers look no further back than a window: outputs, gradients and steps of rows longer than it
+        are the model's own."""
+        _like_plain(lab, measured, "windows")
 
     @requirement("model.vocabulary", since=(2, 0))
     def test_model_vocabulary(self, lab: TrainLab, measured: Measured) -> None:

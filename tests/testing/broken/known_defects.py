@@ -17,6 +17,7 @@ ROLLOUT_KNOWN = {
 }
 TRAIN_KNOWN = {
     "trained-uncapped": Defect("train_makes:LogitsUncapped", {"model.capped": "capped"}),
+    "window-one-too-wide": Defect("train_makes:WindowOneTooWide", {"model.windows": "windows"}),
     "trained-unscaled": Defect("train_makes:PositionsUnscaled", {"model.scaled_positions": "llama3 positions"}),
     "yarn-without-factor": Defect("train_makes:AttentionUnscaled", {"model.scaled_positions": "yarn positions"}),
     "entropy-of-128": Defect("train_makes:EntropyOfTheLikeliest", {"model.vocabulary": "wide"}),

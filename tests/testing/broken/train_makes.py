@@ -33,6 +33,15 @@ class PositionsUnscaled(TorchTrainEngine):
             rotary.attention_scaling = 1.0
 
 
+class WindowOneTooWide(TorchTrainEngine):
+    """Layers with a sliding window look one token further back than the model's own."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if getattr(self.model.config, "sliding_window", None):
+            self.model.config.sliding_window += 1
+
+
 class AttentionUnscaled(TorchTrainEngine):
     """Of positions scaled by `yarn`, tables are right and their factor is left out."""
 
