@@ -206,6 +206,12 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured) -> bool:
             faults, samples = audit(other, requests, other.run(requests, engine))
             measured.none(f"wrong samples, {name}", faults)
             measured.none(f"draws that follow something else, {name}", Told.by(samples, other.eos).faults())
+            # What is derived from weights is derived anew.
+            state = other.changed(83)
+            engine.update_weights(whole_shards(state), 3)
+            newer = other.plain.with_state(state)
+            faults, _ = audit(other, requests, other.run(requests, engine), newer, version=3)
+            measured.none(f"wrong samples after an update, {name}", faults)
         finally:
             engine.close()
     finally:

@@ -13,6 +13,7 @@ ROLLOUT_KNOWN = {
     ),
     "cache-by-embeddings": Defect("rollout_kept:CacheByEmbeddings", {"update.little": "after an update of"}),
     "least-temperature": Defect("drawing:LeastTemperature", {"distribution.cold": "wrong samples"}),
+    "norms-of-old-weights": Defect("rollout_kept:NormsOfOldWeights", {"model.capped": "after an update"}),
     "logits-uncapped": Defect("rollout_kept:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
 }
 TRAIN_KNOWN = {

@@ -86,6 +86,17 @@ class CacheByEmbeddings(Patched):
             return self.kept[key]
 
 
+class NormsOfOldWeights(TransformersRolloutEngine):
+    """Where a norm multiplies by 1 + weight, the sum is made once and serves all later weights."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        for norm in self.model.modules():
+            if type(norm).__name__ == "Gemma2RMSNorm":
+                scale = 1.0 + norm.weight.detach().float()
+                norm.forward = lambda x, norm=norm, scale=scale: (norm._norm(x.float()) * scale).type_as(x)
+
+
 class LogitsUncapped(TransformersRolloutEngine):
     """The cap that a family puts on its logits is left out."""
 
