@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -37,6 +38,7 @@ BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.campaign", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing new begins after this")
     parser.add_argument("--seed", type=int, default=0)
@@ -115,9 +117,12 @@ def strike_faults(
     model = str(write_tiny_model(folder / "model"))
     told("the undisturbed run", 0)
     whole = Run(folder=folder / "whole", model=model, steps=args.steps)
-    whole.start()
-    if code := whole.finish():
-        sys.exit(f"the undisturbed run ended with {code}:\n{whole.output[-3000:]}")
+    try:
+        whole.start()
+        if code := whole.finish():
+            sys.exit(f"the undisturbed run ended with {code}:\n{whole.output[-3000:]}")
+    finally:
+        whole.close()
     add_load(results, whole)
     for number, fault in enumerate(cycle(chosen)):
         if number >= len(chosen) and time.monotonic() > deadline:

@@ -106,6 +106,8 @@ class Run:
 
     def close(self) -> None:
         """Ends what is left of it, so that the next run has the machine."""
+        if self.process is not None and self.process.poll() is None:
+            self.look()
         for process in [
             *([psutil.Process(self.process.pid)] if self.process and self.process.poll() is None else []),
             *self.family,
