@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.outcomes import Failed, Graded, NonsenseError, Outcome, check_graded, check_number, failed
 from rlsdk.rewards.protocol import write_all
+from rlsdk.rewards.system_calls import filter_system_calls
 
 _MAX_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
@@ -39,7 +41,7 @@ def call_apart(
     before = _children()
     child = os.fork()
     if child == 0:
-        _serve(call, writable, keep)
+        _serve(call, writable, keep, limits)
     os.close(writable)
     try:
         data = _read(readable)
@@ -58,12 +60,15 @@ def describe_status(status: int) -> Outcome:
     return failed(FailureKind.CRASH, f"the process died: {how}")
 
 
-def _serve(call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int) -> None:
-    """The fork's whole life: it has no file descriptor but the standard ones, the log's and its way back."""
+def _serve(call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int, limits: RewardLimits) -> None:
+    """The fork's whole life: it has no file descriptor but the standard ones, the log's and its way back, and where it
+    may not write files it cannot change their permissions either."""
     with contextlib.suppress(BaseException):
         low, high = sorted((writable, keep))
         for first, last in ((3, low), (low + 1, high), (high + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
             os.closerange(first, last)
+        if sys.platform == "linux" and not limits.allow_writes:
+            filter_system_calls(network=limits.allow_network, attributes=False)
         process = os.getpid()
         outcomes = call()
         if os.getpid() == process:

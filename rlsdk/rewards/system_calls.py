@@ -1,4 +1,5 @@
-"""System calls that are refused to processes that see what a model wrote: sockets, tracing, kernel modules (seccomp).
+"""System calls that are refused to processes that see what a model wrote: sockets, tracing, kernel modules (seccomp);
+and to programs of a model, changes of what files are besides their content.
 
 Imports almost nothing: `sandbox_child` loads it by its path into every process that runs a program.
 """
@@ -26,6 +27,20 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, Mapping[str, int]]] = {
     }),
 }  # fmt: skip
 """Machine -> its number in audit.h, and the system calls that are refused."""
+_ATTRIBUTES: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {
+        "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "setxattr": 188,
+        "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199,
+        "utimes": 235, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "utimensat": 280, "fchmodat2": 452,
+        "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+    },
+    "aarch64": {
+        "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16,
+        "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "utimensat": 88, "fchmodat2": 452,
+        "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
+    },
+}  # fmt: skip
+"""Machine -> the system calls that change permissions, owners, times and attributes of files: Landlock knows none."""
 _X32_BIT = 0x40000000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
@@ -43,13 +58,14 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
 
 
-def filter_system_calls(*, network: bool) -> str | None:
+def filter_system_calls(*, network: bool, attributes: bool = True) -> str | None:
     """Has the kernel refuse system calls with EACCES, for this process and all that it starts.
 
     Needs `no new privileges`, or root's rights.
 
     Args:
         network: sockets stay allowed.
+        attributes: permissions, owners, times and attributes of files may be changed.
 
     Returns:
         Why it could not be done; None when the filter holds.
@@ -59,6 +75,7 @@ def filter_system_calls(*, network: bool) -> str | None:
         return f"unknown machine {os.uname().machine}"
     audit, calls = known
     numbers = [number for name, number in calls.items() if not (network and name in ("socket", "io_uring_setup"))]
+    numbers += [] if attributes else _ATTRIBUTES[os.uname().machine].values()
     body = [(_JUMP_EQUAL, number) for number in numbers]
     # Another machine's numbering (32 bits) and the x32 one are refused whole.
     program = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, len(body) + 3, audit), (_LOAD, 0, 0, 0)]

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from functools import cache
+from math import isfinite
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
@@ -22,8 +23,12 @@ HUGE = re.compile(r"[eE][+-]?[\d_]{4,}")
 """A power of ten that a scorer may write out: `Fraction("1e999999999")`."""
 MANY_TIMES = {"rubiks_cube": re.compile(r"\d{3,}"), "rush_hour": re.compile(r"\d{3,}")}
 """A move so many times over, in tasks whose scorer makes them one by one."""
+NO_NUMBER = re.compile("nan", re.IGNORECASE)
+"""`float` reads it as a number that is neither nearer nor farther than any other."""
+BY_DISTANCE = frozenset({"complex_arithmetic", "number_sorting"})
+"""Tasks whose scorers find a number right unless it is too far away: a NaN never is."""
 PROBE = "?"
-"""No task has it for an answer. A scorer that finds it right finds anything right."""
+"""No task has it for an answer. A scorer that finds it right finds anything right, and gives no partial credit."""
 UNREADABLE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
@@ -64,6 +69,8 @@ def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 
         score = _score(given, sample)
         if right is None and score >= 1.0 and _is_another_answer(given, sample):
             return 1.0
+        if score >= 1.0 and _score(PROBE, sample) >= 1.0:
+            return 0.0
         return partial * min(score, 1.0)
     return _score(given, sample)
 
@@ -90,23 +97,27 @@ def _is_another_answer(given: str, sample: RewardSample) -> bool:
 
 
 def _score(given: str, sample: RewardSample) -> float:
-    """The task's score of a response; 0 where it cannot be read, or would cost too much to read."""
+    """The task's score of a response; 0 where it cannot be read or must not be handed to its scorer."""
     metadata = sample.row.get("metadata")
     task = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
     if not isinstance(task, str):
         raise ValueError("the data row has no metadata.source_dataset: it does not come from reasoning-gym")
     scorer = _scorer(task)
-    if _is_too_much(given, task):
+    if _is_refused(given, task):
         return 0.0
     try:
-        return float(scorer(given, dict(sample.row)))
+        score = float(scorer(given, dict(sample.row)))
     except UNREADABLE:
         return 0.0
+    return score if isfinite(score) else 0.0
 
 
-def _is_too_much(given: str, task: str) -> bool:
-    """Screens what would keep a scorer busy for long; what is missed here runs into the time or memory limit."""
+def _is_refused(given: str, task: str) -> bool:
+    """Screens what a scorer would wrongly find right, or would be busy with for long; what is missed of the latter runs
+    into the time or memory limit."""
     if len(given) > FEWER_CHARS.get(task, MAX_CHARS) or HUGE.search(given):
+        return True
+    if task in BY_DISTANCE and NO_NUMBER.search(given):
         return True
     return task in MANY_TIMES and MANY_TIMES[task].search(given) is not None
 

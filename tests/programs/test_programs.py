@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandbox
+from rlsdk.rewards.confine import NOBODY
 from rlsdk.rewards.programs import code, program_of, read_tests
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -153,6 +154,11 @@ def probing(victim: Path, port: int, path: Path) -> str:
         "socket file": f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})",
         "write": f"open({str(victim)!r}, 'w').write('gone')",
         "delete": f"import os; os.unlink({str(victim)!r})",
+        "permissions": f"import os; os.chmod({str(victim)!r}, 0o777)",
+        "permissions of an open file": f"import os; os.fchmod(os.open({str(victim)!r}, os.O_RDONLY), 0o755)",
+        "times": f"import os; os.utime({str(victim)!r}, (1, 1))",
+        "owner": f"import os; s = os.stat({str(victim)!r}); os.chown({str(victim)!r}, s.st_uid, s.st_gid)",
+        "attribute": f"import os; os.setxattr({str(victim)!r}, 'user.rlsdk', b'1')",
         "write beside rlsdk": f"open({sandbox.__file__!r}, 'a')",
         "kill": f"import os; os.kill({os.getpid()}, 0)",
         "kill the grader": "import os; os.kill(os.getppid() or 1, 0); assert os.getppid() > 1",
@@ -176,6 +182,8 @@ def test_code_has_no_network_no_files_to_change_and_no_secrets(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("here")
+    if os.getuid() == 0:  # graders are nobody then: whose files it is about are those of the graders' own user
+        os.chown(victim, NOBODY, NOBODY)
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     program = probing(victim, *listener)
     outcome = sandbox.run_tests(program, "", [("value", "f()")], "", sandbox.Limits(seconds=20, memory_mb=512))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.rewards import RewardLimits, RewardRunner
-from rlsdk.rewards.confine import probe
+from rlsdk.rewards.confine import NOBODY, probe
 from rlsdk.rewards.environment import grading_environment
 from rlsdk.rewards.text_evaluation import evaluates_text
 
@@ -144,6 +144,23 @@ def test_code_of_a_model_changes_no_other_sample(start: Start, forgery: str) -> 
     others = [0, 2, 3, 5]
     assert result.valid[others].all()
     assert result.scores[others].tolist() == [2.0, 3.0, 3.5, 10.0]
+
+
+@SECCOMP
+def test_code_of_a_model_changes_no_permissions_of_its_own_user_s_files(start: Start, tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.touch(mode=0o600)
+    if os.getuid() == 0:
+        os.chown(target, NOBODY, NOBODY)
+    changes = [f"chmod({str(target)!r}, 0o777)", f"utime({str(target)!r}, (1, 1))",
+               f"setxattr({str(target)!r}, 'user.rlsdk', b'1')"]  # fmt: skip
+    samples = [sample(f"__import__('os').{change} or 1.0", row={"n": 1}) for change in changes]
+    result = start("evaluates", limits=SAFE).score(samples)
+    assert not result.valid.any()
+    assert "reward_limits.allow_writes" in result.examples[0].message
+    assert (target.stat().st_mode & 0o777, os.listxattr(target)) == (0o600, [])
+    allowed = RewardLimits(timeout_s=5.0, allow_writes=True)
+    assert start("evaluates", limits=allowed).score(samples[:1]).scores.tolist() == [1.0]
 
 
 def test_functions_that_evaluate_text_are_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -137,6 +138,32 @@ def test_no_payload_runs_or_scores_in_any_task(task: str, tmp_path: Path, seen: 
     assert not mark.exists()
     assert RAN not in os.environ
     assert time.monotonic() - before < 20
+
+
+NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_no_number_is_no_right_answer(task: str) -> None:
+    """A NaN is not farther than a tolerance from anything, and an infinity is larger than all: alone, and in place of
+    the reference's numbers."""
+    for index in range(2):
+        row = item(task, index)
+        answer = str(row["answer"])
+        for text in ("nan", "-NaN", "nanj", "nani", "inf", "-Infinity", "1e999", "None", "null", "*"):
+            for response in {text, f"{text} + {text}i", NUMBER.sub(text, answer)} - {answer}:
+                given = sample(response, row["answer"], row["question"], row)
+                assert reasoning_gym(given) == 0.0, response
+                assert reasoning_gym(given, exact=False) <= 1.0
+
+
+def test_a_scorer_that_finds_anything_right_gives_no_partial_credit() -> None:
+    row = item("game_of_life_halting")
+    given = sample("whatever", row["answer"], row["question"], row)
+    assert reasoning_gym(given, exact=False) == 1.0
+    assert reasoning_gym(given, partial=0.5) == 0.0
+    near = item("complex_arithmetic")
+    assert 0.0 < reasoning_gym(sample("1 - 3i", near["answer"], near["question"], near), partial=0.5) <= 0.5
 
 
 @pytest.mark.parametrize("task", TASKS)
