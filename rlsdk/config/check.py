@@ -218,8 +218,12 @@ def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     if not why:
         return
     said = f"rollout backend {spec.name!r} gives log-probs {spec.log_prob_kind.value!r}, which differ with {why}"
-    if config.algorithm.old_log_probs == "rollout":
-        yield Problem("algorithm.old_log_probs", f"'rollout': {said}; use 'always'")
+    choice, correction = config.algorithm.old_log_probs, config.algorithm.correction
+    if choice in ("rollout", "decoupled"):
+        yield Problem("algorithm.old_log_probs", f"{choice!r}: {said}; use 'always'")
+    if correction.is_on:
+        field = "mode" if correction.mode != "none" else "reject"
+        yield Problem(f"algorithm.correction.{field}", f"{getattr(correction, field)!r}: {said}; use 'none'")
     if config.trainer.parity_action == "error":
         yield Problem("trainer.parity_action", f"'error': {said}; use 'warn'")
 
@@ -314,14 +318,45 @@ def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
             f"'keep' needs a rollout backend that goes on with keys and values of older weights; {name!r} does not "
             "claim 'stale_cache'. Use 'recompute'",
         )
-    uncompared = _differs(spec.log_prob_kind, config.rollout)
-    if uncompared and config.algorithm.old_log_probs == "auto" and not schedule.uncorrected:
+    yield from _stale_samples(config, registry, _differs(spec.log_prob_kind, config.rollout), spec.log_prob_kind)
+
+
+def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: LogProbKind) -> Iterator[Problem]:
+    """Stale samples need a correction, or `schedule.uncorrected`, which is refused where it changes nothing."""
+    algorithm, schedule = config.algorithm, config.schedule
+    choice, at = algorithm.old_log_probs, f"at schedule.max_staleness {schedule.max_staleness}"
+    has_no_ratio = (
+        choice == "rollout" and algorithm.name == POLICY_GRADIENT and _ignores_ratio(registry, algorithm.loss)
+    )
+    if differs and choice == "auto" and not schedule.uncorrected:
         yield Problem(
             "schedule.max_staleness",
-            f"{schedule.max_staleness} needs a correction of stale samples, but rollout backend {name!r} gives "
-            f"log-probs {spec.log_prob_kind.value!r}, which differ with {uncompared}; change that, or say "
-            "`--schedule.uncorrected true`",
+            f"{schedule.max_staleness} needs a correction of stale samples, but rollout backend "
+            f"{config.rollout.backend!r} gives log-probs {kind.value!r}, which differ with {differs}; change that, or "
+            "say `--schedule.uncorrected true`",
         )
+    if has_no_ratio and not schedule.uncorrected:
+        yield Problem(
+            "algorithm.old_log_probs",
+            f"'rollout' corrects nothing {at}: algorithm.loss {algorithm.loss!r} has no ratio. Choose 'auto' or "
+            "'decoupled', or say `--schedule.uncorrected true`",
+        )
+    naive = choice == "always" or (choice == "auto" and bool(differs)) or has_no_ratio
+    if schedule.uncorrected and not naive and not algorithm.correction.is_on and algorithm.name == POLICY_GRADIENT:
+        how = "puts the sampler's log-probs in the ratio" if choice == "rollout" else "corrects stale samples"
+        yield Problem(
+            "schedule.uncorrected",
+            f"True has no effect, because algorithm.old_log_probs {choice!r} {how}. Leave it out; to train without a "
+            "correction, add `--algorithm.old_log_probs always`",
+        )
+
+
+def _ignores_ratio(registry: Registry, loss: str) -> bool:
+    """Whether this loss does not read `old_log_probs`. False for one that is not found, which `_components` reports."""
+    try:
+        return bool(getattr(registry.function(ComponentKind.LOSS, loss), "on_policy_only", False))
+    except RlsdkError:
+        return False
 
 
 def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -> Iterator[Problem]:

@@ -166,6 +166,24 @@ def test_log_probs_of_another_meaning_may_not_enter_the_loss(flags: list[str], p
     assert problems(registry, *flags) == []
 
 
+@pytest.mark.parametrize(
+    ("uses", "path"),
+    [
+        (["--algorithm.old_log_probs", "decoupled"], "algorithm.old_log_probs"),
+        (["--algorithm.correction.mode", "truncate"], "algorithm.correction.mode"),
+        (
+            ["--algorithm.old_log_probs", "always", "--algorithm.correction.reject", "token"],
+            "algorithm.correction.reject",
+        ),
+    ],
+)
+def test_log_probs_of_another_meaning_correct_nothing(uses: list[str], path: str, registry: Registry) -> None:
+    flags = ["--rollout-backend", "calm", *uses]
+    assert problems(registry, *flags) == []
+    [found] = problems(registry, *flags, "--rollout.top_p", "0.9")
+    assert found.startswith(f"{path}: ")
+
+
 def test_components_that_are_not_there_are_refused_with_the_nearest_name(registry: Registry) -> None:
     flags = ["--algorithm.advantage", "grop", "--algorithm.loss", "ppo_clap", "--reward", "gsm"]
     flags += ["--tracking.trackers", "json", "--trainer.callbacks", "beep", "--sharding.manager", "a+b"]

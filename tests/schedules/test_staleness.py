@@ -280,10 +280,32 @@ def test_schedules_that_cannot_be_are_refused_with_the_reason(
         config_of(model, registry, 2, *extra)
 
 
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--schedule.uncorrected", "true"], "because algorithm.old_log_probs 'auto' corrects stale samples"),
+        (["--schedule.uncorrected", "true", "--algorithm.old_log_probs", "decoupled"], "'decoupled' corrects"),
+        (["--schedule.uncorrected", "true", "--algorithm.old_log_probs", "rollout"], "log-probs in the ratio"),
+        (["--algorithm.old_log_probs", "rollout", "--algorithm.loss", "reinforce"], "has no ratio"),
+    ],
+)
+def test_a_correction_that_is_not_what_was_asked_for_is_refused(
+    extra: list[str], said: str, model: str, registry: Registry
+) -> None:
+    [problem] = check_run(config_of(model, registry, 2, *stale(1, *extra)), registry)
+    assert said in problem.message
+
+
 def test_what_was_asked_for_by_name_is_allowed(model: str, registry: Registry) -> None:
-    always = ["--algorithm.old_log_probs", "always"]
-    for more in (["--schedule.uncorrected", "true"], ["--algorithm.correction.mode", "truncate"]):
-        assert check_run(config_of(model, registry, 2, *stale(1, *always, *more)), registry) == []
+    always, uncorrected = ["--algorithm.old_log_probs", "always"], ["--schedule.uncorrected", "true"]
+    no_ratio = ["--algorithm.loss", "reinforce"]
+    for more in (
+        [*always, *uncorrected],
+        [*always, "--algorithm.correction.mode", "truncate"],
+        no_ratio,
+        [*no_ratio, "--algorithm.old_log_probs", "rollout", *uncorrected],
+    ):
+        assert check_run(config_of(model, registry, 2, *stale(1, *more)), registry) == []
 
 
 @pytest.mark.parametrize(
