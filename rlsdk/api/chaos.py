@@ -80,8 +80,8 @@ def strike(
     most = most or max(1, (steps - LAST_STEPS) // STEPS_PER_FAULT)
     gap = max(1, (steps - LAST_STEPS) // most)
     outcomes: list[Outcome] = []
-    run.start()
     try:
+        run.start()
         while faults and len(outcomes) < most and (goes_on() or not outcomes):
             step = max(run.updates(), default=0) + chance.randint(1, gap)
             if step > max(1, steps - LAST_STEPS) or not _is_there(run, step):

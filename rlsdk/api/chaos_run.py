@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -89,9 +92,9 @@ class ChaosRun:
         if self.commands:
             self._ended.append((time.monotonic(), self.family))
             self.family, self._found = set(), {}
-        self.commands += 1
-        with self.output.open("a", encoding="utf-8") as output:
+        with self.output.open("a", encoding="utf-8") as output, _delayed_signals():
             self.process = subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
+            self.commands += 1
 
     def text(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
@@ -194,6 +197,8 @@ class ChaosRun:
 
     def end(self) -> list[str]:
         """Ends what is left; what had outlived its command by 20 s."""
+        if not self.commands:
+            return []
         self._look()
         if self.process.poll() is None:
             self.process.kill()
@@ -201,6 +206,29 @@ class ChaosRun:
         family = self.family.union(*(processes for _, processes in self._ended))
         psutil.wait_procs(list(family), timeout=LEAVE_S)
         return _end_all(family)
+
+
+@contextmanager
+def _delayed_signals() -> Iterator[None]:
+    """A SIGINT or SIGTERM that arrives meanwhile is handled at the end: an exception while a process is started would
+    lose its id, and leave it behind."""
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    here = threading.current_thread() is threading.main_thread()  # only there handlers are set, and called
+    handled = {number: handler for number, handler in before.items() if here and callable(handler)}
+    for number in handled:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for first in arrived[:1]:
+            signal.raise_signal(first)
 
 
 def _end_all(processes: Iterable[psutil.Process]) -> list[str]:

@@ -143,8 +143,8 @@ def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> Cha
     whole = ChaosRun(args, folder, WHOLE, pools)
     if not (folder / RESULTS).is_file():
         _remove(whole)
-        whole.start()
         try:
+            whole.start()
             code = whole.process.wait()
         except BaseException:
             whole.end()

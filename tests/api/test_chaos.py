@@ -233,7 +233,7 @@ def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
 
 
 CUT = """
-import sys
+import subprocess, sys, time
 from pathlib import Path
 from rlsdk.api import chaos_run
 from rlsdk.cli import chaos
@@ -245,6 +245,14 @@ class Run(chaos.ChaosRun):
         super().__init__(*args)
         self._command = [sys.executable, "-c", sys.argv[2], str(self.run_dir)]
 
+class Slow(subprocess.Popen):  # as on a busy machine, where the run is on its way before this process goes on
+    def _execute_child(self, *args, **kwargs):
+        super()._execute_child(*args, **kwargs)
+        while not (folder / "whole" / "pids").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+
+chaos_run.subprocess.Popen = Slow
 chaos.ChaosRun = Run
 folder = Path(sys.argv[1])
 assert chaos.earlier([], folder) == []
