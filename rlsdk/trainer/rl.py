@@ -136,7 +136,8 @@ class RlStage(Stage):
         return self._settled
 
     def settle(self) -> None:
-        self.source.settle()
+        if not self.source.settle() and self.source.failure is not None:
+            raise self.source.failure  # a resumed run would begin groups with other weights than this one did
 
     def saving(self, step: int) -> None:
         self.source.saving(step)

@@ -109,6 +109,11 @@ class ScheduleDriver:
         with self._changed:
             return self._changed.wait_for(lambda: condition() or self._failed is not None, timeout_s)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it; None while it goes on."""
+        return self._failed
+
     def end(self) -> None:
         """No event is taken any more."""
         self.inbox.put(_End())

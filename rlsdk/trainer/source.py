@@ -151,12 +151,19 @@ class GroupSource:
 
     def settle(self, timeout_s: float | None = None) -> bool:
         """Waits until the newest weights are served: where samples drain, all that older ones began is made then. False
-        where that took too long."""
+        where that took too long, or the rollout has failed (`failure`)."""
         if self._config.overlaps and self._driver.has_begun:
             if not self._driver.wait(lambda: self._schedule.settled, timeout_s):
                 return False
+            if self._drains and self._driver.failure is not None:
+                return False  # the schedule stands where it failed: it may not know of the last update
             self._driver.quiet(False)
         return True
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the rollout, or a publish."""
+        return self._driver.failure
 
     def preempt(self) -> None:
         """Who waits in `next`, or will, gets a `PreemptedError`. Safe in a signal handler."""

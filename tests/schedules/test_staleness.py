@@ -234,6 +234,27 @@ def test_weights_that_do_not_change_end_a_stale_run(model: str, registry: Regist
             trainer.fit()
 
 
+def test_no_checkpoint_is_written_where_groups_of_older_weights_are_lost(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """A resumed run would begin them with newer weights. The groups of step 3, which weights 1 begin, are lost."""
+    config, view = config_of(model, registry, 4, *stale(1, "--trainer.save_every_steps", "1")), Recorder()
+    with trainer_of(config, registry, tmp_path / "lost", view) as (trainer, stage, _):
+        for engine in engines_of(stage):
+            step = engine.decoder.step
+
+            def failing(version: int, step: Any = step) -> Any:
+                if version:
+                    raise RuntimeError("out of memory")
+                return step(version)
+
+            engine.decoder.step = failing
+        with pytest.raises(Exception, match="out of memory"):
+            trainer.fit()
+        newest = trainer.store.newest()
+        assert newest is None or newest.name == "step_00000001"
+
+
 def test_a_stale_run_that_is_resumed_goes_on_number_for_number(model: str, registry: Registry, tmp_path: Path) -> None:
     """What was begun under older weights is in the journal, and the rest of the run is number for number the same. One
     sample is decoded at a time: which ones share a decoding step would depend on when the run was stopped."""
