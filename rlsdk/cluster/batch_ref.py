@@ -43,6 +43,13 @@ class StoredRows:
             return batch.select(slice(*self.rows))
         return batch.select(torch.from_numpy(self.rows.copy()))
 
+    def stored_again(self) -> StoredRows:
+        """The same rows in an object of this process: workers that read it ask this process for it."""
+        import ray
+
+        batch = self.load()
+        return StoredRows(((ray.put(batch), (*batch.tokens, *batch.rows)),), None, self.meta)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRef:

@@ -28,7 +28,7 @@ from rlsdk.cluster.engine_thread import EngineThread, run_into
 from rlsdk.cluster.environment import choose_gloo_interface
 from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed, WorkerInfo
 from rlsdk.cluster.object_store import RayObjectStore
-from rlsdk.cluster.relay import Relayed, pass_on
+from rlsdk.cluster.relay import Relayed, StoredAgain, pass_on
 from rlsdk.cluster.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
 from rlsdk.kit.companions import use_companions
@@ -142,15 +142,16 @@ class DeviceWorker:
             new: actors of workers that this one has not heard of yet, by worker.
         """
         self.neighbours.update(new)
-        return await pass_on(relayed, self._send)
+        again = StoredAgain()
+        return await pass_on(relayed, lambda one: self._send(one, again))
 
-    async def _send(self, one: Relayed) -> Any:
+    async def _send(self, one: Relayed, again: StoredAgain) -> Any:
         if one.worker_id == self.worker_id:
             return await self.call(one.sequence, one.call)
         deadline = time.monotonic() + OVERTAKEN_S
         while one.worker_id not in self.neighbours and time.monotonic() < deadline:
             await asyncio.sleep(0.001)  # this message has overtaken the one that brings it: Ray keeps no order here
-        return await self.neighbours[one.worker_id].call.remote(one.sequence, one.call)
+        return await self.neighbours[one.worker_id].call.remote(one.sequence, await again.call(one.call))
 
     async def close(self, sequence: int) -> list[Failure]:
         """Closes the hosts, last made first."""

@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import ray
 import torch
 
 from rlsdk.cluster import Cluster, WorkerGroup, relay
+from rlsdk.cluster.batch_ref import StoredRows
 from rlsdk.cluster.messages import Call, Failure
-from rlsdk.cluster.relay import UNANSWERED, Relayed, Relays, pass_on
+from rlsdk.cluster.relay import UNANSWERED, Relayed, Relays, StoredAgain, pass_on
 from rlsdk.interfaces import Batch, BatchError, DeadlineError, WorkerError
 
 MakeGroup = Callable[..., WorkerGroup]
@@ -147,3 +150,68 @@ def test_a_call_that_could_not_be_passed_on_is_a_failure_whatever_it_raised() ->
     assert found[0] == found[2] == UNANSWERED
     assert isinstance(found[1], Failure)
     assert "KeyError: 'b'" in found[1].summary
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Batch]:
+    """In place of Ray's store: the controller's batch of eight rows, and what this process adds."""
+    held = {"controller's": rows(8)}
+
+    def put(batch: Batch) -> str:
+        name = f"own {len(held)}"
+        held[name] = batch
+        return name
+
+    monkeypatch.setattr(ray, "get", lambda refs: [held[ref] for ref in refs])
+    monkeypatch.setattr(ray, "put", put)
+    return held
+
+
+def send_again(calls: list[Call]) -> list[Call]:
+    """As one message brings them to the worker that relays."""
+
+    async def send() -> list[Call]:
+        again = StoredAgain()
+        return await asyncio.gather(*(again.call(call) for call in calls))
+
+    return asyncio.run(send())
+
+
+def call_with(value: Any) -> Call:
+    return Call(role="actor", method="forward", args=(value,), kwargs={"outputs": "x", "more": value})
+
+
+PIECES = (("controller's", ("input_ids",)),)
+
+
+def test_neighbours_read_rows_that_the_relaying_worker_owns_once_for_ranks_that_share_them(
+    stored: dict[str, Batch],
+) -> None:
+    """Else each asks the controller where the rows are, and is counted by it: more work than the call itself."""
+    first, second = StoredRows(PIECES, (0, 3), {"temperature": 0.5}), StoredRows(PIECES, (3, 8))
+    calls = send_again([call_with(first), call_with(first), call_with(second)])
+    read = [call.args[0] for call in calls]
+    assert [ref for own in read for ref, _ in own.pieces] == ["own 1", "own 1", "own 2"]
+    assert all(call.kwargs == {"outputs": "x", "more": call.args[0]} for call in calls)
+    assert [own.load()["row_id"].tolist() for own in read] == [[0, 1, 2], [0, 1, 2], [3, 4, 5, 6, 7]]
+    assert read[0].load().meta == {"temperature": 0.5}
+    assert read[2].load()["input_ids"].tolist() == [*range(6, 16)]
+
+
+def test_rows_of_a_batch_that_all_nodes_read_are_not_copied(stored: dict[str, Batch]) -> None:
+    calls = [call_with(StoredRows(PIECES, None)), call_with(StoredRows(PIECES, np.array([5, 1])))]
+    assert send_again(calls) == calls
+    assert list(stored) == ["controller's"]
+
+
+def test_rows_that_cannot_be_stored_again_are_read_from_the_controller(
+    stored: dict[str, Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that did not go out would leave a gap in its worker's numbers, behind which nothing runs any more."""
+
+    def full(batch: Batch) -> str:
+        raise ray.exceptions.ObjectStoreFullError("full")
+
+    monkeypatch.setattr(ray, "put", full)
+    call = call_with(StoredRows(PIECES, (0, 3)))
+    assert send_again([call]) == [call]
