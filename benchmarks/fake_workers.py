@@ -79,13 +79,14 @@ class Placed:
     """A worker that the controller believes to be on a node of another number."""
 
     def __init__(self, worker: WorkerHandle, node: str) -> None:
-        self._worker, self._node = worker, node
+        self._worker = worker
+        self._info = replace(worker.known(), node_id=node)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 
     def known(self) -> WorkerInfo:
-        return replace(self._worker.known(), node_id=self._node)
+        return self._info
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,8 @@ INTERFACE = "rlsdk0"
 STORE_BYTES = 150 << 20
 """Of each node's object store."""
 READY_S = 120.0
+START_TRIES = 3
+"""Of a node: Ray itself waits 30 s for a raylet, which a busy machine may need longer for."""
 RUN_S = 540.0
 STEPS = 4
 TRANSPORTS = ("process_group", "object_store")
@@ -146,9 +148,12 @@ class RayNodes:
     def start(self) -> None:
         """Returns when every node has joined."""
         for at, place in enumerate(self.places):
-            self.raylets.append(self._start(place, head=at == 0))
             # One after another: raylets of one folder that start at the same time choose the same socket.
-            self._await(place)
+            for left in reversed(range(START_TRIES)):
+                self.raylets.append(self._start(place, head=at == 0))
+                if self._await(place, last=not left):
+                    break
+                _kill_tree(self.raylets.pop().pid)
         self._await_all()
 
     def stop(self) -> None:
@@ -171,12 +176,16 @@ class RayNodes:
             start_new_session=True,
         )
 
-    def _await(self, place: NodePlace) -> None:
+    def _await(self, place: NodePlace, *, last: bool) -> bool:
+        """Whether it has started; when `last` is given, it is an error if not."""
         log, deadline = self.folder / f"{place.name}.log", time.monotonic() + READY_S
         while "Ray runtime started" not in log.read_text():
             if self.raylets[-1].poll() is not None or time.monotonic() > deadline:
+                if not last:
+                    return False
                 raise RuntimeError(f"{place.name} did not start; {log}:\n{log.read_text()[-2000:]}")
             time.sleep(0.2)
+        return True
 
     def _await_all(self) -> None:
         ask = (

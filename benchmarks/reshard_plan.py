@@ -107,8 +107,8 @@ def starts(shape: MoeShape, rollout_tp: int, rollout_ep: int) -> str:
     missing = []
     if shape.architecture not in MEGATRON_TAKES:
         missing.append(f"megatron takes no {shape.architecture}")
-    if rollout_ep > GPUS_PER_NODE and rollout_tp != rollout_ep:
-        missing.append("vllm has copies of attention (rollout.dp_size) on one node only")
+    if rollout_tp > GPUS_PER_NODE and rollout_tp != rollout_ep:
+        missing.append("vllm has each copy of attention (rollout.dp_size) on one node")
     return "; ".join(missing) or "yes"
 
 
