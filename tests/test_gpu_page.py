@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,24 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 def test_a_command_of_the_page_is_a_run_that_would_begin(command: str, registry: Registry) -> None:
     config = load_config([], shlex.split(command)[2:], registry)
     assert [str(problem) for problem in check_run(config, registry, device="cuda")] == []
+
+
+@pytest.mark.parametrize("scheduler", ["srun", "rayClusterSpec"])
+def test_what_a_scheduler_starts_is_a_run_that_would_begin(scheduler: str, registry: Registry) -> None:
+    """Its options, behind those that stand in the file which it names."""
+    (block,) = [" ".join(block.replace("\\\n", " ").split("\n")) for block in BLOCKS if scheduler in block]
+    options = re.search(r"rlsdk train --config \S+ (.*?--trainer\.run_dir \S+)", block)
+    assert options is not None
+    given = options[1].replace('"$ADDRESS:6379"', "HEAD:6379").replace('"$SLURM_NNODES"', "4")
+    config = load_config([], shlex.split(f"{COMMANDS[0]} {given}")[2:], registry)
+    assert [str(problem) for problem in check_run(config, registry, device="cuda")] == []
+    assert (config.placement.num_nodes, config.placement.devices_per_node) == (4, 8)
+
+
+def test_the_script_for_slurm_is_bash_that_gives_each_raylet_its_processors() -> None:
+    (script,) = [block for block in BLOCKS if "srun" in block]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert script.index("export SRUN_CPUS_PER_TASK=") < script.index("srun --"), "or a raylet has one (Slurm 22.05)"
 
 
 def test_the_page_has_one_command_for_each_size() -> None:
