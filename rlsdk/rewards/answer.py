@@ -8,6 +8,9 @@ from fractions import Fraction
 MAX_NUMBER_CHARS = 64
 """Longer digit strings are no answer to anything, and would be parsed at quadratic cost."""
 NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
+_ANNOUNCED = re.compile(
+    r"(?:so|thus|therefore|hence)?,?\s*(?:the )?(?:final |correct )?answer\s*(?:is|:|=)\s*:?\s*(.+)", re.I
+)
 MARKS = ("####", r"\boxed", r"\fbox", "<answer>")
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[+-]?\.[0-9]+")
@@ -17,11 +20,13 @@ _BARE_BOX = re.compile(r"\s+([+-]?[0-9][0-9,]*(?:\.[0-9]+)?|[A-Za-z])(?![\w.,/^(
 
 def final_answer(text: str) -> str | None:
     r"""What stands behind the last `####` (to the end of its line), in the last `\boxed{}` or `\fbox{}`, or in the last
-    `<answer>...</answer>`, whichever begins last; None without any of them.
+    `<answer>...</answer>`, whichever begins last; None without any of them. Marks in thoughts (`without_thoughts`)
+    are none.
 
     A box without braces holds the number or the letter that follows (`\boxed 5`). A `\boxed{` that is never closed, or
     an `<answer>` cut off, is no answer, and hides the ones before it.
     """
+    text = without_thoughts(text)
     at, mark = max((text.rfind(mark), mark) for mark in MARKS)
     if at < 0:
         return None
@@ -33,7 +38,22 @@ def final_answer(text: str) -> str | None:
 
 def has_mark(text: str) -> bool:
     """Whether the text holds a mark of a final answer, whole or not."""
+    text = without_thoughts(text)
     return any(mark in text for mark in MARKS)
+
+
+def without_thoughts(text: str) -> str:
+    """What follows the last `</think>`; where a thought is not ended, what stands before it."""
+    if "think>" not in text:
+        return text
+    _, ended, behind = text.rpartition("</think>")
+    return (behind if ended else text).partition("<think>")[0]
+
+
+def announced(text: str) -> str:
+    """`18` of `The answer is 18`; other texts as they are."""
+    match = _ANNOUNCED.fullmatch(text) if "nswer" in text else None
+    return match.group(1) if match else text
 
 
 def parse_number(text: str) -> Fraction | None:

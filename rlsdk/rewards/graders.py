@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, parse_number
+from rlsdk.rewards.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
 from rlsdk.rewards.load import checks_rows
 from rlsdk.rewards.notation import plain, unwrap
 from rlsdk.rewards.quantity import Quantity, parse_quantity
@@ -20,8 +20,9 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WITH_OPTION = re.compile(r"\(?([A-Z])\s*[).:]\s*((?!(?:is|was|or|and|not|but|because|isn't|seems)\b)\S.*)")
 _OTHER_LETTER = re.compile(r"(?<![A-Za-z\\'])[A-H](?![A-Za-z'])")
 _ANNOUNCED = re.compile(
-    r"(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final |correct |right )?(?:answer|choice|option)"
-    r"\s*(?:is|:|=)\s*:?\s*(?:option |choice )?(.+)",
+    r"(?:so|thus|therefore|hence)?,?\s*(?:the )?(?:final |correct |right )?"
+    r"(?:(?:answer|choice|option)\s*(?:(?:is|:|=)\s*:?|(?=\())\s*(?:option |choice )?|(?:option|choice) (?=[A-Z]\b))"
+    r"(.+)",
     re.IGNORECASE,
 )
 
@@ -41,6 +42,7 @@ def gsm8k(sample: RewardSample) -> float:
     given = final_answer(sample.response)
     if given is None or len(given) > MAX_CHARS:
         return 0.0
+    given = announced(given)
     number = parse_number(given)
     found = _quantity(given) if number is None or "$" in given else Quantity(value=number)
     return float(found is not None and wanted.same(found))
@@ -87,7 +89,7 @@ def _chosen(response: str) -> str:
     """The text that should hold the letter: what is marked, what the last line announces, or the only line."""
     if has_mark(response):
         return final_answer(response) or ""
-    lines = response.strip().splitlines()
+    lines = without_thoughts(response).strip().splitlines()
     last = lines[-1] if lines else ""
     return last if len(lines) == 1 or _ANNOUNCED.fullmatch(plain(last)) else ""
 
@@ -96,8 +98,8 @@ def _letter(text: str) -> str | None:
     if not text or len(text) > MAX_CHARS:
         return None
     text = unwrap(_TEXT.sub(r"\1 ", plain(text)))
-    announced = _ANNOUNCED.fullmatch(text)
-    text = unwrap(announced.group(1)) if announced else text
+    said = _ANNOUNCED.fullmatch(text)
+    text = unwrap(said.group(1)) if said else text
     alone = _LETTER.fullmatch(text)
     if alone:
         return alone.group(1).upper()

@@ -17,13 +17,15 @@ _UNICODE = str.maketrans({
     "\u2212": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": r"\div ",
     "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ",
     "\u00b0": r"^\circ ", "\u00b2": "^2", "\u00b3": "^3", "\u222a": r"\cup ", "\u2208": r"\in ", "\u00b1": r"\pm ",
-    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'",
+    "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u2153": r"\frac{1}{3}",
+    "\u2154": r"\frac{2}{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'",
 })  # fmt: skip
 _WRAPPERS = (
     r"\text", r"\textbf", r"\textit", r"\textrm", r"\textnormal", r"\mbox", r"\mathrm", r"\mathbf", r"\operatorname",
     r"\boxed", r"\fbox", r"\displaystyle", r"\textstyle",
 )  # fmt: skip
-_PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"),
+          ("`", "`"), ("*", "*"), ("_", "_"))  # fmt: skip
 
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?")
 _FRACTION_NAMES = re.compile(r"\\[dtc]frac(?![a-z])")
@@ -34,6 +36,8 @@ _CONNECTED = re.compile(
 )
 _DIGIT_GAP = re.compile(r"(?<=[0-9])(?:\\!(?=[0-9])|(?:\\[,;: ]|\{,\})(?=[0-9]{3}(?![0-9])))")
 _THOUSANDS = re.compile(r"(?<![\w.,])([0-9]{1,3}(?:,[0-9]{3})+)(?![0-9]|,[0-9])")
+_DIGIT_LIST = re.compile(r"(?<=[0-9]), +(?=[0-9]{3}(?![0-9]))")
+"""The comma between the numbers of `1, 234`, which is not 1234."""
 _SPACES = re.compile(r"\\(?:quad|qquad)(?![a-zA-Z])|(?<!\\)\\[,;: ]|(?<=\S)~|\s+")
 _SHORT_UPPER = re.compile(r"\\frac\s*([0-9a-zA-Z])(?![a-zA-Z])")
 _SHORT_LOWER = re.compile(r"(\\frac\{[^{}]*\})\s*([0-9a-zA-Z])")
@@ -58,6 +62,7 @@ def plain(text: str) -> str:
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", _long_fractions(text))
     text = re.sub(r"_\{(\w)\}", r"_\1", _SPACES.sub(" ", text))
     if not any(bracket in text for bracket in "([{"):
+        text = _DIGIT_LIST.sub(";", text)
         text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
     return unwrap(_BY_COMMAND.sub(r"\1", _BLANK.sub("", text)))
 
@@ -69,6 +74,8 @@ def unwrap(text: str) -> str:
     while text != before:
         before = text
         text = text.strip()
+        if text.startswith("=") and "=" not in text[1:]:
+            text = text[1:].lstrip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1].rstrip()
         for left, right in _PAIRS:

@@ -26,8 +26,17 @@ _BASED = re.compile(r"(-?)0*([0-9A-Z]+)_(?:\{\(?([a-z]+|[0-9]+)\)?\}|([0-9]+))")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 
-_CURRENCY = {r"\$": "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "gbp", "\u00a5": "yen", "\u20b9": "rupee"}
-_IN_FRONT = re.compile(r"([+-]?)(\\?\$|[\u20ac\u00a3\u00a5\u20b9])\s?(.+)", re.DOTALL)
+_CURRENCY = {
+    r"\$": "dollar",
+    "$": "dollar",
+    r"US\$": "dollar",
+    "US$": "dollar",
+    "\u20ac": "euro",
+    "\u00a3": "gbp",
+    "\u00a5": "yen",
+    "\u20b9": "rupee",
+}
+_IN_FRONT = re.compile(r"([+-]?)(\\?\$|[\u20ac\u00a3\u00a5\u20b9]|US\\?\$)\s?(.+)", re.DOTALL)
 _BEHIND = re.compile(r"(.*[^\s\\])\s*(\\?\$|[\u20ac\u00a3\u00a5\u20b9]|%|\^\\circ)", re.DOTALL)
 _DEGREES_OF = re.compile(r"(.*\S)\s*\^\\circ\s*(?:\\text\{\s*([CF])\s*\}|([CF]))", re.DOTALL)
 _TEXT = re.compile(r"(.*[^\s\\])\s*\\text\{([^{}]*)\}(?:\^(?:\{([23])\}|([23])))?", re.DOTALL)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, import_math_verify, objection
-from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, parse_number
+from rlsdk.rewards.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
 from rlsdk.rewards.load import checks_rows, prepared_by
 from rlsdk.rewards.notation import plain
 from rlsdk.rewards.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit
@@ -56,6 +56,8 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
     number = None if exact is None or "$" in given else parse_number(given)
     if exact is not None and number is not None:  # most answers are plain numbers
         return float(exact.value == number)
+    if ";" in wanted and given.replace(" ", "") == wanted.replace(";", ","):  # `1,234` for the list `1, 234`
+        return 1.0
     given = plain(given)
     if given == wanted:
         return float(bool(given))
@@ -202,8 +204,9 @@ def _reference(answer: str) -> tuple[str, Quantity | None]:
 def _candidate(response: str) -> str | None:
     """The marked answer, or the whole of a response that is one short line."""
     if has_mark(response):
-        return final_answer(response)
-    bare = response.strip()
+        marked = final_answer(response)
+        return announced(marked) if marked else None
+    bare = without_thoughts(response).strip()
     return bare if bare and "\n" not in bare and len(bare) <= MAX_CHARS else None
 
 

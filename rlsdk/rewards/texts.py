@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark
+from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, without_thoughts
 from rlsdk.rewards.load import checks_rows
 
 MAX_CHARS = 4_096
@@ -127,8 +127,7 @@ def language(
 def answer_text(response: str) -> str:
     """The marked answer, or else the response without its thoughts: what follows the last `</think>`, and nothing where
     a thought does not end."""
-    _, ended, behind = response.rpartition("</think>")
-    text = behind if ended else response.partition("<think>")[0]
+    text = without_thoughts(response)
     return (final_answer(text) or "") if has_mark(text) else text.strip()
 
 
