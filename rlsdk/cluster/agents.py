@@ -70,6 +70,25 @@ def light_agents(session_dir: str, node_id: str, *, environments_port: int, envi
         services.start_ray_process = start
 
 
+@contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Ray processes that start inside have process groups of their own. `timeout`, shells and job managers send SIGTERM
+    to all of a program's group; the program then saves first, and needs them for that."""
+    from ray._private import services
+
+    plain = services.ConsolePopen
+
+    class GroupPopen(plain):  # type: ignore[misc, valid-type]  # Ray ships no types
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, process_group=0, **kwargs)
+
+    services.ConsolePopen = GroupPopen
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
+
+
 def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> bool:
     """Writes the files that the raylet waits for, in place of agents that come later or never. False: this Ray has no
     such files, so its agents are left alone."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
-from rlsdk.cluster.agents import free_port, light_agents
+from rlsdk.cluster.agents import free_port, light_agents, own_process_groups
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.keeper import MARK, Keeper
@@ -37,6 +37,7 @@ _MAPPED_STORE_BYTES = 1 << 30
 _STORE_SHARE = 0.3
 """Of the free shared memory."""
 _STOP_TIMEOUT_S = 15.0
+_PROBE_TIMEOUT_S = 2.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # By default workers yield to everything else on the machine; here they are what it is for.
@@ -101,7 +102,7 @@ class LocalRay:
         import ray
 
         atexit.unregister(self.stop)
-        if dead_daemon() is None:
+        if dead_daemon() is None and self._is_reachable():
             ray.shutdown()
             self._keeper.end(_STOP_TIMEOUT_S)
         else:  # Ray would ask it for a minute.
@@ -112,6 +113,17 @@ class LocalRay:
             self._node.kill_all_processes(check_alive=False)
             self._node = None
         read_access_again()
+
+    def _is_reachable(self) -> bool:
+        """False: its head was told to end (SIGTERM to all processes of a container, say) and listens no more."""
+        if self._node is None:
+            return True
+        host, _, port = self._node.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _PROBE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
 
     def _start(self, cpus: int, gpus: int, environments_first: bool, before_connect: Callable[[], None]) -> None:
         import ray
@@ -187,7 +199,8 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper, environm
         no_monitor=True,
         runtime_env_agent_port=port or None,
     )
-    return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False, ray_init_cluster=True)
+    with own_process_groups():
+        return LeanNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False, ray_init_cluster=True)
 
 
 def this_machine(placement: PlacementSpec) -> NodeCapacity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -51,3 +52,11 @@ def test_a_local_ray_runs_no_dashboard(ray_here: LocalRay) -> None:
     names = {process.name() for process in psutil.Process().children(recursive=True)}
     assert {"gcs_server", "raylet"} <= names
     assert not [name for name in names if "Dashboard" in name]
+
+
+def test_a_signal_to_the_program_s_process_group_does_not_reach_its_daemons(ray_here: LocalRay) -> None:
+    """`timeout 600 rlsdk train` sends SIGTERM to all of them at once: the head ended first, and the program asked it
+    for a minute, saved, and left with 1 in place of 75."""
+    daemons = [one for one in psutil.Process().children(recursive=True) if one.name() in ("gcs_server", "raylet")]
+    assert len(daemons) >= 2
+    assert os.getpgrp() not in {os.getpgid(one.pid) for one in daemons}
