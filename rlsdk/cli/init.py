@@ -225,8 +225,16 @@ def _lines(fields: Mapping[str, Any], path: str, texts: Mapping[str, str]) -> It
             yield f"{indent}{name}:"
             yield from _lines(value, f"{here}.", texts)
         else:
-            dumped = yaml.safe_dump({name: value}, allow_unicode=True, width=10_000, default_style=None)
-            yield from (f"{indent}{line}" for line in dumped.rstrip("\n").splitlines())
+            yield from (f"{indent}{line}" for line in _written(name, value))
+
+
+def _written(name: str, value: Any) -> Iterator[str]:
+    """A field as YAML; a text of several lines line by line, as it is."""
+    if isinstance(value, str) and "\n" in value and value == value.strip():
+        yield f"{name}: |-"
+        yield from (f"  {line}" for line in value.split("\n"))
+    else:
+        yield from yaml.safe_dump({name: value}, allow_unicode=True, width=10_000).rstrip("\n").splitlines()
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:

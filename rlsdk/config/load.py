@@ -306,7 +306,7 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
         path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
     message = problem.message
     if message.startswith("unknown key; expected") and (elsewhere := _sections_with(path.rpartition(".")[2])):
-        message += f"; there is {elsewhere}"
+        message = f"unknown key; did you mean {elsewhere}?"
     if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
         message += f"; {hint}"
     return replace(problem, path=path, message=message, origin=_of_recipe(origin))
@@ -321,8 +321,10 @@ def _of_recipe(origin: str) -> str:
 def _sections_with(key: str) -> str:
     """Fields that hold what a key of this name means; empty where there is none, or too many to help."""
     name = FOREIGN_NAMES.get(key, key)
+    parts = (path.split(".") for path in option_paths(RunConfig))
+    places = {".".join(steps[: at + 1]) for steps in parts for at in range(1, len(steps))}
     found = sorted(
-        (path for path in option_paths(RunConfig) if f".{path}".endswith(f".{name}")),
-        key=lambda path: path not in USUAL,
+        (path for path in places if path.endswith(f".{name}")),
+        key=lambda path: (path not in USUAL, not path.startswith("train."), path),
     )
-    return " and ".join(found) if len(found) <= MOST_ELSEWHERE else ""
+    return " or ".join(found) if len(found) <= MOST_ELSEWHERE else ""

@@ -10,9 +10,9 @@ from itertools import pairwise
 from rlsdk.trainer.pool_times import Moment
 from rlsdk.views.charts import COLORS
 
-WIDTH, HEIGHT, LEFT, RIGHT = 860, 250, 84, 12
-TRAIN_TOP, TRAIN_HEIGHT = 64, 40
-ROLLOUT_TOP, ROLLOUT_HEIGHT = 122, 92
+WIDTH, HEIGHT, LEFT, RIGHT = 860, 216, 84, 12
+TRAIN_TOP, TRAIN_HEIGHT = 30, 40
+ROLLOUT_TOP, ROLLOUT_HEIGHT = 88, 92
 HUES = COLORS[:7]
 WEIGHTS = "#8888"
 TICKS = 8
@@ -32,8 +32,7 @@ def pools_chart(moments: Sequence[Moment]) -> str:
     published = list(spans(moments, "publish", "served"))
     counts = list(levels(moments))
     body = [
-        _label(16, LEFT, "Pools over time", weight=600, size=13),
-        _label(36, LEFT, _shares(trained, published, counts, first, last)),
+        _label(14, LEFT, _shares(trained, published, counts, first, last)),
         *_lane("training", TRAIN_TOP, TRAIN_HEIGHT),
         *_lane("rollout", ROLLOUT_TOP, ROLLOUT_HEIGHT),
         *(_block(across, span) for span in trained),
@@ -165,11 +164,8 @@ def _axis(across: _Across) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{at:.6g} s</text>'
 
 
-def _label(y: float, x: float, text: str, *, weight: int = 400, size: int = 11, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}">'
-        f"{html.escape(text)}</text>"
-    )
+def _label(y: float, x: float, text: str, *, size: int = 11, anchor: str = "start") -> str:
+    return f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
 def _hue(step: int) -> str:

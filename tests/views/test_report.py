@@ -318,9 +318,10 @@ def test_prompts_whose_samples_scored_differently_come_first_and_the_rest_is_fol
     assert "<span>x</span>" not in page  # equal to the score: it is the only term
 
 
-def test_a_model_that_the_run_made_for_itself_has_no_name() -> None:
+def test_a_model_that_the_run_made_for_itself_is_said_to_be_small_and_random() -> None:
     settings = {"model": {"path": "/home/me/runs/a/model"}, "data": {"train": "reasoning_gym:x"}}
-    assert title_of({**settings, "trainer": {"run_name": "a"}}, "copy") == "reasoning_gym:x"
+    title = title_of({**settings, "trainer": {"run_name": "a"}}, "copy")
+    assert title == "small random model \N{MIDDLE DOT} reasoning_gym:x"
     assert title_of(settings, "b") == "a/model \N{MIDDLE DOT} reasoning_gym:x"
 
 

@@ -58,8 +58,8 @@ class Headline:
 def title_of(settings: Mapping[str, Any], name: str) -> str:
     """Model, data and algorithm in one line; the run's name where nothing is known."""
     model, folder = _at(settings, "model.path"), str(_at(settings, "trainer.run_name") or name)
-    # A model that the run made for itself has no name.
-    parts = ["" if f"/{folder}/" in str(model) else _tail(model), _tail(_at(settings, "data.train"))]
+    made_here = f"/{folder}/" in str(model)  # by the run itself: it has no name
+    parts = ["small random model" if made_here else _tail(model), _tail(_at(settings, "data.train"))]
     parts.append(str(_at(settings, "algorithm.recipe") or _at(settings, "algorithm.advantage") or ""))
     return " \N{MIDDLE DOT} ".join(part for part in parts if part) or name
 
