@@ -155,6 +155,11 @@ def _term(term: Any, folder: Path) -> dict[str, Any]:
         options, function = {**function.keywords, **options}, function.func
     if callable(function):
         fields["name"] = target_of(function, folder)
+    elif not isinstance(function, str | os.PathLike):
+        raise ConfigError(
+            f"reward: {function!r}, a {type(function).__name__}; expected a function, a registered name, 'file.py:fn', "
+            "a mapping with `name` and `options`, or a list of these"
+        )
     made: dict[str, Any] = plain({**fields, **({"options": options} if options else {})})
     return made
 

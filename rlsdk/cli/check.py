@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from rlsdk.interfaces import BackendKind, ConfigError
+from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError
 
 
 def run(
@@ -21,6 +22,13 @@ def run(
     processes: int | None,
 ) -> None:
     """Prints the table of each suite; leaves with 1 when something that is claimed does not hold."""
+    from rlsdk.testing.kinds import kinds_of
+
+    kinds_of(name, _kind(kind))
+    if find_spec("pytest") is None:
+        raise RlsdkError(
+            "the conformance suites run with pytest, which is not installed here; run `pip install 'rlsdk[check]'`"
+        )
     from rlsdk.testing.check import check_backend
     from rlsdk.testing.report import print_report, to_json
 

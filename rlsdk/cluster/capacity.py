@@ -135,6 +135,11 @@ def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: S
             *_table(("pool", "roles", "devices by node", "each device"), asked),
             "available:",
             *_table(("node", "GPUs free", "CPUs free"), available),
+            *(
+                ["There is no GPU here: `--placement.device cpu` runs on processors."]
+                if gpus and not any(node.total_gpus for node in nodes)
+                else []
+            ),
             "Ask for fewer devices (placement.devices_per_node, placement.num_nodes, placement.cpus_per_device), let "
             "roles share a pool, or add nodes to the cluster.",
         ]

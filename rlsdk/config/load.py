@@ -324,7 +324,7 @@ def _sections_with(key: str) -> str:
     parts = (path.split(".") for path in option_paths(RunConfig))
     places = {".".join(steps[: at + 1]) for steps in parts for at in range(1, len(steps))}
     found = sorted(
-        (path for path in places if path.endswith(f".{name}")),
+        (path for path in places if f".{path}".endswith(f".{name}")),
         key=lambda path: (path not in USUAL, not path.startswith("train."), path),
     )
     return " or ".join(found) if len(found) <= MOST_ELSEWHERE else ""

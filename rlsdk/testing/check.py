@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from rlsdk.interfaces import BackendKind, ConfigError, PluginNotFoundError, RlsdkError, nearest
+from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
 from rlsdk.registry import Registry
+from rlsdk.testing.kinds import kinds_of
 from rlsdk.testing.lifeline import run_all_tied
 from rlsdk.testing.plugin import SHARE
 from rlsdk.testing.report import SuiteReport, read_reports
@@ -62,11 +62,7 @@ def check_backend(
         ConfigError: a suite has no such setting, or no requirement goes by `only`.
         RlsdkError: the run ended without a report.
     """
-    kinds = _kinds(name, kind)
-    if find_spec("pytest") is None:
-        raise RlsdkError(
-            "the conformance suites run with pytest, which is not installed here; run `pip install 'rlsdk[check]'`"
-        )
+    kinds = kinds_of(name, kind)
     for found in kinds:
         _known(found, settings or {})
     if processes is None:
@@ -103,21 +99,6 @@ def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
             raise ConfigError(
                 f"{SUITES[kind]} has no setting {name!r}{nearest(name, known)}; expected one of {sorted(known)}"
             )
-
-
-def _kinds(name: str, kind: BackendKind | None) -> list[BackendKind]:
-    registry = Registry.discover()
-    rows = [row for row in registry.rows() if isinstance(row.kind, BackendKind)]
-    kinds = [kind] if kind is not None else sorted({BackendKind(row.kind) for row in rows if row.name == name})
-    if not kinds:
-        names = sorted({row.name for row in rows})
-        raise PluginNotFoundError(
-            f"no backend is named {name!r}{nearest(name, names)}; installed: {', '.join(names)}. Other plugins have no "
-            "conformance suite"
-        )
-    for found in kinds:
-        registry.row(found, name)
-    return kinds
 
 
 def _python(name: str, kind: BackendKind) -> str:

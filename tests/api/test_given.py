@@ -151,3 +151,10 @@ def test_values_of_a_call_lie_over_files_and_are_named_in_errors(tmp_path: Path)
         load_config([file], [], registry, values={"trainer": {"steps": "six"}})
     dapo = load_config([file], ["--algorithm=dapo"], registry, values={"algorithm": {"kl_coef": 0.5}})
     assert (dapo.algorithm.recipe, dapo.algorithm.kl_coef) == ("dapo", 0.5)
+
+
+def test_a_reward_of_another_type_is_refused_by_what_is_expected() -> None:
+    empty = from_keywords({}, config=None, trust_run=False)
+    refused = pytest.raises(ConfigError, match="reward: 3, a int; expected a function")
+    with refused, written(empty, reward=3):  # type: ignore[arg-type]
+        pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -172,14 +174,19 @@ def test_rows_of_pairs_are_looked_at_before_anything_starts(
     assert not (folder / "runs").exists()
 
 
-def test_a_check_of_a_misspelt_backend_says_so_even_without_pytest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("rlsdk.testing.check.find_spec", lambda name: None)
-    main_exits_with(2, ["plugins", "check", "trch"])
-    assert "did you mean 'torch'?" in capsys.readouterr().err
-    main_exits_with(1, ["plugins", "check", "torch", "--kind", "train"])
-    assert "pip install 'rlsdk[check]'" in capsys.readouterr().err
+def test_a_check_of_a_misspelt_backend_says_so_even_without_pytest() -> None:
+    """In an environment of a user, not one in which only the look for pytest says that it is missing."""
+    without = "import sys; sys.modules['pytest'] = None; from rlsdk.cli import main; main(sys.argv[1:])"
+
+    def said(code: int, *arguments: str) -> str:
+        command = [sys.executable, "-c", without, "plugins", "check", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "did you mean 'torch'?" in said(2, "trch")
+    assert "pip install 'rlsdk[check]'" in said(1, "torch", "--kind", "train")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -125,6 +126,12 @@ def test_a_refusal_shows_asked_against_available_node_by_node() -> None:
         "Ask for fewer devices (placement.devices_per_node, placement.num_nodes, placement.cpus_per_device), let roles "
         "share a pool, or add nodes to the cluster.",
     ]
+
+
+def test_gpus_that_no_node_has_name_the_way_without() -> None:
+    placement = PlacementSpec(pools=(pool("a", 1),), roles={"actor": "a", "rollout": "a"})
+    with pytest.raises(PlacementError, match="There is no GPU here: `--placement"):
+        assign_nodes(placement, [replace(node("10.0.0.1", gpus=0), total_gpus=0.0)])
 
 
 @pytest.mark.parametrize(
