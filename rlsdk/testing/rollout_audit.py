@@ -126,6 +126,7 @@ def audit(
     *,
     version: int = 0,
     may_abort: Sequence[str] = (),
+    room: int | None = None,
 ) -> tuple[list[str], list[Sample]]:
     """Holds all samples of a call to all that was asked for.
 
@@ -136,6 +137,7 @@ def audit(
         plain: with the weights that were served.
         version: of those.
         may_abort: ids of requests whose samples may have been ended by `abort`.
+        room: the engine's `max_model_tokens`; None: the suite's.
 
     Returns:
         What is wrong, in words, and the samples.
@@ -146,7 +148,7 @@ def audit(
     faults += [fault for output in outputs if (fault := unreadable(lab, output)) and output.request_id in asked]
     for sample in samples:
         aborted = sample.request.request_id in may_abort
-        faults += faults_of(lab, sample, aborted=aborted)
+        faults += faults_of(lab, sample, aborted=aborted, room=room)
         faults += [f"sample {sample.name}: {fault}" for fault in [_wrong_versions(sample, version)] if fault]
     return faults, samples
 

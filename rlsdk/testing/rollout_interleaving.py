@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
+from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, pieces, whole_shards
+from rlsdk.testing.rollout_outputs import wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel
 
 LOOK_S = 0.002
@@ -124,11 +125,7 @@ class InterleavingRequirements:
             task = await lab.paused_midway(requests)
             changing.update_weights(iter(pieces(states[3])), 3)
             changing.resume()
-            made = changing.num_decoded()
-            for _ in range(20 if made is None else 500):
-                await asyncio.sleep(0.001)  # of real time: an engine may look up from a pause some time later
-                if made is not None and (changing.num_decoded() or 0) > made + 12:
-                    break
+            await some_tokens_later(changing)
             changing.pause()
             await asyncio.sleep(0.1)
             changing.update_weights(iter(pieces(states[4])), 4)
@@ -145,6 +142,56 @@ class InterleavingRequirements:
         measured.none("samples whose runs are not of the weights that they name", faults)
         measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
         measured.told("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
+
+    @requirement("versions.ends", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_versions_ends(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """However a sample ends that went on under newer weights (by its limit, a stop, an abort while it runs or in
+        another pause), every token carries the version that sampled it."""
+        models = {0: lab.plain, 3: lab.plain.with_state(lab.changed(7))}
+        likely = lab.plain.next_logits(lab.prompt(6, 74)).topk(3).indices.tolist()
+        requests = [
+            lab.ask("length", lab.prompt(5, 74), 2, max_tokens=60),
+            lab.ask("stop", lab.prompt(6, 74), 4, max_tokens=100, stop_token_ids=tuple(likely)),
+            lab.ask("cut", lab.prompt(7, 74), 2, max_tokens=100),
+            lab.ask("cut in a pause", lab.prompt(8, 74), 2, max_tokens=100),
+        ]
+        aborts = Capability.ABORT in lab.spec.capabilities
+
+        async def updated() -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(models[3].state), 3)
+            changing.resume()
+            await some_tokens_later(changing)
+            if aborts:
+                changing.abort(["cut"])
+                await some_tokens_later(changing)
+                changing.pause()
+                await asyncio.sleep(0.05)
+                changing.abort(["cut in a pause"])
+                changing.resume()
+            return await task
+
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                lab.restore()
+            outputs = lab.wait(updated())
+            faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
+            ended = [o for o in outputs if o.finish_reason is FinishReason.ABORT and len(o.versions) == 2]
+            if faults or ended or not aborts:
+                break
+        measured.none("wrong samples", wrong_identities(requests, outputs))
+        measured.none("samples whose runs are not of the weights that they name", faults)
+        if aborts:
+            measured.at_least("aborted samples of both weights", len(ended), 1)
+
+
+async def some_tokens_later(engine: RolloutEngine) -> None:
+    """Waits, a while at most, until an engine that was resumed has sampled a few tokens."""
+    made = engine.num_decoded()
+    for _ in range(20 if made is None else 500):
+        await asyncio.sleep(0.001)  # of real time: an engine may look up from a pause some time later
+        if made is not None and (engine.num_decoded() or 0) > made + 12:
+            break
 
 
 def wrong_runs(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
+
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
 from rlsdk.testing.draws import Noise
 from rlsdk.testing.life_events import events
-from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.resources import handles, mapped_files, resident_bytes
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
@@ -17,6 +19,16 @@ from rlsdk.testing.rollout_outputs import tokens_of
 MIB = 2**20
 ROUNDS = 4
 """Of all that may happen to an engine, over which threads and files are counted, after half as many that are not."""
+
+HALF_AWAKE = (
+    (1, "weights", True, 1),
+    (1, "weights", False, 1),
+    (1, "kv_cache", False, 1),
+    (1, "weights", True, 2),
+    (2, "weights", True, 1),
+    (2, "kv_cache", False, 1),
+)
+"""Level of a sleep, the part that wakes from it, whether an update comes then, and the level of the next sleep."""
 
 
 class LifetimeRequirements:
@@ -87,6 +99,37 @@ class LifetimeRequirements:
         measured.none("samples of dropped weights", refused(lab, changing, WeightSyncError))
         changing.update_weights(whole_shards(state), 6)
         measured.none("wrong samples", audit(lab, requests, lab.run(requests), plain, version=6)[0])
+
+    @requirement("sleep.stages", needs=Capability.SLEEP, since=(2, 0))
+    def test_sleep_stages(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An engine that is half awake may be sent to sleep again, at either level, behind an update or without: when
+        it is awake it serves the weights that came last."""
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
+        requests = [lab.ask("r", lab.prompt(12, 119), 2, max_tokens=8)]
+        states = [lab.changed(84), lab.changed(85)]
+        plain = [lab.plain.with_state(state) for state in states]
+        version = 0
+
+        def update() -> None:
+            nonlocal version
+            version += 1
+            changing.update_weights(whole_shards(states[version % 2]), version)
+
+        update()
+        for first, part, updated, again in HALF_AWAKE:
+            changing.sleep(first)
+            changing.wake((part,))
+            if updated:
+                update()
+            changing.sleep(again)
+            for one in ("weights", "kv_cache") if updated else ("kv_cache", "weights"):
+                changing.wake((one,))
+            if again == 2 or (first == 2 and not updated):
+                update()
+            said = f"slept at {first}, woke {part}{', updated' * updated}, slept at {again}, woke"
+            faults, _ = audit(lab, requests, lab.run(requests), plain[version % 2], version=version)
+            measured.none(f"wrong samples, {said}", faults)
 
     @requirement("noise.lifetime", since=(2, 0))
     def test_noise_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

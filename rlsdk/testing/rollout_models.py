@@ -31,6 +31,11 @@ from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 
+LONGEST = 4224
+"""Tokens that two of the models have room for: beyond 512, 1024, 2048 and 4096, where engines cut prompts into chunks,
+and beyond the positions that half precision tells apart."""
+FAR = (1010, 4150)
+"""Lengths of long prompts: a response crosses such a border, and one stands behind all of them."""
 FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
 WINDOWED, WINDOW, SCALED = ("qwen2", "qwen3"), 24, ("granite",)
@@ -41,12 +46,15 @@ CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
         (*SCALED, *FAMILIES),
         {
             "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+            "max_position_embeddings": LONGEST,
             **{"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
         },
     ),
 }
 """What is unlike the model of all other requirements -> families of which the first that the backend runs is taken,
 and fields of the configuration."""
+FARTHER = 4.0
+"""By which rounding may grow behind so many tokens; transformers' own grows by half."""
 CAPPED: Mapping[str, Any] = {
     "final_logit_softcapping": 3.0,
     # Plain attention of torch, which samples are held to, caps no scores.
@@ -58,8 +66,12 @@ CAPPED: Mapping[str, Any] = {
 """Of a model whose logits pass through a tanh."""
 DEFAULTS = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5}
 """A model's `generation_config.json`."""
-VOCABULARY = 131
-"""Nothing divides it: an engine that pads it must not draw what it padded."""
+VOCABULARY = 1031
+"""Nothing divides it: an engine that pads it must not draw what it padded. So many that a running sum of their
+probabilities in half precision skips most of them."""
+NUM_KINDS, FEWER = 1000, 6.0
+"""First tokens of which distinct ones are counted, and by how many standard deviations they may differ from those that
+are expected: less than one false alarm in a million."""
 FEW = 3
 """`max_running` of that engine: so few that one more would be a third as many again."""
 LONG, FEW_OVERRUN = 120, 1.3
@@ -76,17 +88,21 @@ class ModelRequirements:
     def test_model_tied(self, lab: RolloutLab, measured: Measured) -> None:
         """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
         `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
-        both uses of the tensor change with an update, and log-probs are float32."""
+        both uses of the tensor change with an update, and log-probs are float32. First tokens are as many different
+        ones as they should be, and a thousand tokens are read as well as a few."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
         with other_model(lab) as other:
             if other is None:
                 return measured.told("models tried", 0)
-            engine = other.start(max_running=FEW, seed=11, model=ModelSpec(path=str(other.folder), dtype=dtype))
+            model = ModelSpec(path=str(other.folder), dtype=dtype)
+            engine = other.start(max_running=FEW, seed=11, model=model, max_model_tokens=LONGEST)
             try:
                 _check_layout(other, engine, dtype, measured)
-                _check_samples(other, engine, other.base, 0, dtype, measured)
+                near = _check_samples(other, engine, other.base, 0, dtype, measured)
+                _check_kinds(other, engine, dtype, measured)
+                _check_far(other, engine, near, dtype, measured)
                 if engine.num_decoded() is not None:
                     requests = [[other.ask("r", other.prompt(6, 243), 2 * FEW + 1, max_tokens=LONG)]]
                     together = other.wait(running_together(engine, requests, LONG))
@@ -102,8 +118,9 @@ class ModelRequirements:
     @requirement("model.configuration", since=(2, 0))
     def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
         """A model of sliding windows, and one of scaled rotary positions and logits, give their own log-probs, for
-        prompts and responses longer than the window, or are refused with a ConfigError at the start. Filters and
-        penalties of its `generation_config.json` have no say: requests name what they want."""
+        prompts and responses longer than the window, and behind thousands of tokens, or are refused with a ConfigError
+        at the start. Filters and penalties of its `generation_config.json` have no say: requests name what they
+        want."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -112,7 +129,8 @@ class ModelRequirements:
             family = next((one for one in families if known is None or one in known), None)
             if family is not None:
                 folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
-                tried += _tried_model(RolloutLab(lab.suite, folder, lab.scratch), name, measured)
+                other, is_long = RolloutLab(lab.suite, folder, lab.scratch), "max_position_embeddings" in fields
+                tried += _tried_model(other, name, measured, is_long=is_long)
         return measured.told("models tried", tried)
 
     @requirement("model.capped", since=(2, 0))
@@ -190,11 +208,12 @@ class ModelRequirements:
         measured.none("tied names that are not", tied)
 
 
-def _tried_model(other: RolloutLab, name: str, measured: Measured) -> bool:
-    """Measures samples of a model; False: the engine refuses it."""
+def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: bool = False) -> bool:
+    """Measures samples of a model, behind thousands of tokens too where `is_long`; False: the engine refuses it."""
+    room = LONGEST if is_long else other.suite.max_model_tokens
     try:
         try:
-            engine = other.start(max_running=8)
+            engine = other.start(max_running=8, max_model_tokens=room)
         except ConfigError:
             return False
         try:
@@ -203,14 +222,16 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured) -> bool:
                 for at, length in enumerate((2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW))
             ]
             requests.append(other.ask("drawn", other.prompt(6, 246), 16, max_tokens=30))
-            faults, samples = audit(other, requests, other.run(requests, engine))
+            far = [other.ask(f"behind {length}", other.prompt(length, 249), max_tokens=30) for length in FAR if is_long]
+            asked = [*requests, *far]
+            faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
             measured.none(f"draws that follow something else, {name}", Told.by(samples, other.eos).faults())
             # What is derived from weights is derived anew.
             state = other.changed(83)
             engine.update_weights(whole_shards(state), 3)
             newer = other.plain.with_state(state)
-            faults, _ = audit(other, requests, other.run(requests, engine), newer, version=3)
+            faults, _ = audit(other, requests, other.run(requests, engine), newer, version=3, room=room)
             measured.none(f"wrong samples after an update, {name}", faults)
         finally:
             engine.close()
@@ -239,7 +260,7 @@ def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
     if not folder.exists():
         write_tiny_model(
             folder, architecture=family, tied=True, seed=6, layers=1, sharpness=1.5, vocab_size=VOCABULARY,
-            num_key_value_heads=4,
+            num_key_value_heads=4, max_position_embeddings=LONGEST,
         )  # fmt: skip
     other = RolloutLab(lab.suite, folder, lab.scratch)
     try:
@@ -288,8 +309,12 @@ def _check_samples(
     version: int,
     dtype: str,
     measured: Measured,
-) -> None:
-    """Samples of a model in another dtype: the same but for rounding."""
+) -> float:
+    """Samples of a model in another dtype: the same but for rounding.
+
+    Returns:
+        Mean difference of log-probs.
+    """
     requests = [
         lab.ask("drawn", lab.prompt(9, 242), 8, max_tokens=24, temperature=1.3),
         lab.ask("hot", lab.prompt(5, 244), 8, max_tokens=24, temperature=2.0),
@@ -310,6 +335,31 @@ def _check_samples(
         measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded), 0.3)
     else:
         measured.at_most("largest difference of log-probs", float(off.max()), lab.suite.tolerance)
+    return float(off.mean())
+
+
+def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
+    """First tokens of one prompt: as many different ones as the model's probabilities give."""
+    request = lab.ask("kinds", lab.prompt(9, 247), NUM_KINDS, max_tokens=1, seed=3)
+    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
+    came = 1 - (1 - plain.next_logits(request.prompt_ids).softmax(-1)) ** NUM_KINDS
+    drawn = {int(output.token_ids[0]) for output in lab.run([request], engine)}
+    # Whether one token came makes it less likely that another did: the deviation of independent ones is a bound.
+    off = (len(drawn) - float(came.sum())) / float((came * (1 - came)).sum().sqrt())
+    measured.told("different first tokens", len(drawn))
+    measured.at_most("deviations of their number from what is expected", abs(off), FEWER)
+
+
+def _check_far(lab: RolloutLab, engine: RolloutEngine, near: float, dtype: str, measured: Measured) -> None:
+    """Behind a thousand tokens log-probs are as near to the model's as behind a few, where the mean difference is
+    `near`."""
+    requests = [lab.ask(f"behind {FAR[0]}", lab.prompt(FAR[0], 248), 2, max_tokens=30)]
+    outputs = lab.run(requests, engine)
+    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
+    for sample in looked_at(lab, requests, outputs, plain):
+        off, _ = _differences(lab, [sample.output], [sample])
+        limit = max(FARTHER * near, lab.suite.tolerance)
+        measured.at_most(f"mean difference {sample.request.request_id} tokens", float(off.mean()), limit)
 
 
 def _differences(

@@ -75,6 +75,39 @@ class SourceRequirements:
         measured.none("samples of half an update", served)
         _served(lab, measured, state, 9, changing.update_weights(whole_shards(state), 9).fingerprints)
 
+    @requirement("update.behind_failure", since=(2, 0))
+    def test_update_behind_failure(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What an update brought that failed does not count for the next: one that lacks a tensor is refused behind
+        it as ever, whichever way it failed, and nothing is served but a whole update."""
+        state = lab.changed(54)
+        shards = list(whole_shards(state))
+        last = len(shards) - 1
+        failing: dict[str, Callable[[], Iterator[WeightShard]]] = {
+            "a source that raised half-way": lambda: _raises(shards, len(shards) // 2),
+            "a source that raised behind the last": lambda: _raises(shards, len(shards)),
+            "an update without its last tensor": lambda: iter(shards[:last]),
+            "an update without its first tensor": lambda: iter(shards[1:]),
+            "an unknown tensor behind the last": lambda: iter([*shards, replace(shards[0], name="unknown.weight")]),
+            "an update that was refused for the same": lambda: iter([*shards[:2], *shards[3:]]),
+        }
+        accepted, served, version = [], [], 10
+        for name, fails in failing.items():
+            for lacks in (0, 2, last):
+                lacking = [*shards[:lacks], *shards[lacks + 1 :]]
+                said = f"an update without {shards[lacks].name!r}, behind {name}"
+                for way, what in ((fails(), name), (iter(lacking), said)):
+                    version += 1
+                    with suppress(WeightSyncError, OSError):
+                        changing.update_weights(way, version)
+                        accepted.append(what)
+            with suppress(WeightSyncError):
+                served += lab.run([lab.ask("r", lab.prompt(8, 190))])
+            if accepted:
+                break
+        measured.none("accepted", accepted)
+        measured.none("samples of no whole update", served)
+        _served(lab, measured, state, 9, changing.update_weights(whole_shards(state), 9).fingerprints)
+
     @requirement("update.raises_paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_update_raises_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Samples that are paused outlive an update that fails: after a whole one they go on under that."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up, audit
-from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_interleaving import some_tokens_later
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
 
@@ -45,6 +47,40 @@ class StaleRequirements:
         measured.none("wrong samples of a call that joined", audit(lab, late, joined, new, version=5)[0])
         measured.none("wrong samples afterwards", audit(lab, late, lab.run(late), new, version=5)[0])
 
+    @requirement("stale_cache.pauses", needs=Capability.STALE_CACHE, since=(2, 0))
+    def test_stale_cache_pauses(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Of samples that are paused twice, each `resume` decides for itself: behind one with `keep_cache` a plain one
+        computes all keys and values again, and the other way round."""
+        states = {0: lab.base, 3: lab.changed(92), 4: lab.changed(93)}
+        models = {version: lab.plain.with_state(state) for version, state in states.items()}
+        requests = [lab.ask(f"r{at}", lab.prompt(12 + 9 * at, 201), 3, max_tokens=100) for at in range(2)]
+
+        async def paused_twice(kept: Sequence[bool]) -> list[GenerationOutput]:
+            task = await lab.paused_midway(requests)
+            changing.update_weights(whole_shards(states[3]), 3)
+            changing.resume(keep_cache=kept[0])
+            await some_tokens_later(changing)
+            changing.pause()
+            await asyncio.sleep(0.1)
+            changing.update_weights(whole_shards(states[4]), 4)
+            changing.resume(keep_cache=kept[1])
+            return await task
+
+        for kept in ((True, False), (False, True)):
+            said = " then ".join("kept" if keep else "computed again" for keep in kept)
+            keeps = dict(zip((3, 4), kept, strict=True))
+            for attempt in range(ATTEMPTS):
+                if attempt:
+                    lab.restore()
+                outputs = lab.wait(paused_twice(kept))
+                faults = [fault for one in outputs if (fault := not_as_resumed(lab, requests, one, models, keeps))]
+                if faults or any(len(output.versions) == 3 for output in outputs):
+                    break
+            measured.none(f"wrong samples, {said}", wrong_identities(requests, outputs))
+            measured.none(f"samples with other keys and values than they should have, {said}", faults)
+            measured.told(f"samples of all three weights, {said}", sum(len(o.versions) == 3 for o in outputs))
+            lab.restore()
+
 
 def not_as_kept(
     lab: RolloutLab, requests: Sequence[GenerationRequest], output: GenerationOutput, new: PlainModel
@@ -65,6 +101,52 @@ def not_as_kept(
     return f"{said}: log-prob {int(off.argmax())} of {len(tokens)}, {old} of them old, is off by {float(off.max()):.3g}"
 
 
+def not_as_resumed(
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    output: GenerationOutput,
+    models: Mapping[int, PlainModel],
+    keeps: Mapping[int, bool],
+) -> str:
+    """Says what is wrong with the log-probs of a sample that went on under several weights; empty: nothing.
+
+    Args:
+        models: by version.
+        keeps: of each version but the first, whether samples went on with the keys and values that they had.
+    """
+    request = next(request for request in requests if request.request_id == output.request_id)
+    said = f"{output.request_id}/{output.sample_index}"
+    versions = [run.version for run in output.versions]
+    if not adds_up(output) or not set(versions) <= set(models):
+        return f"{said}: versions {output.versions}"
+    if versions == [min(models), max(models)]:
+        return ""  # no token between two pauses: engines may not have looked at the weights in between
+    row, begin, logits = [*request.prompt_ids, *output.token_ids.tolist()], len(request.prompt_ids) - 1, []
+    known, cache = 0, None
+    for run in output.versions:
+        if cache is None or not keeps.get(run.version, False):
+            known, cache = 0, empty_cache(models[run.version])
+        end = begin + run.num_tokens
+        found: Tensor = (
+            models[run.version].model(torch.tensor([row[known:end]]), past_key_values=cache, use_cache=True).logits[0]
+        )
+        logits.append(found[len(found) - run.num_tokens :].double())
+        known = begin = end
+    tokens = output.token_ids.tolist()
+    expected = contract_log_probs(torch.cat(logits), request.sampling, lab.kind)[range(len(tokens)), tokens]
+    off = (torch.as_tensor(output.log_probs).double() - expected).abs()
+    if bool((off <= lab.suite.tolerance).all()):
+        return ""
+    runs = ", ".join(f"{run.num_tokens} of {run.version}" for run in output.versions)
+    return f"{said}: log-prob {int(off.argmax())} of {len(tokens)} ({runs}) is off by {float(off.max()):.3g}"
+
+
+def empty_cache(model: PlainModel) -> Any:
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.model.config)
+
+
 def stale_logits(old: PlainModel, new: PlainModel, prompt: Sequence[int], tokens: Sequence[int], count: int) -> Tensor:
     """`[L, V]` float64: what tokens are chosen from of which the first `count` were by the old weights, and the others
     by new ones that read the keys and values of the old.
@@ -73,10 +155,8 @@ def stale_logits(old: PlainModel, new: PlainModel, prompt: Sequence[int], tokens
     """
     if not 0 < count < len(tokens):
         return (old if count else new).logits(prompt, tokens)
-    from transformers import DynamicCache
-
     known, row = len(prompt) + count - 1, [*prompt, *tokens]
-    cache = DynamicCache(config=old.model.config)
+    cache = empty_cache(old)
     first: Tensor = old.model(torch.tensor([row[:known]]), past_key_values=cache, use_cache=True).logits[0]
     rest: Tensor = new.model(torch.tensor([row[known:-1]]), past_key_values=cache, use_cache=True).logits[0]
     return torch.cat([first[len(prompt) - 1 :], rest]).double()

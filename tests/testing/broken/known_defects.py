@@ -15,6 +15,19 @@ ROLLOUT_KNOWN = {
     "least-temperature": Defect("drawing:LeastTemperature", {"distribution.cold": "wrong samples"}),
     "norms-of-old-weights": Defect("rollout_kept:NormsOfOldWeights", {"model.capped": "after an update"}),
     "logits-uncapped": Defect("rollout_kept:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
+    "kept-for-good": Defect(
+        "rollout_tenth:KeptForGood", {"stale_cache.pauses": "should have, kept then computed again"}
+    ),
+    "counts-what-failed": Defect(
+        "rollout_tenth:CountsWhatFailed", {"update.behind_failure": "behind a source that raised"}
+    ),
+    "kept-until-awake": Defect(
+        "rollout_tenth:KeptUntilAwake", {"sleep.stages": "slept at 1, woke weights, updated, slept at 1"}
+    ),
+    "aborted-all-new": Defect("rollout_tenth:AbortedAllNew", {"versions.ends": "log-probs of other weights"}),
+    "chunks-of-1024": Defect("rollout_tenth:ChunksOf1024", {"model.configuration": "behind 4150"}),
+    "positions-in-half": Defect("rollout_tenth:PositionsInHalf", {"model.tied": "mean difference behind"}),
+    "sums-in-half": Defect("rollout_tenth:SumsInHalf", {"model.tied": "deviations of their number"}),
 }
 TRAIN_KNOWN = {
     "trained-uncapped": Defect("train_makes:LogitsUncapped", {"model.capped": "capped"}),
