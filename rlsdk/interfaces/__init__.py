@@ -1,4 +1,4 @@
-"""The public contract: all that a plugin may import, with `rlsdk.kit` and `rlsdk.testing`.
+"""The public contract. A plugin may import this, `rlsdk.kit` and `rlsdk.testing`, and nothing else of rlsdk.
 
 Importing this loads the standard library and pluggy only.
 """

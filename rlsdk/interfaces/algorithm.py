@@ -1,4 +1,4 @@
-"""An algorithm as one object: what it samples, which groups it takes, what it prepares, which updates it makes."""
+"""An algorithm as one object: what it samples, which groups it accepts, what it prepares, which updates it makes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 
 
 class Models(Protocol):
-    """The run's models, as an algorithm asks them."""
+    """The run's models, as an algorithm calls them."""
 
     @property
     def roles(self) -> Collection[str]:
-        """Names of the roles that can be asked: `actor`, and as far as the run has them `ref`, `critic`, and every
-        reward model."""
+        """Roles that can be called: `actor`, and, if the run has them, `ref`, `critic` and every reward model."""
         ...
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
-        """Of every reward model, by role: the factor of its score in a sample's score."""
+        """Weight of each reward model's score in a sample's score, by role."""
         ...
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the actor has now."""
+        """Version of the actor's current weights."""
         ...
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
@@ -46,28 +45,29 @@ class Models(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A given answer to a prompt, as tokens."""
+    """A prompt and its reference answer, as tokens."""
 
     prompt_ids: Sequence[int]
     answer_ids: Sequence[int]
-    """With the token that ends it."""
+    """Includes the end token."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Update:
-    """One optimizer step of one role, or a gradient that the next one takes along."""
+    """One optimizer step of one role, or a gradient that is accumulated into the next one."""
 
     role: str
     """`actor` or `critic`."""
     batch: Batch
-    """With all that the objective reads, `loss_weight` included. Updates that share a batch share one copy of it."""
+    """Has every field that the objective reads, `loss_weight` included. Updates that share a batch share one copy of
+    it."""
     rows: Tensor
-    """`[M]` int64: rows of `batch` that this step sees, in this order."""
+    """`[M]` int64: rows of `batch` that this step uses, in this order."""
     objective: Objective
     fields: Sequence[str]
-    """Of `batch`, that the objective reads besides `input_ids`."""
+    """Fields of `batch` that the objective reads in addition to `input_ids`."""
     adds: bool = False
-    """True: its gradient is added to that of the next update of the same role, which makes the step for both."""
+    """True: the gradient is added to that of the role's next update, which makes the optimizer step for both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +79,25 @@ class AlgorithmContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     """`algorithm.options`."""
     examples: Sequence[Example] = ()
-    """Given answers for a supervised term, where `algorithm.ptx.coef` is above 0."""
+    """Reference answers for a supervised loss term; used when `algorithm.ptx.coef` is above 0."""
     comparable: bool = True
-    """The sampler's log-probs are those of the contract, so that a ratio may be made of them."""
+    """True: the sampler's log-probs follow the contract, so importance ratios may be computed from them."""
     function: Callable[[str, str], Any]
     """`function(kind, name)`: a registered function, or `pkg.mod:fn`, or `file.py:fn`; kind is `advantage`, `loss`,
     `aggregation` or `kl estimator`."""
     portable: Callable[[str, str], Any]
-    """As `function`, in the form in which an objective takes it along to the workers."""
+    """As `function`, but returns a picklable form that an objective can carry to the workers."""
 
 
 class Algorithm(ABC):
-    """How groups become updates. Lives in the controller; asks models for numbers and owns no device.
+    """How groups become updates. Runs in the controller, calls models for outputs, and owns no device.
 
-    A step goes: `accepts` for each group as it is finished, then once `prepare`, `advantages`, `updates`. What a
-    method adds to the batch is there for all rows, or not at all.
+    In each step, `accepts` is called for every group as it finishes, then `prepare`, `advantages` and `updates` once
+    each. A field that a method adds to the batch must cover all rows.
     """
 
     roles: ClassVar[Collection[str]] = ()
-    """Models that it asks besides the actor: `ref`, `critic`. Known before anything is started."""
+    """Models that it calls in addition to the actor: `ref`, `critic`. Read before anything is started."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         """
@@ -105,37 +105,38 @@ class Algorithm(ABC):
             context: the run.
 
         Raises:
-            ConfigError: its options, or the run's configuration, cannot be.
+            ConfigError: its options, or the run's configuration, are invalid.
         """
         self.context = context
 
     @property
     def num_samples(self) -> int:
-        """Samples of each prompt: the group."""
+        """Samples per prompt: the group size."""
         return int(self.context.config.trainer.samples_per_prompt)
 
     @property
     def greedy_baseline(self) -> bool:
-        """One more response to each prompt, greedy, whose score stands in `baseline_scores`; it is not trained on."""
+        """True: each prompt gets one more, greedy response. Its score goes into `baseline_scores`; it is not trained
+        on."""
         return False
 
     @property
     def max_groups(self) -> int | None:
-        """Most groups that are started for one step, where some are not accepted; past it, others are trained on.
-        None: every group is taken."""
+        """Maximum number of groups to start for one step when some are not accepted; once it is reached, rejected
+        groups are trained on. None: every group is accepted."""
         return None
 
     def accepts(self, scores: Sequence[float]) -> bool:
-        """Whether a group teaches anything; another prompt takes the place of one that does not.
+        """Whether a group has a training signal; a group that is rejected is replaced by another prompt.
 
         Args:
-            scores: of its samples, those whose reward failed left out.
+            scores: scores of its samples, without those whose reward failed.
         """
         return True
 
     @abstractmethod
     def prepare(self, batch: Batch, models: Models) -> tuple[Batch, Mapping[str, float]]:
-        """Adds what models compute: log-probs, values, scores. Called with whole groups, graded.
+        """Adds what models compute: log-probs, values, scores. Called with whole groups that are already graded.
 
         Returns:
             The batch, and metrics to log.
@@ -143,7 +144,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
-        """Adds `advantages` `[N]`, and what updates read besides.
+        """Adds `advantages` `[N]`, and any other fields that updates read.
 
         Returns:
             The batch, and metrics to log.
@@ -151,16 +152,16 @@ class Algorithm(ABC):
 
     @abstractmethod
     def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:
-        """Optimizer steps, in the order in which they are made. All of them are decided before the first is.
+        """Optimizer steps, in execution order. All of them are decided before the first one runs.
 
         Args:
             batch: with advantages.
-            step: number of trainer steps behind this one; a random cut is drawn from it.
+            step: number of trainer steps completed before this one; seeds any random split.
         """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What it must remember for a resume: JSON types."""
+        """State that a resume needs: JSON types."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to remember is the default
-        """Goes to where `state` was taken."""
+        """Restores what `state_dict` returned."""

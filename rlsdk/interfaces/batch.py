@@ -4,9 +4,9 @@ Shape legend, used in every docstring of the project:
 `B` rows (one row is one prompt with one response), `N` tokens of all rows together, `T` longest row,
 `G` responses per prompt, `V` vocabulary.
 
-What every room reads are right-padded `[B, T]` rectangles; what is stored and sent is packed: one flat `[N]`
-tensor per field, rows end to end, and `lengths [B]`. Bytes follow real tokens, never the longest row.
-Position t of a per-token field speaks of the token at t; what a model predicts for t sits at t, so the first
+Batches are stored and sent packed: one flat `[N]` tensor per field, rows end to end, and `lengths [B]`. Their size
+depends on the real tokens, not on the longest row. Right-padded `[B, T]` tensors are made on demand (`Batch.padded`).
+Position t of a per-token field belongs to the token at t; what a model predicts for t is stored at t, so the first
 position of every row holds 0.
 """
 
@@ -87,7 +87,7 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "margin": _row("float32", "Preference pairs: by how much the better row is to win; read on that row."),
     "row_weight": _row("float32", "Share of the row's pair in the mini-batch loss; equal on both rows."),
 }
-"""Every field that the core reads or writes. Other names are allowed and travel along, checked for length only."""
+"""Every field that the core reads or writes. Other names are allowed; only their length is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +102,10 @@ class Batch:
     tokens: Mapping[str, Tensor] = field(default_factory=dict)
     """Per-token fields, flat `[N, ...]`, rows end to end."""
     rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Per-row fields `[B, ...]`; `row_id` is always there."""
+    """Per-row fields `[B, ...]`; `row_id` is always present."""
     meta: Mapping[str, float] = field(default_factory=dict)
-    """Scalars that speak of the whole batch, the same in every part of it. `temperature` (default 1.0): what logits
-    are divided by before log-probs and entropy are taken."""
+    """Scalars that hold for the whole batch, and so for every part of it. `temperature` (default 1.0): logits are
+    divided by it before log-probs and entropy are computed."""
 
     @classmethod
     def from_rows(cls, input_ids: Sequence[Sequence[int]], **rows: Tensor) -> Batch:
@@ -201,7 +201,7 @@ class Batch:
         )
 
     def token_index(self, rows: Tensor) -> Tensor:
-        """`[n]` int64: where the tokens of `rows` (indices, in that order) lie in a flat tensor."""
+        """`[n]` int64: positions in a flat tensor of the tokens of `rows` (indices, in that order)."""
         import torch
 
         lengths = self.lengths[rows]
@@ -302,7 +302,7 @@ def rejoin(parts: Sequence[Batch], row_ids: Tensor) -> Batch:
     """Joins parts of a split batch back into the order of `row_ids [B]`.
 
     Raises:
-        BatchError: a row is missing, came twice, or was never asked for.
+        BatchError: a row is missing, duplicated or unknown.
     """
     import torch
 
@@ -347,7 +347,7 @@ def check_batch(batch: Batch, requires: Iterable[str] = ()) -> None:
 
 
 def _to_array(tensor: Tensor) -> Any:
-    """A numpy view, tagged with the dtype where numpy has none of that name."""
+    """A numpy view, tagged with the dtype if numpy has no such dtype."""
     import torch
 
     plain = tensor.detach().cpu().contiguous()
@@ -358,8 +358,8 @@ def _to_array(tensor: Tensor) -> Any:
 
 @functools.cache
 def _accept_read_only() -> None:
-    """Buffers from the object store are read-only. A Batch is never written in place, so that is exactly right; torch
-    warns of the first one in a process, and of no other."""
+    """Triggers, silenced, torch's warning about read-only buffers, which it gives once per process. Buffers from the
+    object store are read-only, and a Batch is never written in place."""
     import warnings
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""What a backend can do beyond the required methods. Declared before construction, asked before a device is taken."""
+"""What a backend can do beyond the required methods. Declared before construction, checked before a device is taken."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from enum import StrEnum
 
 
 class Capability(StrEnum):
-    """Optional abilities. A backend that claims one is tested for it; one that does not is never asked. A run that
-    cannot do without is refused before it starts."""
+    """Optional features. A backend that claims one is tested for it; a feature that is not claimed is never used. A run
+    that needs a feature which its backend does not claim is refused before it starts."""
 
     VALUE_HEAD = "value_head"
-    """Train: `ModelSpec.head` may be `value`, and `values` may be asked of `forward`."""
+    """Train: `ModelSpec.head` may be `value`, and `forward` computes `values`."""
     SCORE_HEAD = "score_head"
     """Train: `ModelSpec.head` may be `score` (a token-classification head of one label), output `scores`."""
     ENTROPY = "entropy"
-    """Train: `entropy` may be asked of `forward` and by an objective."""
+    """Train: `forward` and objectives may request `entropy`."""
     OFFLOAD = "offload"
     """Train: `offload(parts)` frees device memory and `onload(parts)` restores it bit for bit. Without it a role
     stays on its device, beside the other roles of its pool."""
     EXPORT = "export"
-    """Train: `save_pretrained` writes a folder that `transformers` reads. Needed by `rlsdk sft`, `reward-model`, `dpo`,
-    and where a warm start makes the reference policy; checkpoints of `rlsdk train` hold no model folder without it."""
+    """Train: `save_pretrained` writes a folder that `transformers` reads. Required by `rlsdk sft`, `reward-model`,
+    `dpo`, and when a warm start produces the reference policy. Without it, checkpoints of `rlsdk train` contain no
+    model folder."""
     RESHARD_ON_LOAD = "reshard_on_load"
     """Train: a checkpoint loads at another world size or parallel split."""
     DATA_PARALLEL = "data_parallel"
-    """Train: more than one data-parallel rank. A backend that claims none of the parallel capabilities is refused for
-    more than one rank; one that claims others refuses a data-parallel size above one itself (ConfigError)."""
+    """Train: more than one data-parallel rank. A backend that claims no parallel capability is refused for more than
+    one rank; one that claims only others must itself refuse a data-parallel size above one (ConfigError)."""
     TENSOR_PARALLEL = "tensor_parallel"
-    """Both: a tensor-parallel size above one. Rollout: a replica of several devices; which of `pp_size`, `dp_size` and
-    `ep_size` an engine takes, it says when it is built (ConfigError), before a request comes."""
+    """Both: a tensor-parallel size above one. Rollout: a replica spans several devices; an engine that does not support
+    a `pp_size`, `dp_size` or `ep_size` refuses it in `initialize` (ConfigError), before any request."""
     PIPELINE_PARALLEL = "pipeline_parallel"
     """Train: a pipeline-parallel size above one."""
     CONTEXT_PARALLEL = "context_parallel"
@@ -45,19 +46,20 @@ class Capability(StrEnum):
     ABORT = "abort"
     """Rollout: `abort` ends chosen requests; each still yields what it has, with finish reason `abort`."""
     PARTIAL_ROLLOUT = "partial_rollout"
-    """Rollout: `pause` keeps unfinished requests and `resume` goes on with them, under new weights if they came."""
+    """Rollout: `pause` keeps unfinished requests and `resume` continues them, under new weights if there was an
+    update."""
     STALE_CACHE = "stale_cache"
-    """Rollout: `resume(keep_cache=True)` goes on with keys and values of older weights."""
+    """Rollout: `resume(keep_cache=True)` continues with a KV cache that older weights computed."""
     SEED = "seed"
-    """Rollout: same seed and same request give the same tokens, whatever else runs in the batch, and also where a part
-    of them came as `GenerationRequest.response_ids`."""
+    """Rollout: the same seed and request give the same tokens, whatever else runs in the batch, and also when some of
+    them are passed in as `GenerationRequest.response_ids`."""
     MIN_P = "min_p"
     """Rollout: `SamplingParams.min_p` above zero."""
     STOP_STRINGS = "stop_strings"
     """Rollout: `SamplingParams.stop_strings` may be given."""
     SHARDED_UPDATE = "sharded_update"
-    """Rollout: `layout()` asks for boxes smaller than whole tensors; where a replica has workers in processes of their
-    own, one layout for each, which takes its part itself (`RolloutEngine.receive_weights`)."""
+    """Rollout: `layout()` asks for boxes smaller than whole tensors. If a replica has workers in separate processes,
+    there is one layout per worker, and each receives its own part (`RolloutEngine.receive_weights`)."""
     ROUTED_EXPERTS = "routed_experts"
     """Both: the experts each token was routed to are captured, or replayed."""
     MULTIMODAL = "multimodal"
@@ -65,11 +67,11 @@ class Capability(StrEnum):
 
 
 class LogProbKind(StrEnum):
-    """Which distribution a rollout log-prob (natural logarithm) speaks of."""
+    """Which distribution a rollout log-prob (natural logarithm) belongs to."""
 
     AFTER_TEMPERATURE = "after_temperature"
-    """After temperature, before top-k, top-p and min-p: what the contract asks for."""
+    """After temperature, before top-k, top-p and min-p: what the contract requires."""
     RAW = "raw"
     """Before temperature: equal to the contract at temperature 1 only."""
     PROCESSED = "processed"
-    """After temperature, top-k, top-p and min-p: equal to the contract when none of the three is in force."""
+    """After temperature, top-k, top-p and min-p: equal to the contract when none of the three is active."""

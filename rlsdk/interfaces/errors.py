@@ -1,7 +1,7 @@
-"""The error tree. Every error says what was asked, what is the case, and what to do next.
+"""The error tree. Every error says what was requested, what is wrong, and what to do next.
 
-All of them survive pickling (they cross processes), and each also inherits the built-in class that a caller
-who does not know rlsdk would catch.
+All of them can be pickled (they cross processes), and each also inherits from the built-in class that a caller who does
+not know rlsdk would catch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class ConfigError(RlsdkError, ValueError):
 
 
 class PluginError(RlsdkError):
-    """Base of what can be wrong with a plugin."""
+    """Base of all plugin errors."""
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No installed plugin provides the name that was asked for."""
+    """No installed plugin provides the requested name."""
 
 
 class PluginLoadError(PluginError, ImportError):
-    """A plugin is installed but cannot be used: its import failed, or what it returned makes no sense."""
+    """A plugin is installed but cannot be used: its import failed, or it returned something invalid."""
 
 
 class DuplicatePluginError(PluginError):
@@ -51,11 +51,11 @@ class LayoutError(RlsdkError, ValueError):
 
 
 class WeightSyncError(RlsdkError, RuntimeError):
-    """The rollout engine does not provably serve the weights it was sent. Never ignore it."""
+    """There is no proof that the rollout engine serves the weights it was sent. Never ignore this error."""
 
 
 class PlacementError(RlsdkError, RuntimeError):
-    """The cluster cannot give what the run asks for: prints asked against available, node by node."""
+    """The cluster lacks resources that the run needs: lists required and available ones, node by node."""
 
 
 class WorkerError(RlsdkError, RuntimeError):
@@ -67,7 +67,7 @@ class DeadlineError(WorkerError, TimeoutError):
 
 
 class CheckpointError(RlsdkError, RuntimeError):
-    """A checkpoint cannot be written, or the one that was asked for is not whole."""
+    """A checkpoint cannot be written, or the requested one is incomplete."""
 
 
 class DataError(RlsdkError, ValueError):
@@ -81,6 +81,6 @@ class ParityError(RlsdkError, RuntimeError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the closest of `valid`, or an empty string when none is close."""
     matches = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.6)
-    # Of names that are equally close, one of the same letters: two of them were swapped.
+    # Among equally close names, prefer one with the same letters: two of them were swapped.
     matches.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {matches[0]!r}?" if matches else ""

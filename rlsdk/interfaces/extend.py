@@ -1,4 +1,4 @@
-"""Protocols of what a user or a light plugin passes in: functions and small objects, not engines."""
+"""Protocols for what a user or a light plugin passes in: functions and small objects, not engines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What a function asks for beyond what every function of its kind gets."""
+    """What a function reads beyond what every function of its kind gets."""
 
     fields: tuple[str, ...] = ()
-    """Fields of the batch. One that the batch does not have is left out: a function that cannot do without it
-    raises."""
+    """Fields of the batch. A field that the batch does not have is left out; a function that needs it raises."""
     outputs: tuple[str, ...] = ()
     """Outputs of the model (`OUTPUTS`), with gradient: `entropy` for a policy loss."""
 
@@ -34,7 +33,7 @@ def reads(*fields: str, outputs: Sequence[str] = ()) -> Callable[[Function], Fun
         @reads("uid", "truncated", outputs=("entropy",))
         def my_loss(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tensor]]: ...
 
-    The declaration is the attribute `reads` of the function; an object with `__call__` may have one of its own.
+    The declaration is stored as the attribute `reads` of the function; a callable object may define `reads` itself.
     """
 
     def declare(function: Function) -> Function:
@@ -45,48 +44,47 @@ def reads(*fields: str, outputs: Sequence[str] = ()) -> Callable[[Function], Fun
 
 
 def reads_of(function: object) -> Reads:
-    """What `function` declared; nothing where it did not."""
+    """What `function` declared with `reads`; empty if it declared nothing."""
     found = getattr(function, "reads", None)
     return found if isinstance(found, Reads) else Reads()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSample:
-    """What a reward sees of one response."""
+    """What a reward receives for one response."""
 
     prompt: str
     """Text of the prompt as the model saw it, chat template included."""
     response: str
-    """Decoded response without the token that ended it; other special tokens stay visible."""
+    """Decoded response without its end token; other special tokens are kept."""
     answer: str | None
-    """The reference answer of the data row, when it has one."""
+    """The data row's reference answer, if it has one."""
     row: Mapping[str, Any]
     """The whole data row, `metadata` included: JSON types only."""
     truncated: bool
     """The response hit its token limit."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the rollouter handed over (`Trajectory.extra`): JSON types only."""
+    """What the rollouter passed on (`Trajectory.extra`): JSON types only."""
     response_ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
-    """Every token behind the prompt, those of tools and the stop token included. Sent to functions with an attribute
-    `reads_tokens = True` only; empty for all others."""
+    """Every token after the prompt, tool tokens and the stop token included. Only sent to functions with an attribute
+    `reads_tokens = True`; empty for all others."""
 
 
 class RewardFn(Protocol):
-    """A finite number for one sample, a `RewardRecord`, or None: the reward does not apply to it.
+    """Returns a finite number for one sample, a `RewardRecord`, or None if the reward does not apply to it.
 
-    Runs in a killable process: it may raise or hang, at the cost of that sample. Attributes that a function may have:
-        prepare: a function without arguments, called once before the first sample, outside the sample's time limit:
-            the place for slow imports.
-        reads_tokens: True asks for `RewardSample.response_ids`.
-        checks_rows: True says that a call with an empty response is quick, and raises ValueError for a row that cannot
-            be graded whatever the response is. Of registered rewards, rows are checked so before a run starts.
+    Runs in a process that can be killed: if it raises or hangs, only that sample fails. Optional attributes: prepare: a
+    function without arguments, called once before the first sample and outside its time limit; use it for slow imports.
+    reads_tokens: True requests `RewardSample.response_ids`. checks_rows: True promises that a call with an empty
+        response is quick, and raises ValueError for a row that cannot be graded whatever the response is. For
+        registered rewards, rows are checked this way before a run starts.
     """
 
     def __call__(self, sample: RewardSample) -> float | RewardRecord | None: ...
 
 
 class BatchRewardFn(Protocol):
-    """As `RewardFn`, for several samples at once; marked by an attribute `batched = True` on the function."""
+    """As `RewardFn`, for several samples at once; the function has an attribute `batched = True`."""
 
     batched: bool
 
@@ -94,22 +92,22 @@ class BatchRewardFn(Protocol):
 
 
 class AdvantageEstimator(Protocol):
-    """Adds `advantages` (and `returns` where it has them) to a whole step's batch.
+    """Adds `advantages` (and `returns`, if it computes them) to a whole step's batch.
 
-    Fields that must be prepared for it (`values` of a critic, `baseline_scores` of greedy responses) are declared with
-    `@reads`.
+    It declares with `@reads` the fields that must be prepared for it (`values` of a critic, `baseline_scores` of greedy
+    responses).
     """
 
     def __call__(self, batch: Batch, **options: Any) -> Batch:
-        """`batch` has `token_level_rewards`, `response_mask`, `scores`, `uid`, `valid`, and what was declared."""
+        """`batch` has `token_level_rewards`, `response_mask`, `scores`, `uid`, `valid`, and the declared fields."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossInputs:
-    """What a policy loss sees of a micro-batch: all flat `[N]` float32, whole rows, first positions masked.
+    """What a policy loss gets for a micro-batch: all flat `[N]` float32, whole rows, first positions masked.
 
-    Off the mask all of these tensors are 0, whatever the batch holds there.
+    Outside the mask all of these tensors are 0, whatever the batch holds there.
     """
 
     log_probs: Tensor
@@ -125,30 +123,30 @@ class PolicyLossInputs:
 
 
 class PolicyLoss(Protocol):
-    """Loss and metrics of each token, `[N]` each; the caller weighs both and adds them up.
+    """Returns loss and metrics per token, `[N]` each; the caller applies the weights and sums both.
 
-    Attributes that a function may have:
-        reads: see `reads`. Besides what it declares, a loss gets `log_probs`, `old_log_probs`, `advantages`.
-        zero_without_advantage: True promises that tokens of advantage 0 have no gradient: rows of such tokens only are
-            then left out of updates, and its metrics are means over the other rows.
-        whole_groups: True asks that rows of equal `uid` stay together in mini- and micro-batches.
-        on_policy_only: True says that the gradient has no ratio to `old_log_probs`: it is right for the first update
-            of a step alone, and a run that makes several is warned.
+    Optional attributes:
+        reads: see `reads`. A loss always gets `log_probs`, `old_log_probs` and `advantages`.
+        zero_without_advantage: True promises that tokens with advantage 0 have no gradient. Rows with no other tokens
+            are then left out of updates, and metrics are means over the remaining rows.
+        whole_groups: True keeps rows of equal `uid` together in mini- and micro-batches.
+        on_policy_only: True says that the gradient has no ratio to `old_log_probs`. It is then correct only for the
+            first update of a step, and a run with several updates per step prints a warning.
     """
 
     def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]: ...
 
 
 class LossAggregation(Protocol):
-    """How the tokens of a mini-batch share its loss."""
+    """How the loss of a mini-batch is distributed over its tokens."""
 
     def __call__(self, batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-        """The share of each token, `[N]`, of any float dtype; what stands off `counted` is ignored.
+        """Weight of each token, `[N]`, in any float dtype; values outside `counted` are ignored.
 
         Args:
-            batch: one whole mini-batch: what one optimizer step sees, over all ranks.
+            batch: one whole mini-batch: the rows of one optimizer step, over all ranks.
             counted: `[N]` bool: response tokens of rows that carry loss.
-            max_tokens: most response tokens that a row may have; None where nobody knows.
+            max_tokens: maximum number of response tokens in a row; None if unknown.
         """
         ...
 
@@ -156,15 +154,15 @@ class LossAggregation(Protocol):
 class KlEstimator(Protocol):
     """KL(policy || reference) at each token, `[N]`, from the log-probs of the sampled tokens, `[N]` each.
 
-    An attribute `not_as_loss`, a text, says why the estimator must not be differentiated; it can then stand in the
-    reward only.
+    An optional attribute `not_as_loss` (a string) says why the estimator must not be differentiated; it can then be
+    used in the reward only.
     """
 
     def __call__(self, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor: ...
 
 
 class Tracker(Protocol):
-    """Receives the run's numbers."""
+    """Receives the run's metrics and samples."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -182,11 +180,11 @@ class TrackerContext:
     config: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     resume_step: int | None = None
-    """Step of the checkpoint that the run goes on from: what was logged past it will come again. None: nothing was
-    logged that this run repeats."""
+    """Step of the checkpoint that the run resumes from: steps logged after it will be logged again. None: the run
+    repeats no step."""
 
 
 class StepCallback(Protocol):
-    """Called after each step with its number and metrics; what it raises ends the run after a save."""
+    """Called after each step with its number and metrics. An exception ends the run after a checkpoint is saved."""
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None: ...

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: what is asked of a rollout engine and what it answers."""
+"""Tokens in, tokens out: requests to a rollout engine and its outputs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class SamplingParams:
     """How one request is sampled."""
 
     max_tokens: int = 512
-    """Most response tokens, the stop token and `GenerationRequest.response_ids` included."""
+    """Maximum number of response tokens, the stop token and `GenerationRequest.response_ids` included."""
     temperature: float = 1.0
-    """0 is greedy: the log-prob then is that of temperature 1. An engine may refuse one
-    above 2 or below 0.01 (`ConfigError`)."""
+    """0 is greedy; log-probs are then those of temperature 1. An engine may refuse values above 2, or above 0 and below
+    0.01 (`ConfigError`)."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     min_p: float = 0.0
-    """Keeps tokens whose probability is at least `min_p` times the largest. Needs `Capability.MIN_P`."""
+    """Keeps tokens whose probability is at least `min_p` times the largest. Requires `Capability.MIN_P`."""
     stop_token_ids: tuple[int, ...] = ()
-    """A response ends with (and contains) the first of these. Nothing else stops it: the engine adds no token of
-    its own, so the caller names the end-of-sequence token here."""
+    """A response ends with (and contains) the first of these. The engine adds no stop token of its own, so the caller
+    must include the end-of-sequence token here."""
     stop_strings: tuple[str, ...] = ()
-    """A response ends with the token that completes one of these. Needs `Capability.STOP_STRINGS`."""
+    """A response ends with the token that completes one of these. Requires `Capability.STOP_STRINGS`."""
     seed: int | None = None
-    """Sample i depends on (seed, i, prompt, weights) alone: not on `n`, on `first_sample`, on what runs beside it, or
-    on how much of it came as `response_ids`. None: fresh randomness."""
+    """Sample i depends only on (seed, i, prompt, weights): not on `n`, `first_sample`, concurrent requests, or how much
+    of it was passed as `response_ids`. None: fresh randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
     first_sample: int = 0
-    """`sample_index` of the first sample. Sample i of a group can so be requested again alone, with the same tokens."""
+    """`sample_index` of the first sample. Lets sample i of a group be requested again alone, with the same tokens."""
     response_ids: tuple[int, ...] = ()
-    """Tokens that the response has already: an unfinished sample that moves to another replica, or continues after a
-    restart. The engine continues behind them. They hold no stop token and no whole stop string; one that begins in
-    them and ends behind them is found. Outputs hold the new tokens only."""
+    """Tokens that the response already has: for an unfinished sample that moves to another replica or continues after a
+    restart. The engine continues after them. They contain no stop token and no complete stop string; a stop string that
+    begins in them and ends in the new tokens is found. Outputs contain the new tokens only."""
 
 
 class FinishReason(StrEnum):
@@ -58,7 +58,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` or the engine's `max_model_tokens` was reached."""
     ABORT = "abort"
-    """Ended by `abort`; the tokens so far are given."""
+    """Ended by `abort`; the output has the tokens sampled so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class GenerationOutput:
     top-p and min-p (or as `BackendSpec.log_prob_kind` says)."""
     finish_reason: FinishReason
     versions: tuple[VersionRun, ...]
-    """Version of the weights that sampled each token, as runs in order. They add up to L; neighbours differ in version.
-    A sample without tokens has one run of 0 tokens, with the version that would have sampled its first."""
+    """Version of the weights that sampled each token, as runs in order. Their lengths sum to L; adjacent runs differ in
+    version. A sample without tokens has one run of 0 tokens, with the version that would have sampled its first."""
 
     @property
     def policy_version(self) -> int:

@@ -1,7 +1,7 @@
 """Everything a plugin can add, on one screen.
 
-A plugin is a distribution with an entry point in the group `rlsdk` that names a light module. The module implements
-any of these hooks with `@hookimpl`; each calls `register` as often as it likes. `target` is "package.module:attribute"
+A plugin is a distribution with an entry point in the group `rlsdk` that names a light module. The module implements any
+of these hooks with `@hookimpl`; each hook may call `register` several times. `target` is "package.module:attribute"
 (imported when used) or the object itself. Built-ins register through the same hooks.
 """
 
@@ -72,4 +72,4 @@ class Hooks:
 
     @hookspec
     def rlsdk_register_rollouters(self, register: RegisterComponent) -> Any:
-        """Rollouters (`Rollouter`): how one sample is made of a prompt; chosen by `rollout.rollouter`."""
+        """Rollouters (`Rollouter`): how a prompt becomes one sample; chosen by `rollout.rollouter`."""

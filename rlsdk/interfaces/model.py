@@ -1,4 +1,4 @@
-"""What is trained and served, and where one rank of an engine stands."""
+"""What is trained and served, and the position of one rank of an engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Head(StrEnum):
-    """What the model ends in."""
+    """Head of the model."""
 
     LM = "lm"
     """Vocabulary logits: outputs `log_probs` and `entropy`."""
@@ -19,26 +19,26 @@ class Head(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Names a model in Hugging Face form. Plain data: nothing is loaded by making one."""
+    """Names a model in Hugging Face format. Plain data: creating one loads nothing."""
 
     path: str
     """A local folder (`config.json`, safetensors, tokenizer files) or a hub name."""
     revision: str | None = None
     """Branch, tag or commit of a hub name."""
     dtype: str = "float32"
-    """Of parameters as computed with, and of exports: `float32`, `bfloat16` or `float16`. What a train engine steps is
-    float32 all the same (see `TrainEngine`)."""
+    """Dtype of the computation and of exports: `float32`, `bfloat16` or `float16`. A train engine's optimizer steps
+    float32 weights in any case (see `TrainEngine`)."""
     head: Head = Head.LM
     trust_remote_code: bool = False
-    """Runs code that comes with the model. Off unless the user asks for it by name."""
+    """Allows code that comes with the model to run. Off unless the user sets it explicitly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """Where one rank of one engine stands. Every rank of a group gets the same values but for its own position."""
+    """Position of one rank of one engine. Every rank of a group gets the same values except for its own position."""
 
     role: str
-    """`actor`, `rollout`, `ref`, `critic`, `reward`, or a name that the user chose."""
+    """`actor`, `rollout`, `ref`, `critic`, `reward`, or a user-defined name."""
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -48,35 +48,36 @@ class RankContext:
     device: str = "cpu"
     """`cpu` or `cuda:N`, as torch spells it in this process: often `cuda:0` in every process of a node."""
     accelerators: tuple[str, ...] = ()
-    """The device behind each `cuda:N`, by N: a name that no other device of this node has. Empty on a CPU, or where
-    nobody knows."""
+    """Physical device of each `cuda:N`, indexed by N: a name that is unique on this node. Empty on a CPU, or if
+    unknown."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     """Rendezvous of this group: rank 0's process listens on it until `rlsdk.kit.rendezvous.init_process_group` takes
-    the socket over. Nothing else can bind it. 0 when `world_size` is 1."""
+    the socket over. No other process can bind it. 0 when `world_size` is 1."""
     num_threads: int = 1
     """CPU threads that this rank may use."""
     seed: int = 0
-    """Of the run. Engines derive what they need; two engines never share a generator."""
+    """The run's seed. Engines derive their own seeds from it; two engines never share a generator."""
     timeout_s: float = 600.0
-    """Deadline of every collective and every wait on another process: `deadlines.collective_s`. How long the controller
-    waits for a call is another matter (see `TrainEngine`)."""
+    """Deadline of every collective and every wait on another process: `deadlines.collective_s`. It does not limit how
+    long the controller waits for a call (see `TrainEngine`)."""
     scratch_dir: str | None = None
     """A folder on this node for temporary files, removed when the run ends."""
     bundles: tuple[int, ...] = ()
-    """Rollout with its own workers: the placement-group bundles this replica may use, first is its own."""
+    """Rollout engines that start their own workers: the placement-group bundles that this replica may use; the first
+    one is its own."""
     device_nodes: tuple[str, ...] = ()
     """Node of each device of this rank, in the order of `bundles`; the first is `node`. Empty: all are on `node`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Position and size on every parallel axis. `rank` fields are 0-based; sizes multiply to the world size
-    (but for `ep`, which subdivides others and is left out of the product)."""
+    """Position and size on every parallel axis. `rank` fields are 0-based; the product of the sizes is the world size
+    (without `ep`, which subdivides other axes)."""
 
     dp_rank: int = 0
     dp_size: int = 1
-    """Ranks that see different rows. The batch is split over this axis and no other."""
+    """Number of data-parallel ranks. The batch is split over this axis only."""
     tp_rank: int = 0
     tp_size: int = 1
     pp_rank: int = 0
@@ -115,48 +116,48 @@ class OptimSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec:
-    """All that a train engine is built from, besides its `RankContext`."""
+    """Everything that a train engine is built from, in addition to its `RankContext`."""
 
     model: ModelSpec
     optim: OptimSpec | None = None
     """None: a frozen model (reference, reward); `forward_backward` and `optim_step` are never called."""
     micro_batch_tokens: int | None = None
-    """Most tokens in one forward and backward pass on one rank; a longer row goes alone. Exactly one of this and
-    `micro_batch_rows` is set."""
+    """Maximum number of tokens in one forward and backward pass on one rank; a longer row gets its own pass. Exactly
+    one of this and `micro_batch_rows` is set."""
     micro_batch_rows: int | None = None
-    """Most rows in one forward and backward pass on one rank."""
+    """Maximum number of rows in one forward and backward pass on one rank."""
     activation_checkpointing: bool = False
     init_from_config: bool = False
-    """Random weights from `config.json` and `RankContext.seed` in place of the checkpoint's; the same on any number of
-    ranks."""
+    """Initialises random weights from `config.json` and `RankContext.seed` instead of loading the checkpoint; the
+    result does not depend on the number of ranks."""
     options: object | None = None
-    """An instance of `BackendSpec.options`: what only this backend knows."""
+    """An instance of `BackendSpec.options`: this backend's own options."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)
-    """Raw arguments for the framework that the engine wraps, untouched by the core; refused (ConfigError) by an engine
-    that passes none on. The engine class itself is built without arguments."""
+    """Raw arguments for the framework that the engine wraps, not checked by the core. An engine that passes none on
+    refuses them (ConfigError). The engine class itself is constructed without arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec:
-    """All that a rollout engine is built from, besides its `RankContext`."""
+    """Everything that a rollout engine is built from, in addition to its `RankContext`."""
 
     model: ModelSpec
     max_model_tokens: int = 2048
-    """Longest prompt plus response."""
+    """Maximum length of prompt plus response."""
     max_running: int = 256
-    """Most samples that the engine decodes at once, of all calls of `generate` together; the others wait."""
+    """Maximum number of samples that the engine decodes at once, over all calls of `generate`; the others wait."""
     tp_size: int = 1
     """Devices over which attention and dense layers are split."""
     pp_size: int = 1
     """Pipeline stages."""
     dp_size: int = 1
-    """Copies of attention inside the replica, each with `tp_size` devices and requests of its own; the experts of a
-    mixture are shared by all of them."""
+    """Copies of the attention layers inside the replica, each with `tp_size` devices and its own requests; all copies
+    share the experts of a mixture-of-experts model."""
     ep_size: int = 1
-    """Devices over which whole experts are dealt out; of the `tp_size * dp_size` of a stage. 1: experts are split as
-    dense layers are."""
+    """Devices over which whole experts are distributed, out of the `tp_size * dp_size` devices of a stage. 1: experts
+    are split like dense layers."""
     load_weights: bool = True
-    """False: weights arrive by `update_weights` before the first request; start without reading the checkpoint."""
+    """False: start without reading the checkpoint; weights arrive through `update_weights` before the first request."""
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""RolloutEngine: what serves a model. One object per replica."""
+"""RolloutEngine: serves a model. One object per replica."""
 
 from __future__ import annotations
 
@@ -15,104 +15,103 @@ from rlsdk.interfaces.weights import Delivery, SyncReceipt, WeightLayout, Weight
 class RolloutEngine(ABC):
     """Order of calls: `initialize`, then `generate` and `update_weights` in any order, then `close`.
 
-    An engine with tensor parallelism spreads its own workers over `RankContext.bundles`; the caller sees one object.
+    An engine with tensor parallelism starts its own workers on `RankContext.bundles`; the caller sees one object.
     `generate` is an asynchronous generator; every other method blocks. `abort`, `pause`, `resume`, `num_decoded` and
-    `kv_used` may come from any thread while `generate` is under way. The others come from the thread that runs it, from
-    inside the running event loop, while calls of `generate` are suspended: an engine may not start or run an event loop
-    in them.
+    `kv_used` may be called from any thread while `generate` runs. The others are called on the thread that runs
+    `generate`, inside the running event loop, while calls of `generate` are suspended: they must not start or run an
+    event loop.
 
-    What may be asked of an engine, its host tracks (`rlsdk.kit.guarded_rollout`), so that no engine has to. It is never
-    asked for: `generate` or `resume` while a part is asleep, or without whole weights (none have come yet, `sleep(2)`
-    dropped them, an update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate`
-    is under way; `wake` of what is awake; anything but `close` after `close`.
+    The host checks the order of calls (`rlsdk.kit.guarded_rollout`), so engines need not. It never calls: `generate` or
+    `resume` while a part is asleep, or without complete weights (none have arrived yet, `sleep(2)` dropped them, an
+    update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate` runs; `wake` for a
+    part that is awake; anything but `close` after `close`.
     """
 
     @abstractmethod
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        """Starts the engine. With `spec.load_weights` it serves version 0; without, it serves nothing yet.
+        """Starts the engine. With `spec.load_weights` it serves version 0; without, it has no weights yet.
 
         Raises:
-            ConfigError: the model or the sizes cannot be served, with what could be.
+            ConfigError: it cannot serve this model or these sizes; names what it can serve.
         """
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         """Yields each sample as it finishes, in any order: `n` per request, each exactly once.
 
-        May be called while another call is under way (from the same event loop) by engines that claim
-        `Capability.ABORT`; its requests then join those that are decoded. It returns to the event loop between decoding
-        steps, so that other calls and blocking methods get their turn.
+        If the engine claims `Capability.ABORT`, `generate` may be called while another call runs (from the same event
+        loop); the new requests are then decoded together with the running ones. It returns to the event loop between
+        decoding steps, so that other calls and blocking methods can run.
 
-        A call may be left half-way: its caller closes the generator, or is cancelled. What is left of it is dropped
-        then; when `aclose` returns it decodes nothing more, keeps no slot and is in the way of no update. What was
-        yielded is the caller's: its arrays do not change afterwards.
+        A caller may stop early: it closes the generator, or is cancelled. The engine then drops the unfinished samples:
+        once `aclose` returns, the call decodes nothing more, holds no slot and blocks no update. Yielded outputs belong
+        to the caller: their arrays do not change afterwards.
 
         Raises:
-            RlsdkError: logits are not finite: no sample is made of such, and the calls that meet them end.
+            RlsdkError: logits are not finite. They are never sampled from; the calls that they affect end.
             ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
                 `max_model_tokens` or `max_tokens`; or a sampling field that needs a capability the engine lacks
-                (`min_p`, `stop_strings`; a `seed` counts only where `Capability.SEED` is claimed). Nothing is
-                generated then.
+                (`min_p`, `stop_strings`; without `Capability.SEED` a `seed` is ignored). Nothing is generated then.
         """
 
     @abstractmethod
     def layout(self) -> Sequence[WeightLayout]:
-        """What the replica wants: one layout per place that weights are delivered to. An engine that loads whole
-        tensors itself returns one, with a box per tensor; one with `Capability.SHARDED_UPDATE`, one per worker that
-        takes its own part (`WeightLayout.worker`): either all of them name a worker, or none does. A worker on
-        another node than this process says so (`WeightLayout.is_apart`)."""
+        """The weights that the replica needs: one layout per destination. An engine that loads whole tensors itself
+        returns one layout, with a box per tensor. An engine with `Capability.SHARDED_UPDATE` returns one per worker
+        that receives its own part (`WeightLayout.worker`); either all layouts name a worker, or none does. For a worker
+        on another node than this process, `WeightLayout.is_apart` is True."""
 
     @abstractmethod
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         """Replaces the weights.
 
-        While samples run and are not paused, an engine either refuses with a WeightSyncError, before it asks for the
-        first item and without harm to them, or lets each go on under the new weights, with versions and log-probs that
-        say so. It takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache
-        that was made with the old weights, and only then serves `version`. Items come in any order of names; those of
-        one name come together. A version is a name: the same one may come again with other weights, and a lower one.
+        If samples are running and not paused, an engine either raises a WeightSyncError before it requests the first
+        item, without affecting the samples, or continues each sample under the new weights, with matching versions and
+        log-probs. It takes the items one at a time (memory stays bounded by one bucket), loads them, drops every cache
+        that the old weights computed, and only then serves `version`. Names come in any order; all items of one name
+        are consecutive. A version is only a label: the same or a lower one may come again with different weights.
 
-        An item's tensor is cut along any dimensions, its memory may have gaps or be transposed, and it is the source's
-        again as soon as the next item is asked for: an engine copies what it keeps. What the source raises comes out
-        of `update_weights`. Values that are not finite may be refused by a WeightSyncError; an engine that takes them
-        makes no samples of them (see `generate`), and serves as ever after the next update.
+        An item's tensor may be a slice along any dimensions, non-contiguous or transposed. The source reuses its memory
+        when the next item is requested: an engine copies what it keeps. Exceptions of the source propagate out of
+        `update_weights`. An engine may refuse non-finite values with a WeightSyncError; if it accepts them, it never
+        samples from them (see `generate`), and works normally after the next update.
 
-        All or nothing: once the first item was asked for, an error leaves the engine without weights. Its host refuses
-        `generate` and `resume` until an update succeeds, so it may have written some of them in place.
+        All or nothing: an error after the first item was requested leaves the engine without weights. The host refuses
+        `generate` and `resume` until an update succeeds, so loading in place is allowed.
 
         Args:
-            shards: values in any float dtype, on CPU or the engine's device; of tied tensors only the one that
-                `layout()` holds.
-            version: what outputs carry from now on.
+            shards: values in any float dtype, on CPU or the engine's device; of tied tensors only the one in
+                `layout()`.
+            version: the policy version of later outputs.
 
         Raises:
-            WeightSyncError: a tensor of `layout()` was not covered, one is unknown, a shape does not fit, or samples
-                run and are not paused.
+            WeightSyncError: a tensor of `layout()` is not covered, a tensor is unknown, a shape does not fit, or
+                samples are running and not paused.
         """
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
-        """Replaces the weights as `update_weights` does, all or nothing, by having every worker take its own part in
-        its own process, all of them at once. `rlsdk.kit.delivery` runs a delivery and checks what it brings.
+        """Replaces the weights as `update_weights` does, all or nothing, but every worker receives its own part in its
+        own process, in parallel. `rlsdk.kit.delivery` runs a delivery and checks what arrives.
 
-        Asked only of engines whose `layout()` names workers; those still take whole tensors by `update_weights`.
+        Only called if `layout()` names workers; such engines must still accept whole tensors in `update_weights`.
 
         Args:
             deliveries: one per worker, in the order of `layout()`.
-            version: what outputs carry from now on.
+            version: the policy version of later outputs.
 
         Raises:
-            WeightSyncError: as `update_weights`; or the copies of workers that hold the same differ.
+            WeightSyncError: as `update_weights`; or workers that hold the same box have different values.
         """
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SHARDED_UPDATE.value!r}")
 
     def num_decoded(self) -> int | None:
-        """Tokens sampled since `initialize`, over all calls; None: unknown. It never blocks and costs next to nothing:
-        hosts compare it with what it was some time ago to tell a slow engine from one that hangs."""
+        """Tokens sampled since `initialize`, over all calls; None: unknown. Never blocks and is cheap: hosts poll it to
+        tell a slow engine from a hanging one."""
         return None
 
     def kv_used(self) -> float | None:
-        """Share of the memory for keys and values that running samples hold, 0 to 1; None: unknown. It never blocks and
-        costs next to nothing: hosts send fewer samples at once to a replica whose memory is full."""
+        """Fraction of the KV cache that running samples use, 0 to 1; None: unknown. Never blocks and is cheap: hosts
+        send fewer samples at once to a replica whose cache is full."""
         return None
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
@@ -128,22 +127,23 @@ class RolloutEngine(ABC):
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def resume(self, *, keep_cache: bool = False) -> None:
-        """Continues what `pause` kept, under the weights now served: keys and values of older weights are computed
-        again, tokens and log-probs that were sampled stay as they are.
+        """Continues what `pause` kept, under the current weights: the KV cache of older weights is recomputed, sampled
+        tokens and log-probs stay unchanged.
 
         Args:
-            keep_cache: the samples that were paused go on with the keys and values that they have; no other sample
-                sees them. Only asked of engines that claim `Capability.STALE_CACHE`.
+            keep_cache: paused samples continue with their existing KV cache; no other sample uses it. Only set for
+                engines that claim `Capability.STALE_CACHE`.
         """
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def sleep(self, level: int = 1) -> None:
-        """Frees device memory: level 1 keeps weights on the host, level 2 drops them. Parts of the engine may be asleep
-        already, at the other level too."""
+        """Frees device memory: level 1 keeps weights on the host, level 2 drops them. Parts of the engine may already
+        be asleep, also at the other level."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SLEEP.value!r}")
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Takes memory back, in stages: `weights`, then (after the sync) `kv_cache`, so the peaks never add up."""
+        """Allocates device memory again, in stages: `weights`, then (after the sync) `kv_cache`, so that the peaks do
+        not add up."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SLEEP.value!r}")
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing

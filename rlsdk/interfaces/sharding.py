@@ -1,4 +1,4 @@
-"""ShardingManager: how weights go from the training layout to the inference layout."""
+"""ShardingManager: moves weights from the training layout to the inference layout."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One box, from the rank that holds it to the rank that wants it."""
+    """One box, sent from a rank that holds it to a rank that needs it."""
 
     name: str
-    """As the target calls it; a source that holds it under a tied name resolves that itself."""
+    """The target's name for it; a source that holds it under a tied name resolves the name itself."""
     box: Box
     dtype: str
-    """On the wire."""
+    """As transferred."""
     num_bytes: int
-    """On the wire."""
+    """As transferred."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedPiece:
-    """A box of a tensor that is served with block scales (`BlockScales`), for its proof."""
+    """A box of a tensor that is served with block scales (`BlockScales`); used to verify it."""
 
     transfer: Transfer
     """In `BlockScales.taken_as`."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     block: tuple[int, ...]
     scales: str
-    """Name of its tensor of scales."""
+    """Name of the tensor that holds its scales."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Transfers from one source rank to one target rank that move together."""
+    """Transfers from one source rank to one target rank that are sent together."""
 
     source: int
     """Index into the source layouts."""
@@ -52,8 +52,8 @@ class Bucket:
     transfers: tuple[Transfer, ...]
     num_bytes: int
     round: int
-    """Buckets of one target with the same round, from different sources, are taken together: all pieces of a name are
-    in one round, or in rounds that follow each other. A round is bounded like a bucket."""
+    """A target receives its buckets of one round together, from different sources. All pieces of a tensor are in one
+    round or in consecutive rounds. The size bound of a bucket also holds for a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,95 +61,98 @@ class ReshardPlan:
     """How weights go from one layout to another. Plain data: printable, countable, the same for the same input."""
 
     tensors: Mapping[str, TensorMeta]
-    """Every canonical tensor that moves, with its dtype on the wire."""
+    """Every canonical tensor that is transferred, with the dtype it is sent in."""
     parts: Sequence[Sequence[Bucket]]
-    """For each target its buckets, by round: the order in which it takes them. A planner may make them when they are
-    asked for."""
+    """For each target its buckets, ordered by round: the order in which it receives them. A planner may create them
+    lazily."""
     num_bytes: int
     """Sum over all buckets."""
     lower_bound_bytes: int
-    """What targets lack in their own process; no plan can move less between processes."""
+    """Bytes that targets need and do not have in their own process; no plan can move less between processes."""
     moved_bytes: int
     """Bytes that cross a process boundary. Equal to the lower bound when the plan is minimal."""
     bucket_bytes: int
-    """Bound on a bucket; a single larger box is cut."""
+    """Maximum size of a bucket; a larger box is split."""
     source_load: Mapping[int, int] = field(default_factory=dict)
-    """Bytes that each source rank sends where nothing is relayed."""
+    """Bytes that each source rank sends without relays."""
     relays: Mapping[int, int] = field(default_factory=dict)
-    """Index of a target -> index of the target that may pass on to it all that it takes, bucket by bucket: they want
-    the same. `parts` holds what each takes from the sources all the same."""
+    """Target index -> index of a target with the same needs that may forward everything to it, bucket by bucket.
+    `parts` still lists what each target would take from the sources."""
     relayed_load: Mapping[int, int] = field(default_factory=dict)
     """Bytes that each source rank sends with these relays."""
     predicted_s: float | None = None
-    """Of the move, with these relays: the busiest link of any rank, kept full. None: not predicted."""
+    """Predicted duration of the transfer with these relays: time of the busiest link of any rank at full bandwidth.
+    None: not predicted."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Of all targets, by target and round. Of a plan for many ranks these are millions of objects."""
+        """Buckets of all targets, by target and round. For many ranks these can be millions of objects."""
         return tuple(bucket for part in self.parts for bucket in part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """What one sync did, over all replicas."""
+    """Result of one sync, over all replicas."""
 
     version: int
     num_tensors: int
     num_bytes: int
-    """That reached all targets together."""
+    """Bytes received, summed over all targets."""
     moved_bytes: int
-    """Of those, what crossed a process boundary."""
+    """Bytes of `num_bytes` that crossed a process boundary."""
     changed_tensors: int
-    """Tensors whose fingerprint differs from the last sync's."""
+    """Number of tensors whose fingerprint differs from that of the last sync."""
     seconds: float
     lower_bound_bytes: int = 0
-    """Least that had to cross a process boundary."""
+    """Minimum number of bytes that had to cross a process boundary."""
     stages_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by stage, in the order in which they ran, each from the end of the one before: work that went on beside
-    another stage counts by what it took longer. The stages of the way back follow when the phase has ended."""
+    """Seconds per stage, in execution order, each measured from the end of the previous stage: work that overlaps
+    another stage counts only for the time it adds. The stages of the switch back to training are appended when the
+    phase has ended."""
     receipts: tuple[SyncReceipt, ...] = ()
     transports: tuple[str, ...] = ()
-    """Names of those by which the bytes came, in order of preference."""
+    """Names of the transports used, in order of preference."""
     quantized_tensors: int = 0
-    """Of the tensors, those that a replica serves as float8 with block scales (`BlockScales`)."""
+    """Number of tensors that a replica serves as float8 with block scales (`BlockScales`)."""
 
 
 class WeightSourceHost(Protocol):
-    """What every rank of a train engine serves, for weights to be taken from it."""
+    """What every rank of a train engine provides so that targets can fetch weights from it."""
 
     def weight_layout(self) -> WeightLayout:
         """What this rank holds."""
         ...
 
     def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        """Makes the bytes of buckets of one target, all of one transport, available to it. The target calls this
-        through `Peer.call` while the engine works: once in a sync where the transport sends a bucket while the one
-        before is taken. Returns the transport's plain handle of each."""
+        """Makes the bytes of one target's buckets available to it; all use one transport. The target calls this through
+        `Peer.call` while the engine works: only once per sync if the transport sends a bucket while the previous one is
+        being received. Returns the transport's plain handle for each."""
         ...
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
-        """Fingerprint of each of these tensors, computed over this rank's own memory: partial ones of boxes add up."""
+        """Fingerprint of each of these tensors, computed over this rank's own memory; fingerprints of partial boxes add
+        up."""
         ...
 
     def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
-        """Of each piece, the largest magnitudes in the blocks of which it has a part only
-        (`rlsdk.kit.block_scales.shared_blocks`), `[blocks]` in the order of the tensor of scales: others have the rest,
-        and the greatest of all is the block's. Asked where weights are served with block scales."""
+        """For each piece, the largest magnitude in every block that the piece covers only in part
+        (`rlsdk.kit.block_scales.shared_blocks`), `[blocks]` in the order of the scale tensor. Other ranks hold the
+        rest; the block's maximum is the largest over all of them. Called when weights are served with block scales."""
         ...
 
     def weight_block_fingerprints(
         self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
     ) -> Mapping[str, int]:
-        """As `weight_fingerprints`, of the float8 values that the pieces come to, and of the scales of the blocks that
-        they have whole. `maxima` are those of the other blocks, in the order of `weight_block_maxima`."""
+        """As `weight_fingerprints`, for the quantized float8 values of the pieces and for the scales of the blocks that
+        they cover completely. `maxima` are the maxima of the other blocks, in the order of `weight_block_maxima`."""
         ...
 
 
 class WeightTargetHost(Protocol):
-    """What every replica of a rollout engine serves, for weights to be brought to it."""
+    """What every replica of a rollout engine provides so that weights can be delivered to it."""
 
     def target_layouts(self) -> Sequence[WeightLayout]:
-        """What this replica wants at each of its places."""
+        """The weights that this replica needs, one layout per destination."""
         ...
 
     def pull_weights(
@@ -160,14 +163,14 @@ class WeightTargetHost(Protocol):
         timeout_s: float,
         relay: Relay | None = None,
     ) -> SyncReceipt:
-        """Takes its buckets from the sources and loads them; `peers` by index into the source layouts. `relay` says
-        from which replica they come instead, and to which they go on; None: from the sources, and to nobody.
-        `timeout_s`: longest wait without progress, for any one answer or part of what comes."""
+        """Fetches its buckets from the sources and loads them; `peers` by index into the source layouts. `relay` names
+        the replica to fetch from instead, and the replicas to forward to; None: fetch from the sources, forward to
+        none. `timeout_s`: maximum time without progress, for any single answer or part of the data."""
         ...
 
     def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        """As `WeightSourceHost.export_weights`, of what this replica takes in this sync: another replica calls it,
-        through `Peer.call`, and waits at most `timeout_s` until this one takes part."""
+        """As `WeightSourceHost.export_weights`, for what this replica receives in this sync. Another replica calls it
+        through `Peer.call` and waits at most `timeout_s` for this one to join the sync."""
         ...
 
 
@@ -182,15 +185,15 @@ class EngineGroup(Protocol):
     def capabilities(self) -> frozenset[str]: ...
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        """Calls a method of the host on every rank at once and waits: results in rank order."""
+        """Calls a method of the host on every rank in parallel and waits; results are in rank order."""
         ...
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        """As `run`, with arguments of its own for each rank."""
+        """As `run`, with separate arguments for each rank."""
         ...
 
     def peers(self) -> Sequence[Peer]:
-        """A handle per rank that can be sent to another worker."""
+        """One handle per rank; handles can be sent to other workers."""
         ...
 
 
@@ -202,44 +205,45 @@ class Peer(Protocol):
 
         Raises:
             DeadlineError: no answer in time.
-            WorkerError: the process is gone.
+            WorkerError: the process has died.
         """
         ...
 
     def local(self) -> Any | None:
-        """The role object itself when it lives in the calling process, else None."""
+        """The role object itself if it is in the calling process, else None."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relay:
-    """A replica's part in passing weights on."""
+    """A replica's part in forwarding weights."""
 
     parent: Peer | None = None
-    """The replica that it takes all from; None: the sources."""
+    """The replica that it receives everything from; None: the sources."""
     source: int = 0
-    """By what the parent goes among sources: their number and its own index among targets."""
+    """Index of the parent in the list of peers: the number of sources plus the parent's index among targets."""
     target: int = 0
-    """Index of the replica's place among all targets."""
+    """Index of this replica among all targets."""
     transport: str = ""
-    """From the parent to here."""
+    """Transport from the parent to this replica."""
     manager: str = ""
-    """Names the manager that planned it. What is kept from sync to sync, by index, is of its replicas."""
+    """Name of the manager that planned it. State that is kept by index from sync to sync belongs to that manager's
+    replicas."""
     sync: str = ""
-    """Names this sync, and no other."""
+    """Unique name of this sync."""
     children: tuple[int, ...] = ()
-    """Indices of the targets that take from this one."""
+    """Indices of the targets that receive from this one."""
     first: int = 0
-    """Index of the target of its chain that takes from the sources: the buckets are made out to it."""
+    """Index of the target in its chain that receives from the sources; the buckets are addressed to it."""
     places: tuple[Relay, ...] = ()
-    """Of a replica whose workers take their own parts: the part of each of its places that is in a chain. Besides them
-    only `manager` and `sync` count then."""
+    """For a replica whose workers receive their own parts: one `Relay` per worker that is in a chain. Then only
+    `places`, `manager` and `sync` are used."""
 
 
 class ShardingManager(ABC):
-    """Plans how weights go to the rollout engines, and brings them there. One object in the controller, bound to one
-    training group and one rollout group. Whose memory is on a device, and when, is the trainer's business: both sides
-    have their weights there when it calls `sync`."""
+    """Plans the transfer of weights to the rollout engines and carries it out. One object in the controller, bound to
+    one training group and one rollout group. The trainer decides when weights are on a device; when it calls `sync`,
+    both sides have theirs there."""
 
     def __init__(
         self,
@@ -250,14 +254,14 @@ class ShardingManager(ABC):
         bucket_bytes: int = 64 << 20,
         transports: Sequence[str] | None = None,
     ) -> None:
-        """What the trainer passes; a subclass with more parameters gives each a default.
+        """Called by the trainer with these arguments; a subclass with more parameters must give each a default.
 
         Args:
             train: the training side.
             rollout: the serving side.
             timeout_s: seconds without progress in a stage of a sync.
-            bucket_bytes: bound of what one target takes at once.
-            transports: names, in order of preference, of those that may be used. None: all.
+            bucket_bytes: maximum number of bytes that one target receives at once.
+            transports: names of the allowed transports, in order of preference. None: all.
         """
         self.train = train
         self.rollout = rollout
@@ -267,34 +271,35 @@ class ShardingManager(ABC):
 
     @abstractmethod
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
-        """Which boxes go from where to where. Pure: no device, no communication.
+        """Decides which boxes each source sends to each target. Pure: no device, no communication.
 
         Raises:
-            LayoutError: a wanted box is held by nobody, shapes differ, or a tensor that is trained would not be served
-                as it is: no target asks for it, or asks for whole numbers in place of floating ones.
+            LayoutError: no source holds a box that a target needs, shapes differ, or a trained tensor would not be
+                served: no target needs it, or a target wants integers instead of floating-point numbers.
         """
 
     @abstractmethod
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        """Carries the plan out; on return every replica serves `version`, and its receipt was checked against the
-        source: every tensor covered, every fingerprint equal. Weights are brought at every call, whatever was served
-        before: a replica may have been started anew. A sync that failed counts for nothing, and may be repeated.
+        """Executes the plan. On return every replica serves `version`, and its receipt was checked against the source:
+        every tensor covered, every fingerprint equal. Every call transfers the weights, whatever was served before,
+        since a replica may have been restarted. A failed sync does not count and may be repeated.
 
         Args:
             plan: made for the layouts of these two groups.
-            version: what every replica serves afterwards.
-            expect_change: whether weights that are all as they were at the last sync are an error. None: when `version`
-                is higher than then. The trainer knows better: a step without signal changes nothing.
+            version: the version that every replica serves afterwards.
+            expect_change: whether it is an error if no weight changed since the last sync. None: yes if `version` is
+                higher than at the last sync. The trainer passes it explicitly: a step without a training signal changes
+                nothing.
 
         Raises:
-            WeightSyncError: not covered, not equal, or unchanged though a change was expected.
+            WeightSyncError: a tensor is not covered or not equal, or nothing changed although a change was expected.
         """
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        """Has every replica serve the training side's weights as `version`: what the trainer calls.
+        """Makes every replica serve the training side's weights as `version`. Called by the trainer.
 
-        This default asks both sides for their layouts at every call. They stay as they are for the life of the groups,
-        so a manager may remember them.
+        This default requests the layouts of both sides at every call. Layouts do not change during the life of the
+        groups, so a manager may cache them.
 
         Raises:
             LayoutError: as `plan`.

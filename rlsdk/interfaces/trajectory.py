@@ -1,4 +1,4 @@
-"""What a rollouter makes: the tokens of one episode, span by span, and the protocols it is written against."""
+"""What a rollouter produces: the tokens of one episode, span by span, and the protocols that it uses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Tokens of one origin: sampled by the policy in one request, or given (a prompt, a tool's answer, a user's turn).
+    """Tokens from one source: sampled by the policy in one request, or given (a prompt, a tool's output, a user's
+    turn).
 
-    Only sampled tokens carry a gradient. Their ids are those of the engine: no text is tokenized again.
+    Only sampled tokens carry a gradient. Their ids come from the engine: no text is tokenized again.
     """
 
     token_ids: NDArray[np.int64]
     """`[L]` int64."""
     log_probs: NDArray[np.float32] | None = None
-    """`[L]` float32, of a sampled span: as in `GenerationOutput`. None: the span was given."""
+    """Sampled span: `[L]` float32, as in `GenerationOutput`. None: the span was given."""
     versions: tuple[VersionRun, ...] = ()
-    """Of a sampled span: the policy version of every token, as runs."""
+    """Sampled span: the policy version of every token, as runs."""
 
     @property
     def sampled(self) -> bool:
@@ -44,7 +45,7 @@ class Span:
 
 
 def joined_ids(spans: Sequence[Span]) -> list[int]:
-    """Token ids of neighbouring spans, end to end: what the next call of `generate` is given."""
+    """Token ids of consecutive spans, concatenated: the input of the next call of `generate`."""
     return [int(token) for span in spans for token in span.token_ids.tolist()]
 
 
@@ -54,12 +55,12 @@ class Trajectory:
 
     spans: tuple[Span, ...]
     finish_reason: FinishReason
-    """Of the last sampled span. `length`: cut by a token limit; the row counts as truncated. A rollouter that stops
-    because there is no room for another turn says `length`, too."""
+    """Finish reason of the last sampled span. `length`: cut by a token limit; the row counts as truncated. A rollouter
+    that stops because there is no room for another turn also sets `length`."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the episode (turns, tool calls); each is logged as the mean over a step, under `rollout/`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the rollouter hands to the rewards, as `RewardSample.extra`: JSON types only; others end the run."""
+    """Data for the rewards, passed on as `RewardSample.extra`: JSON types only; any other type ends the run."""
 
     def __post_init__(self) -> None:
         if not self.spans or self.spans[0].log_probs is not None or not len(self.spans[0].token_ids):
@@ -76,7 +77,7 @@ class Trajectory:
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
-        """`[L]` every token behind the prompt, tool tokens included."""
+        """`[L]`: every token after the prompt, tool tokens included."""
         import numpy as np
 
         if len(self.spans) == 2:
@@ -85,7 +86,7 @@ class Trajectory:
 
     @property
     def response_mask(self) -> NDArray[np.bool_]:
-        """`[L]`: which of `response_ids` the policy sampled."""
+        """`[L]`: True where the policy sampled the token of `response_ids`."""
         import numpy as np
 
         behind = self.spans[1:]
@@ -93,7 +94,7 @@ class Trajectory:
 
     @property
     def versions(self) -> tuple[VersionRun, ...]:
-        """Of all sampled tokens, in order."""
+        """Policy versions of all sampled tokens, as runs in order."""
         if len(self.spans) == 2:
             return (*self.spans[0].versions, *self.spans[1].versions)
         return tuple(run for span in self.spans for run in span.versions)
@@ -101,73 +102,74 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptView:
-    """What a rollouter sees of the prompt that it answers."""
+    """The prompt, as a rollouter receives it."""
 
     prompt_ids: tuple[int, ...]
     text: str
-    """What was tokenized, chat template included."""
+    """The text that was tokenized, chat template included."""
     answer: str | None
-    """The row's reference answer, when it has one."""
+    """The row's reference answer, if it has one."""
     row: Mapping[str, Any]
     """The whole data row: JSON types only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What one call of `generate` came to."""
+    """Result of one call of `generate`."""
 
     span: Span
-    """As sampled, the stop token included. Goes into the trajectory as it is."""
+    """As sampled, the stop token included. Put it into the trajectory unchanged."""
     finish_reason: FinishReason
-    """`stop`: a stop token or a stop string; which one is seen at the end of the text of the span's tokens."""
+    """`stop`: a stop token or a stop string; the end of the span's text shows which one."""
 
 
 class Generate(Protocol):
     """A request-level client over all replicas, bound to one sample: randomness comes from (seed, group, sample, turn).
 
-    A request that a replica lost is issued again elsewhere, and gives the same tokens under the same weights.
+    If a replica fails, its requests are sent again to another one and give the same tokens under the same weights.
     """
 
     sampling: SamplingParams
-    """Of the run: temperature, filters, stop tokens, and `max_tokens`, the response tokens of one call. Its `seed` is
-    not the one that is used."""
+    """The run's sampling parameters: temperature, filters, stop tokens, and `max_tokens`, the limit on response tokens
+    of one call. Its `seed` is not used."""
     max_model_tokens: int
-    """Most tokens of a whole trajectory (`rollout.max_model_tokens`), those of tools included. The policy never goes
-    beyond; given spans behind the last turn are the rollouter's to count."""
+    """Maximum number of tokens in a whole trajectory (`rollout.max_model_tokens`), tool tokens included. The policy
+    never exceeds it; the rollouter must count given spans after the last turn itself."""
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
         """Samples what follows `token_ids`: the exact ids of everything so far.
 
         Args:
-            token_ids: at least one, fewer than `max_model_tokens`. A tool's answer may have taken the last of the room:
-                look before you call.
-            max_tokens: most new tokens; None: `sampling.max_tokens`. Never more than the model has room for.
+            token_ids: at least one, fewer than `max_model_tokens`. A tool's output may have used the remaining room:
+                check before you call.
+            max_tokens: maximum number of new tokens; None: `sampling.max_tokens`. Reduced to the room that is left.
 
         Raises:
-            BatchError: there is no room for another token; let through, it fails the sample.
+            BatchError: there is no room for another token; if not caught, it fails the sample.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text of the rollouter's own (a tool's answer), special tokens in it taken as text."""
+        """Token ids of a text that the rollouter adds (a tool's output); special tokens in it are encoded as plain
+        text."""
         ...
 
     def decode(self, token_ids: Sequence[int] | NDArray[np.int64]) -> str:
-        """Text of token ids, special tokens and stop tokens shown: to look for the end of a tool call, say."""
+        """Text of token ids, including special tokens and stop tokens: for example to find the end of a tool call."""
         ...
 
     def text(self, turn: Turn) -> str:
-        """What was sampled, decoded without the stop token that ended it. A stop string stays in it."""
+        """The sampled text, without the stop token that ended it. A stop string is kept."""
         ...
 
 
 class Rollouter(Protocol):
     """Makes one sample: `async def rollout(prompt, generate, **options) -> Trajectory`.
 
-    Called once for each sample of a group, all at once on one event loop; it may await anything, must bound what it
-    awaits, and must not block: what takes longer than some milliseconds goes to `asyncio.to_thread`. What it raises
-    fails its sample, which is counted and carries no gradient; errors of rlsdk (`RlsdkError`, but for `BatchError`) end
-    the run. `docs/agents.md` shows one with a tool.
+    Called once for each sample of a group, concurrently on one event loop. It may await anything, with a timeout, and
+    must not block: run anything longer than a few milliseconds in `asyncio.to_thread`. An exception fails its sample,
+    which is counted and carries no gradient; a `RlsdkError` other than `BatchError` ends the run. `docs/agents.md`
+    shows one with a tool.
     """
 
     async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Trajectory: ...

@@ -1,8 +1,8 @@
-"""The one language of weights: boxes of canonical tensors.
+"""The common description of weights: boxes of canonical tensors.
 
 Canonical names, shapes and orientation are those of the model's Hugging Face checkpoint. Every engine describes what
-each of its ranks holds, or wants, as boxes of canonical tensors. Fused, interleaved or padded storage is the
-engine's own business: it hands out one view per box.
+each of its ranks holds, or wants, as boxes of canonical tensors. An engine may fuse, interleave or pad its storage: it
+exposes one view per box.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Box:
         return math.prod(self.size)
 
     def intersect(self, other: Box) -> Box | None:
-        """The common part, or None when it is empty."""
+        """The intersection, or None if it is empty."""
         low = tuple(map(max, self.offset, other.offset))
         high = [min(a + n, b + m) for a, n, b, m in zip(self.offset, self.size, other.offset, other.size, strict=True)]
         size = tuple(h - lo for h, lo in zip(high, low, strict=True))
@@ -59,17 +59,19 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockScales:
-    """A rollout engine serves a tensor as `float8_e4m3fn` with one float32 scale for each block of it, as
-    DeepSeek-V3's files do (arXiv:2412.19437, section 3.3.2). The weights travel unquantized; the engine quantizes what
-    arrives (`rlsdk.kit.block_scales`), and its receipt names the scales as a tensor of their own."""
+    """A rollout engine serves a tensor as `float8_e4m3fn` with one float32 scale per block, as in DeepSeek-V3's
+    checkpoints (arXiv:2412.19437, section 3.3.2). Weights are transferred unquantized; the engine quantizes what
+    arrives (`rlsdk.kit.block_scales`), and its receipt lists the scales as a separate tensor."""
 
     name: str
-    """Of the tensor of scales, `ceil(shape / block)`; it is made at the target and in no layout's `tensors`."""
+    """Name of the scale tensor, of shape `ceil(shape / block)`; it is created at the target and is in no layout's
+    `tensors`."""
     block: tuple[int, ...]
-    """Elements of a block in each dimension; the last block of a dimension may be shorter. (128, 128) of a matrix."""
+    """Block size in each dimension; the last block of a dimension may be shorter. For example (128, 128) for a
+    matrix."""
     taken_as: str
-    """Dtype in which the weights are taken before they are quantized: they travel in it, or in the source's where that
-    is narrower."""
+    """Dtype of the weights before they are quantized: they are transferred in it, or in the source's dtype if that is
+    narrower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,33 +83,33 @@ class TensorMeta:
     dtype: str
     scales: BlockScales | None = None
     """Rollout: `dtype` is `float8_e4m3fn`, and values are multiples of a scale for each block. A worker's boxes of such
-    a tensor begin and end at the edges of blocks."""
+    a tensor begin and end at block boundaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-    """What one rank holds (train) or wants (rollout). Plain data: it can be sent, printed and hashed."""
+    """What one rank holds (train) or needs (rollout). Plain data: it can be sent, printed and hashed."""
 
     rank: int
     node: str
     """Equal on two ranks that can share memory."""
     device: str
-    """`cpu` or `cuda:N`, as in `RankContext.device`. Before ranks are compared, the physical device's name takes
-    the place of N (`RankContext.accelerators`): then ranks of equal `node` and `device` are on one device."""
+    """`cpu` or `cuda:N`, as in `RankContext.device`. Before ranks are compared, N is replaced by the physical device's
+    name (`RankContext.accelerators`): then ranks with equal `node` and `device` are on one device."""
     process: str
-    """Equal on two ranks that live in one process (`node:pid`)."""
+    """Equal on two ranks in one process (`node:pid`)."""
     tensors: tuple[TensorMeta, ...]
-    """Every canonical tensor of the model that this rank has a part of."""
+    """Every canonical tensor of which this rank has a part."""
     boxes: tuple[tuple[str, Box], ...]
     """Name and box of each part, in the order in which `shards()` yields them. Boxes of one rank do not overlap."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Name of a tied tensor -> the name under which its one copy is held. Only the latter is in `tensors`."""
+    """Name of a tied tensor -> name under which the shared copy is held. Only the latter is in `tensors`."""
     worker: str | None = None
-    """Rollout: name of the worker of the engine that takes these weights in its own process, `process`
-    (`RolloutEngine.receive_weights`). None: the replica's process takes them (`update_weights`)."""
+    """Rollout: name of the engine's worker that receives these weights in its own process, `process`
+    (`RolloutEngine.receive_weights`). None: the replica's process receives them (`update_weights`)."""
     is_apart: bool = False
-    """Of a worker: it is on another node than its replica's process, which shares no memory with it. Replicas pass
-    nothing on for it, since that goes through their processes."""
+    """True for a worker on another node than its replica's process: they share no memory. Replicas do not forward its
+    weights, since forwarding goes through their processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,30 +119,30 @@ class WeightShard:
     name: str
     box: Box
     tensor: Tensor
-    """Shape equals `box.size`. From a train engine: a view of its own memory (no copy, no gather), valid until the
-    next call that changes weights. Into a rollout engine: valid until the next item is taken."""
+    """Shape equals `box.size`. From a train engine: a view of its own memory (no copy, no gather), valid until the next
+    call that changes weights. Into a rollout engine: valid until the next item is requested."""
 
 
 FINGERPRINT_MODULUS = 2**32
 """Fingerprints of boxes are added modulo this."""
 _CPU_CHUNK_ELEMENTS = 2**18
-"""Elements that are widened to 32 bits at a time: what a cache holds."""
+"""Elements widened to 32 bits at a time: fits into a CPU cache."""
 _DEVICE_CHUNK_ELEMENTS = 2**24
 
 
 def fingerprint(tensor: Tensor, box: Box) -> int:
-    """A checksum of a box that adds up: the fingerprints of any boxes that tile a tensor sum to the tensor's.
+    """An additive checksum of a box: the fingerprints of any boxes that tile a tensor sum to the tensor's.
 
     Sum over elements of bits(element) * product over dimensions d of weight(d, index[d]), modulo 2**32: the bit pattern
     as a signed integer (8-byte elements count as two of 4 bytes along one more dimension), `index` the element's place
-    in the full tensor, `weight` odd and pseudo-random. It depends on values, dtype and place, not on how the tensor is
-    cut. A single changed element never escapes; any other change (rows swapped, a stale block) does with a chance near
-    2**-32, or 2**-16 where the low halves of all elements are zero. Costs about one memcpy of float32 tensors, three of
-    bfloat16 ones.
+    in the full tensor, `weight` odd and pseudo-random. It depends on values, dtype and position, not on how the tensor
+    is split. A single changed element is always detected; any other change (rows swapped, a stale block) is missed with
+    a probability near 2**-32, or 2**-16 if the low halves of all elements are zero. Costs about one memcpy of float32
+    tensors, three of bfloat16 ones.
 
     Args:
         tensor: values of the box, any device, any dtype of 1, 2, 4 or 8 bytes.
-        box: where in the canonical tensor they stand.
+        box: their position in the canonical tensor.
 
     Returns:
         0 <= fingerprint < 2**32; 0 for an empty box.
@@ -163,7 +165,8 @@ def fingerprint(tensor: Tensor, box: Box) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _weights(axis: int, size: int, device: torch.device) -> Tensor:
-    """`[size]` int32, odd: the weight of each index of one dimension. `size` is a power of two, so that few exist."""
+    """`[size]` int32, odd: the weight of each index of one dimension. `size` is a power of two, so that few are
+    cached."""
     import torch
 
     index = torch.arange(1, size + 1, dtype=torch.int64) + (axis << 40)
@@ -191,13 +194,13 @@ def _contract(bits: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """How one worker of a rollout engine gets the weights of an update, in its own process."""
+    """How one worker of a rollout engine receives the weights of an update, in its own process."""
 
     worker: str
     """`WeightLayout.worker`."""
     receiver: str
-    """`package.module:function`. In the worker, `function(parcel)` gives each `WeightShard`, valid until the next is
-    asked for; it raises a WeightSyncError where the bytes are gone or damaged."""
+    """`package.module:function`. In the worker, `function(parcel)` yields each `WeightShard`, valid until the next is
+    requested; it raises a WeightSyncError if the bytes are missing or damaged."""
     parcel: Mapping[str, Any]
     """Plain values (str, int, float, bool, bytes, lists and mappings of them) that say where the bytes come from.
     Tuples may arrive as lists."""
@@ -211,12 +214,12 @@ class WorkerReceipt:
     num_tensors: int
     """Canonical tensors of which it holds a part."""
     num_bytes: int
-    """Of values, in the dtype on the wire."""
+    """Bytes of values, in the dtype they are sent in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReceipt:
-    """Proof that a rollout engine serves what it was sent; one per replica and sync."""
+    """Proof that a rollout engine serves the weights it was sent; one per replica and sync."""
 
     version: int
     """Policy version now served: optimizer steps contained in the weights."""
@@ -225,11 +228,12 @@ class SyncReceipt:
     num_bytes: int
     """Bytes that arrived, in the dtype they are served in."""
     fingerprints: Mapping[str, int]
-    """Canonical name -> `fingerprint` of what is now served, computed by the engine after loading, over its own memory
-    (not over what arrived)."""
+    """Canonical name -> `fingerprint` of the weights now served. The engine computes it after loading, over its own
+    memory (not over the received data)."""
     seconds: float = 0.0
     workers: tuple[WorkerReceipt, ...] = ()
-    """Of an engine whose workers took the weights themselves, one for each. Boxes that several hold were compared."""
+    """For an engine whose workers received the weights themselves, one per worker. Boxes that several workers hold were
+    compared."""
     engine_checksum: str | None = None
-    """The engine's own checksum of all that it computes from, where it has one and was asked for it. Compared between
-    replicas; nobody else can compute it."""
+    """The engine's own checksum of everything that it computes from, if it has one and it was requested. Compared
+    between replicas; only the engine can compute it."""
