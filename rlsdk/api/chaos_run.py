@@ -150,8 +150,8 @@ class ChaosRun:
         """Those of a role, or of what it is called."""
         if role == "controller":
             return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        looked_at, found = self._found.get(role, (0.0, []))
-        if time.monotonic() - looked_at > PROCESSES_S:
+        checked_at, found = self._found.get(role, (0.0, []))
+        if time.monotonic() - checked_at > PROCESSES_S:
             self._look()
             found = [process for process in self.family if self._is_there(process, role)]
             self._found[role] = time.monotonic(), found

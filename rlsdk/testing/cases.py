@@ -29,7 +29,7 @@ step would be rounding's too; and a step that ignores the gradient's size would 
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Weighted:
     """Adds up what it asks for, weighed with `loss_weight` and `advantages`; nothing is averaged."""
 
     outputs: Sequence[str] = ("log_probs",)
@@ -64,7 +64,7 @@ def train_batch(num_rows: int = 9, *, seed: int = 0, longest: int = 20, masked: 
     """Rows with weights on every token. Masked: only some tokens are the policy's, and the weights of the others are
     left where they are: what an engine gives for those tokens is 0 and has no gradient."""
     batch = random_batch(num_rows, seed=seed, longest=longest)
-    return _weighed(batch, seed, batch["response_mask"] if masked else None)
+    return _weighted(batch, seed, batch["response_mask"] if masked else None)
 
 
 def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temperature: float = 1.0) -> Batch:
@@ -77,12 +77,12 @@ def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temp
     mask = torch.rand(batch.num_tokens, generator=generator) < 0.6
     mask[0] = True
     mask[batch.num_tokens - lengths[-1] :] = False
-    found = _weighed(batch, seed, mask if masked else None)
+    found = _weighted(batch, seed, mask if masked else None)
     return found if temperature == 1.0 else found.with_meta(temperature=temperature)
 
 
-def _weighed(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
-    """The batch's rows with what `Weighed` reads."""
+def _weighted(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
+    """The batch's rows with what `Weighted` reads."""
     generator = torch.Generator().manual_seed(seed + 1)
     fields = {
         "input_ids": batch["input_ids"],
@@ -102,7 +102,7 @@ class Case:
     steps: Sequence[Sequence[Batch]] = ()
     """For each optimizer step, the batches of its `forward_backward` calls."""
     head: Head = Head.LM
-    objective: Any = field(default_factory=Weighed)
+    objective: Any = field(default_factory=Weighted)
     optim: OptimSpec | None = OPTIM
     """None: a frozen model."""
     rows: int | None = None

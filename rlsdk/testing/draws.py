@@ -60,7 +60,7 @@ def scores(off: Tensor, variance: Tensor, largest: Tensor) -> Tensor:
     return torch.where(variance > UNSEEN, off / scale, 0.0)
 
 
-def told(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
+def steps_of(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
     """What drawn tokens tell by a function of them.
 
     Args:
@@ -77,7 +77,7 @@ def told(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
     return Steps(found, (chances * off.square()).sum(-1), possible.amax(-1))
 
 
-def middles(chances: Tensor) -> Tensor:
+def midpoints(chances: Tensor) -> Tensor:
     """`[N, V]`: the middle of each token's share of [0, 1), tokens in order: the probability transform."""
     return chances.cumsum(-1) - chances / 2
 
@@ -86,7 +86,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
     """What is asked of every draw of one request's samples: name -> `[N, V]`."""
     chances = torch.cat([sample.chances for sample in samples])
     probabilities = torch.cat([sample.probabilities for sample in samples])
-    place, request = middles(chances), samples[0].request
+    place, request = midpoints(chances), samples[0].request
     vocabulary = chances.shape[1]
     given = torch.tensor([*request.prompt_ids, *request.response_ids])
     prompt, stops = torch.zeros(2, vocabulary, dtype=torch.float64)
@@ -103,7 +103,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
     return {
         # Of what is left by filters the chances before them tell as much.
         "surprise": -probabilities.clamp(min=1e-30).log(),
-        "likeliest": (chances == chances.amax(-1, keepdim=True)).double(),
+        "most probable": (chances == chances.amax(-1, keepdim=True)).double(),
         "unlikely": (chances < 0.3 / (chances > UNSEEN).sum(-1, keepdim=True)).double(),
         "place": place,
         "middle": (place - 0.5).abs(),
@@ -115,7 +115,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Told:
+class DrawStatistics:
     """What all draws of some samples tell."""
 
     by_name: Mapping[str, Steps]
@@ -125,26 +125,26 @@ class Told:
     """`[N]`: at the limit of the response."""
 
     @classmethod
-    def by(cls, samples: Sequence[Sample], eos: int) -> Told:
+    def of(cls, samples: Sequence[Sample], eos: int) -> DrawStatistics:
         """Of samples that are not greedy; there must be one with tokens."""
         by_request: dict[str, list[Sample]] = {}
         for sample in samples:
             if len(sample.tokens) and sample.sampling.temperature:
                 by_request.setdefault(sample.request.request_id, []).append(sample)
-        return cls.joined([cls._by_one(same, eos) for same in by_request.values()])
+        return cls.joined([cls._of_request(same, eos) for same in by_request.values()])
 
     @classmethod
-    def _by_one(cls, samples: Sequence[Sample], eos: int) -> Told:
+    def _of_request(cls, samples: Sequence[Sample], eos: int) -> DrawStatistics:
         """Of samples of one request."""
         chances = torch.cat([sample.chances for sample in samples])
         tokens = torch.cat([sample.tokens for sample in samples])
-        steps = {name: told(values, chances, tokens) for name, values in functions(samples, eos).items()}
+        steps = {name: steps_of(values, chances, tokens) for name, values in functions(samples, eos).items()}
         first = len(samples[0].request.response_ids)
         position = torch.cat([torch.arange(first, first + len(sample.tokens)) for sample in samples])
         return cls(steps, position, position == samples[0].sampling.max_tokens - 1)
 
     @classmethod
-    def joined(cls, parts: Sequence[Told]) -> Told:
+    def joined(cls, parts: Sequence[DrawStatistics]) -> DrawStatistics:
         """One after another."""
         steps = {
             name: Steps(
@@ -188,7 +188,7 @@ class Noise:
         length = min(len(sample.tokens) for sample in samples)
         tokens = torch.stack([sample.tokens[:length] for sample in samples])
         chances = torch.stack([sample.chances[:length] for sample in samples])
-        off = middles(chances) - 0.5
+        off = midpoints(chances) - 0.5
         deviation = (chances * off.square()).sum(-1).clamp(min=UNSEEN).sqrt()
         farthest = torch.where(chances > UNSEEN, off.abs(), 0.0).amax(-1) / deviation
         return cls(tokens, chances, off.gather(2, tokens[..., None])[..., 0] / deviation, farthest)

@@ -51,11 +51,11 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
         found.norms.append(step.grad_norm)
         found.lrs.append(step.lr)
         found.skipped.append(step.skipped)
-    look_at_the_end(engine, case, found)
+    record_final_state(engine, case, found)
     return found
 
 
-def look_at_the_end(engine: TrainEngine, case: Case, found: Driven) -> None:
+def record_final_state(engine: TrainEngine, case: Case, found: Driven) -> None:
     """Takes down the probe's outputs and what the engine holds; writes the export."""
     if case.probe is not None:
         mine = share(engine, case.probe[0], lonely=case.lonely)

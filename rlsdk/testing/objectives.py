@@ -1,4 +1,4 @@
-"""Objectives that requirements train on, besides `driving.Weighed`: what an objective may ask, be given, tell and
+"""Objectives that requirements train on, besides `driving.Weighted`: what an objective may ask, be given, tell and
 do."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Slope(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Telling:
+class Reporting:
     """Tells metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
     loss is below zero too."""
 
@@ -70,8 +70,11 @@ class Telling:
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         log_probs = outputs["log_probs"]
         sums: dict[str, Tensor | float] = {"rows": float(batch.num_rows), "debt": -batch["loss_weight"].sum()}
-        maxima: dict[str, Tensor | float] = {"lowest": -float(batch.lengths.min()), "likeliest": log_probs.max() - 1.0}
-        if bool((batch["row_id"] == int(batch.meta["told"])).any()):
+        maxima: dict[str, Tensor | float] = {
+            "lowest": -float(batch.lengths.min()),
+            "highest": log_probs.max() - 1.0,
+        }
+        if bool((batch["row_id"] == int(batch.meta["reporting_row"])).any()):
             sums["of one row"], maxima["of one row"] = -3.0, torch.tensor(-4.0)
         return ObjectiveResult(loss=(batch["loss_weight"] * log_probs).sum(), sums=sums, maxima=maxima)
 

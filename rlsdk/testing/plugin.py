@@ -126,7 +126,7 @@ class Collector:
         for kind in list(self.labs):
             self.close_lab(kind)
         if (worlds := sys.modules.get("rlsdk.testing.worlds")) is not None:
-            worlds.close_crews()
+            worlds.close_process_pools()
         if self.unclosed and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path: Path | None = self.config.getoption("--rlsdk-report")

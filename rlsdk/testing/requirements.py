@@ -76,7 +76,7 @@ class Measured:
         self.numbers: list[Number] = []
         properties.append((NUMBERS, self.numbers))
 
-    def told(self, name: str, value: float) -> None:
+    def record(self, name: str, value: float) -> None:
         """A number without a bound."""
         self.numbers.append(Number(name, float(value)))
 

@@ -71,7 +71,7 @@ class Sample:
         return kept(self.probabilities, self.sampling, BORDER)
 
 
-def looked_at(
+def samples_with_logits(
     lab: RolloutLab,
     requests: Sequence[GenerationRequest],
     outputs: Sequence[GenerationOutput],
@@ -100,11 +100,11 @@ def looked_at(
     for sample in samples:
         by_request.setdefault(sample.request.request_id, []).append(sample)
     for of_one in by_request.values():
-        _look_together(of_one)
+        _compute_distributions(of_one)
     return samples
 
 
-def _look_together(samples: Sequence[Sample]) -> None:
+def _compute_distributions(samples: Sequence[Sample]) -> None:
     """Works out the distributions of one request's samples at once: one by one they take most of a suite's time."""
     sampling, lengths = samples[0].sampling, [len(sample.tokens) for sample in samples]
     logits = torch.cat([sample.logits for sample in samples])
@@ -142,7 +142,7 @@ def audit(
     Returns:
         What is wrong, in words, and the samples.
     """
-    samples = looked_at(lab, requests, outputs, plain)
+    samples = samples_with_logits(lab, requests, outputs, plain)
     faults = wrong_identities(requests, outputs)
     asked = {request.request_id: request for request in requests}
     faults += [fault for output in outputs if (fault := unreadable(lab, output)) and output.request_id in asked]
@@ -235,7 +235,7 @@ def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
     if sample.sampling.temperature == 0:
         gap = sample.logits.amax(-1) - sample.logits[at, sample.tokens]
         wrong = gap > lab.suite.tolerance
-        what = "is not the likeliest"
+        what = "is not the most probable"
     else:
         wrong = ~sample.allowed[at, sample.tokens]
         what = "is left out by the filters"

@@ -35,7 +35,7 @@ class CapacityRequirements:
     def test_max_running(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """No more than `max_running` samples are decoded at once: of one call, and of all calls together."""
         if engine.num_decoded() is None:
-            return measured.told("counts tokens", 0)
+            return measured.record("counts tokens", 0)
         slots = lab.suite.max_running
         calls = {"one call": [4 * slots]}
         if Capability.ABORT in lab.spec.capabilities:
@@ -51,7 +51,7 @@ class CapacityRequirements:
         """`num_decoded` counts tokens that were sampled, each once: none of the prompt, whatever its length, and
         none twice."""
         if engine.num_decoded() is None:
-            return measured.told("counts tokens", 0)
+            return measured.record("counts tokens", 0)
         room = lab.suite.max_model_tokens
         kinds = {
             "long prompts": [lab.ask("r", lab.prompt(room - 60, 214), 4, max_tokens=12)],
@@ -79,7 +79,7 @@ class CapacityRequirements:
         """`kv_used` is a share between 0 and 1 that grows with the samples that run and is 0 when none does: behind
         a call that ended, one that was aborted and one that was left. (An engine that does not know says None.)"""
         if engine.kv_used() is None:
-            return measured.told("says how full it is", 0)
+            return measured.record("says how full it is", 0)
         length = min(lab.suite.max_model_tokens - 32, 300)
         many = lab.ask("many", lab.prompt(8, 220), lab.suite.max_running, max_tokens=length)
         few = lab.ask("few", lab.prompt(8, 221), 1, max_tokens=length)
@@ -92,7 +92,7 @@ class CapacityRequirements:
             )
             most[request.request_id] = max(_numbers(looks))
             measured.equal(f"share behind {request.request_id}", lab.wait(_settled(engine)), 0.0)
-        measured.told("share that many held", most["many"])
+        measured.record("share that many held", most["many"])
         measured.at_least("share that many held, of that of one", most["many"] / max(most["few"], 1e-12), 2)
         with watched(engine.kv_used) as looks:
             lab.run([replace(many, n=4 * many.n)])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.testing.draws import Noise, Told
+from rlsdk.testing.draws import DrawStatistics, Noise
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
@@ -41,9 +41,9 @@ class CompanyRequirements:
             outputs = lab.run(order)
             faults, samples = audit(lab, order, outputs)
             measured.none("wrong samples", faults)
-            measured.none("draws that follow something else", Told.by(samples, lab.eos).faults())
+            measured.none("draws that follow something else", DrawStatistics.of(samples, lab.eos).faults())
             fresh += [tuple(sample.tokens.tolist()) for sample in samples if sample.request.request_id == "no seed"]
-        measured.told("kinds", len(requests))
+        measured.record("kinds", len(requests))
         measured.equal("distinct samples without a seed", len(set(fresh)), len(fresh))
 
     @requirement("company.alone", needs=Capability.SEED, since=(2, 0))
@@ -56,7 +56,7 @@ class CompanyRequirements:
             for key, tokens in tokens_of(lab.run([request])).items():
                 if together.get(key) != tokens:
                     changed.append(f"{key[0]}/{key[1]}")
-        measured.told("samples", len(together))
+        measured.record("samples", len(together))
         measured.none("samples that company changed", changed)
 
     @requirement("company.minority", needs=Capability.SEED, since=(2, 0))
@@ -180,7 +180,7 @@ class CompanyRequirements:
         ]
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
-        measured.told("least log-prob", min(float(sample.output.log_probs.min()) for sample in samples))
+        measured.record("least log-prob", min(float(sample.output.log_probs.min()) for sample in samples))
 
     @requirement("company.slow_caller", since=(2, 0))
     def test_slow_caller(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -211,7 +211,7 @@ class CompanyRequirements:
             requests = list(stopping(lab, salt))
             faults, samples = audit(lab, requests, lab.run(requests))
             measured.none("wrong samples", faults)
-            measured.none("draws that follow something else", Told.by(samples, lab.eos).faults())
+            measured.none("draws that follow something else", DrawStatistics.of(samples, lab.eos).faults())
         if Capability.STOP_STRINGS in lab.spec.capabilities:
             requests = list(stopping_by_text(lab))
             measured.none("wrong samples by text", audit(lab, requests, lab.run(requests))[0])
@@ -221,7 +221,7 @@ class CompanyRequirements:
         """Calls that begin while others are in the middle change none of them, and get what they asked for; ids may be
         the same."""
         calls = [list(at_random(lab, 20 + at, 5)) for at in range(4)]
-        measured.told("calls", len(calls))
+        measured.record("calls", len(calls))
         for at, (requests, outputs) in enumerate(zip(calls, lab.wait(staggered(engine, calls)), strict=True)):
             measured.none(f"wrong samples, call {at}", audit(lab, requests, outputs)[0])
             if Capability.SEED in lab.spec.capabilities:

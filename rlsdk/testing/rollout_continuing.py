@@ -71,7 +71,7 @@ class ContinuingRequirements:
             for part, output in matched(parts, lab.run(parts)):
                 if [*part.response_ids, *output.token_ids.tolist()] != tokens:
                     changed.append(f"sample {index} behind {len(part.response_ids)} tokens")
-        measured.told("samples", len(whole) * len(CUTS))
+        measured.record("samples", len(whole) * len(CUTS))
         measured.none("samples that an interruption changed", changed)
 
     @requirement("continue.stop_strings", needs=Capability.STOP_STRINGS, since=(2, 0))

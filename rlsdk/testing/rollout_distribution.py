@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlsdk.interfaces import Capability, ConfigError, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.testing.draws import Noise, Told, Z
+from rlsdk.testing.draws import DrawStatistics, Noise, Z
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_audit import Sample, audit, looked_at
+from rlsdk.testing.rollout_audit import Sample, audit, samples_with_logits
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_plain import distribution
@@ -87,7 +87,7 @@ class DistributionRequirements:
         temperature and filters: their probability as a whole, and what single draws tell by place and kind."""
         settings = {**SETTINGS, **(FLOORS if Capability.MIN_P in lab.spec.capabilities else {})}
         takes_hot = takes(lab, 2.6)
-        measured.told("takes a temperature above 2", takes_hot)
+        measured.record("takes a temperature above 2", takes_hot)
         settings |= HOT if takes_hot else {}
         requests = [
             lab.ask(name, lab.prompt(5 + at, 130), 24, max_tokens=20, seed=500 + at, **sampling)
@@ -96,16 +96,17 @@ class DistributionRequirements:
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
         parts = [
-            Told.by([sample for sample in samples if sample.request.request_id == name], lab.eos) for name in settings
+            DrawStatistics.of([sample for sample in samples if sample.request.request_id == name], lab.eos)
+            for name in settings
         ]
         for name, own in zip(settings, parts, strict=True):
             for where, chosen in (("", own.position >= 0), (" behind the first token", own.position > 0)):
                 z = own.by_name["surprise"].of(chosen).z()
                 measured.at_most(f"deviations of log-probability{where}, {name}", abs(z), Z)
             measured.none(f"draws that follow something else, {name}", own.faults((1, 8)))
-        every = Told.joined(parts)
+        every = DrawStatistics.joined(parts)
         together = every.by_name["surprise"]
-        measured.told("tokens", len(together.found))
+        measured.record("tokens", len(together.found))
         measured.at_most("deviations of log-probability, all", abs(together.z()), Z)
         measured.none("draws that follow something else, all", every.faults())
 
@@ -114,7 +115,7 @@ class DistributionRequirements:
         """A temperature of a few thousandths is refused, or is what was asked for: with weights whose logits are as
         small, draws and log-probs are those of the model at that temperature."""
         takes_cold = takes(lab, COLDEST)
-        measured.told(f"takes a temperature of {COLDEST}", takes_cold)
+        measured.record(f"takes a temperature of {COLDEST}", takes_cold)
         if not takes_cold:
             return
         # The last norm scales all logits.
@@ -126,8 +127,8 @@ class DistributionRequirements:
         ]
         faults, samples = audit(lab, requests, lab.run(requests), lab.plain.with_state(state), version=4)
         measured.none("wrong samples", faults)
-        told = Told.by(samples, lab.eos)
-        measured.at_most("deviations of log-probability", abs(told.by_name["surprise"].z()), Z)
+        drawn = DrawStatistics.of(samples, lab.eos)
+        measured.at_most("deviations of log-probability", abs(drawn.by_name["surprise"].z()), Z)
 
     @requirement("distribution.greedy", since=(2, 0))
     def test_distribution_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -136,7 +137,7 @@ class DistributionRequirements:
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
         best = torch.cat([sample.logits.topk(2).values for sample in samples])
-        measured.told("least distance of the second best", float((best[:, 0] - best[:, 1]).min()))
+        measured.record("least distance of the second best", float((best[:, 0] - best[:, 1]).min()))
 
     @requirement("distribution.sequences", since=(2, 0))
     def test_distribution_sequences(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -153,7 +154,7 @@ class DistributionRequirements:
             p = first_p(lab, [_behind(late, before)])
             measured.at_least(f"p-value of tokens behind {length} others", p, FALSE_ALARM)
         ends, chance = lab.likely_end(16, 1.0)
-        measured.told("chance of the end-of-sequence token", chance)
+        measured.record("chance of the end-of-sequence token", chance)
         for length in (0, 1, 2, 12):
             late = lab.ask("end", ends[: len(ends) - length], 600, max_tokens=length + 1, stop_token_ids=(lab.eos,))
             late = replace(late, response_ids=ends[len(ends) - length :])
@@ -174,7 +175,7 @@ class DistributionRequirements:
             request = lab.ask(f"special {token}", prompt, num, max_tokens=1, temperature=HOT_SPECIAL, seed=600 + token)
             p = first_p(lab, [request], only=token)
             measured.at_least(f"p-value of special token {token}", p, FALSE_ALARM)
-        measured.told("special tokens", asked)
+        measured.record("special tokens", asked)
 
     @requirement("distribution.fine", since=(2, 0))
     def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -232,7 +233,7 @@ class DistributionRequirements:
                         continue
                     least = min(len(expected), len(tokens))
                     off += [f"sample {index}, {name}, {where}"] if expected[:least] != tokens[:least] else []
-        measured.told("requests", len(changed))
+        measured.record("requests", len(changed))
         measured.none("samples that changed with what does not count", off)
 
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
@@ -291,7 +292,7 @@ def in_order(
 ) -> list[Sample]:
     """Samples of one call, as they are numbered."""
     order = {request.request_id: at for at, request in enumerate(requests)}
-    samples = looked_at(lab, requests, lab.run(requests, engine))
+    samples = samples_with_logits(lab, requests, lab.run(requests, engine))
     return sorted(samples, key=lambda sample: (order[sample.request.request_id], sample.output.sample_index))
 
 

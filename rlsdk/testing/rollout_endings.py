@@ -111,7 +111,7 @@ class EndingRequirements:
         """What is aborted in a pause comes at once, with what it has; the rest goes on after it as if nothing had
         been."""
         if Capability.ABORT not in lab.spec.capabilities:
-            measured.told("claims abort", 0)
+            measured.record("claims abort", 0)
             return
         requests = [*_long(lab, "a", 3), replace(_long(lab, "b", 3)[0], prompt_ids=lab.prompt(9, 183))]
         whole = tokens_of(lab.run(requests))

@@ -12,7 +12,7 @@ from rlsdk.testing.rollout_audit import BORDER, audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel, kept
-from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 from rlsdk.testing.rollout_stale import not_as_kept
 
 LONG = 70
@@ -68,7 +68,7 @@ class EventRequirements:
         for name, requests in crowds(lab).items():
             outputs = lab.wait(updated(requests))
             measured.none(f"wrong samples, {name}", wrong_identities(requests, outputs))
-            faults, mixed = told_apart(lab, requests, outputs, new, 9)
+            faults, mixed = check_mixed_versions(lab, requests, outputs, new, 9)
             measured.none(f"samples whose versions or log-probs are of neither, {name}", faults)
             measured.at_least(f"samples of both weights, {name}", mixed, 1)
             measured.none(f"tokens that filters leave out, {name}", list(undrawn(lab, requests, outputs, new)))

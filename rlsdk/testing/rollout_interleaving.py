@@ -77,7 +77,7 @@ class InterleavingRequirements:
         update or abort takes some back. (An engine that does not count says None.)"""
         before = engine.num_decoded()
         if before is None:
-            measured.told("counts tokens", 0)
+            measured.record("counts tokens", 0)
             return
         looks: list[int | None] = []
         done = threading.Event()
@@ -141,7 +141,7 @@ class InterleavingRequirements:
                 break
         measured.none("samples whose runs are not of the weights that they name", faults)
         measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
-        measured.told("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
+        measured.record("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
 
     @requirement("versions.ends", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_ends(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

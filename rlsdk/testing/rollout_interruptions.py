@@ -104,7 +104,7 @@ class InterruptionRequirements:
         """A sample that is aborted before its first token, behind an update, has the version that would have sampled
         it; one that has tokens has those of its tokens."""
         if Capability.ABORT not in lab.spec.capabilities:
-            return measured.told("claims abort", 0)
+            return measured.record("claims abort", 0)
         requests = [lab.ask("r", lab.prompt(8, 248), 2 * lab.suite.max_running + 3, max_tokens=100)]
 
         async def aborted() -> list[GenerationOutput]:

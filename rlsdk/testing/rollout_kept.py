@@ -29,7 +29,7 @@ class KeptRequirements:
         """A sample that is aborted is given out with every token that it has: in a pause, as many come as were counted
         when it began, the newest of each sample among them."""
         if engine.num_decoded() is None or Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
-            return measured.told("counts tokens, and pauses", 0)
+            return measured.record("counts tokens, and pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 250), 3, max_tokens=100, seed=at) for at in range(3)]
         record = cast("WitnessedRolloutEngine", engine).record
 
@@ -59,7 +59,7 @@ class KeptRequirements:
     def test_abort_still_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Aborting all that there is ends no pause: a call that begins behind it waits for `resume`."""
         if Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
-            return measured.told("pauses", 0)
+            return measured.record("pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 253), 2, max_tokens=100) for at in range(2)]
         late = [lab.ask("late", lab.prompt(7, 254), 2, max_tokens=4)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
-from rlsdk.testing.draws import Noise, Told, Z
+from rlsdk.testing.draws import DrawStatistics, Noise, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab
@@ -40,7 +40,7 @@ class LengthRequirements:
             for length in BLOCKS
             if length + 12 < lab.suite.max_model_tokens
         ]
-        measured.told("longest prompt", len(longest))
+        measured.record("longest prompt", len(longest))
         faults, _ = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
         shuffled = requests[1::2] + requests[::2]
@@ -64,12 +64,12 @@ class LengthRequirements:
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
         hundreds = [sample for sample in samples if sample.request in long]
-        told = Told.by(hundreds, lab.eos)
+        drawn = DrawStatistics.of(hundreds, lab.eos)
         borders = [border for border in POSITIONS if border < room // 2]
         for low, high in zip(borders, (*borders[1:], room), strict=True):
-            z = told.by_name["surprise"].of((told.position >= low) & (told.position < high)).z()
+            z = drawn.by_name["surprise"].of((drawn.position >= low) & (drawn.position < high)).z()
             measured.at_most(f"deviations of log-probability from token {low} on", abs(z), Z)
-        measured.none("draws that follow something else", told.faults(borders))
+        measured.none("draws that follow something else", drawn.faults(borders))
         for request in long:
             own = [sample for sample in hundreds if sample.request is request]
             measured.none("draws that depend on others", Noise.of(own).faults())

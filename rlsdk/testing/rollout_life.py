@@ -34,7 +34,7 @@ class LifeRequirements:
             life = Life(lab, engine, seed)
             lab.wait(life.lived())
             measured.none(f"requests that were accepted, life {seed}", life.accepted)
-            measured.told(f"events, life {seed}", len(life.told))
+            measured.record(f"events, life {seed}", len(life.events_done))
         if lab.spec.takes_weights:
             lab.restore()
 
@@ -46,7 +46,7 @@ class Life:
         self.lab, self.engine, self.seed = lab, engine, seed
         self.source = random.Random(seed)
         self.asked: list[GenerationRequest] = []
-        self.told: list[str] = []
+        self.events_done: list[str] = []
         self.accepted: list[str] = []
         self.num_calls = 0
         self.states = [lab.base, lab.changed(0), lab.changed(1)]
@@ -58,7 +58,7 @@ class Life:
         # Each once, then as it comes.
         order = [*self.source.sample(events, len(events)), *self.source.choices(events, k=EVENTS)][:EVENTS]
         for event in order:
-            self.told.append(event.__name__)
+            self.events_done.append(event.__name__)
             await event()
         await self._call()
 

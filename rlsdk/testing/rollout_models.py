@@ -23,10 +23,10 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.testing.draws import Told
+from rlsdk.testing.draws import DrawStatistics
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
-from rlsdk.testing.rollout_audit import audit, looked_at
+from rlsdk.testing.rollout_audit import audit, samples_with_logits
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
@@ -141,10 +141,10 @@ class ModelRequirements:
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         if known is not None and "gemma2" not in known:
-            return measured.told("models tried", 0)
+            return measured.record("models tried", 0)
         folder = _configured_model(lab.scratch.parent / "capped-model", "gemma2", CAPPED)
         tried = _tried_model(RolloutLab(lab.suite, folder, lab.scratch), "capped logits", measured)
-        return measured.told("models tried", tried)
+        return measured.record("models tried", tried)
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
@@ -226,7 +226,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: b
             asked = [*requests, *far]
             faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
-            measured.none(f"draws that follow something else, {name}", Told.by(samples, other.eos).faults())
+            measured.none(f"draws that follow something else, {name}", DrawStatistics.of(samples, other.eos).faults())
             # What is derived from weights is derived anew.
             state = other.changed(83)
             engine.update_weights(whole_shards(state), 3)
@@ -327,7 +327,7 @@ def _check_samples(
     outside = [token for output in outputs for token in output.token_ids.tolist() if not 0 <= token < lab.vocabulary]
     measured.none("tokens outside the vocabulary", outside)
     plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(state, dtype).items()})
-    off, found = _differences(lab, outputs, looked_at(lab, requests, outputs, plain))
+    off, found = _differences(lab, outputs, samples_with_logits(lab, requests, outputs, plain))
     measured.at_most("mean difference of log-probs", float(off.mean()), MEAN_ROUNDING)
     measured.at_most("largest difference of log-probs", float(off.max()), WORST_ROUNDING)
     if dtype == "bfloat16":

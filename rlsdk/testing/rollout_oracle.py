@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest
-from rlsdk.testing.rollout_audit import Sample, adds_up, faults_of, looked_at, unreadable
+from rlsdk.testing.rollout_audit import Sample, adds_up, faults_of, samples_with_logits, unreadable
 from rlsdk.testing.rollout_witness import Call, Record, Weights, WitnessedRolloutEngine
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Oracle:
         for weights, group in groups.items():
             parts = [
                 # One request each, named by its place: calls may use an id again.
-                looked_at(
+                samples_with_logits(
                     self.lab,
                     [replace(request, request_id=str(at)) for at, (_, request, _) in enumerate(group)],
                     [replace(output, request_id=str(at)) for at, (_, _, output) in enumerate(group)],

@@ -20,7 +20,7 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_lifetime import refused
-from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 ENDING_S = 60.0
 """For workers to end after `close` returned."""
@@ -112,6 +112,6 @@ def _updated_in_a_pause(engine: RolloutEngine, lab: RolloutLab, measured: Measur
         return await task
 
     outputs = lab.wait(updated())
-    faults, mixed = told_apart(lab, requests, outputs, lab.plain.with_state(state), 5)
+    faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(state), 5)
     measured.none("samples whose versions or log-probs are of neither", faults)
     measured.at_least("samples of both weights", mixed, 1)

@@ -90,7 +90,7 @@ class SamplingRequirements:
             logits = lab.plain.logits(requests[int(output.request_id[1:])].prompt_ids, tokens)
             gap = logits.amax(-1) - logits[range(len(tokens)), tokens]
             behind += [f"{value:.3g} below the best" for value in gap.tolist() if value > lab.suite.tolerance]
-        measured.none("tokens that are not the likeliest", behind)
+        measured.none("tokens that are not the most probable", behind)
         measured.at_most("largest difference of log-probs", lab.worst(requests, outputs), lab.suite.tolerance)
 
     @requirement("distribution")
@@ -122,7 +122,7 @@ class SamplingRequirements:
         """Without stop tokens nothing ends a response before its limit: not the model's own end-of-sequence token."""
         # Behind a prompt that makes it likely: the one of many whose next token it is most often.
         best, chance = lab.likely_end(6)
-        measured.told("chance of the end-of-sequence token as the first", chance)
+        measured.record("chance of the end-of-sequence token as the first", chance)
         outputs = lab.run([lab.ask("r", best, 32, max_tokens=40, temperature=1.5)])
         measured.none("responses that ended early", [fault for o in outputs if (fault := ends_wrongly(o, set(), 40))])
         seen = sum(lab.eos in output.token_ids[:-1] for output in outputs)

@@ -28,7 +28,7 @@ class SchedulingRequirements:
         ]
         outputs = lab.run(requests)
         measured.none("wrong samples", wrong_identities(requests, outputs))
-        measured.told("samples for each slot", len(outputs) / count)
+        measured.record("samples for each slot", len(outputs) / count)
         asked = {request.request_id: request.sampling.max_tokens for request in requests}
         measured.none(
             "samples of another request's length",
@@ -140,15 +140,15 @@ class SchedulingRequirements:
             measured.none("wrong samples", wrong_identities(requests, outputs))
             if any(output.last_policy_version == 3 for output in outputs):
                 break
-        faults, mixed = told_apart(lab, requests, outputs, new, 3)
+        faults, mixed = check_mixed_versions(lab, requests, outputs, new, 3)
         measured.none("samples whose versions or log-probs are of neither", faults)
         measured.at_least(
             "samples of the new weights at their end", sum(o.last_policy_version == 3 for o in outputs), 1
         )
-        measured.told("samples of both weights", mixed)
+        measured.record("samples of both weights", mixed)
 
 
-def told_apart(
+def check_mixed_versions(
     lab: RolloutLab,
     requests: Sequence[GenerationRequest],
     outputs: Sequence[GenerationOutput],

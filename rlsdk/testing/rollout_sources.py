@@ -26,7 +26,7 @@ from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 
 class SourceRequirements:
@@ -47,7 +47,7 @@ class SourceRequirements:
     def test_update_strided(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Items are cut along any dimension, in any order, and their memory lies as it may: transposed, with gaps, in
         the middle of another tensor, in any float dtype."""
-        for version, (name, lay) in enumerate(LAYINGS.items(), start=2):
+        for version, (name, lay) in enumerate(MEMORY_LAYOUTS.items(), start=2):
             state = {key: t.to(lay.dtype).float() for key, t in lab.changed(40 + version).items()}
             receipt = changing.update_weights(cut_at_random(state, lay, version), version)
             _served(lab, measured, state, version, receipt.fingerprints, name)
@@ -123,7 +123,7 @@ class SourceRequirements:
             return await task
 
         outputs = lab.wait(failed())
-        faults, mixed = told_apart(lab, requests, outputs, lab.plain.with_state(state), 6)
+        faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(state), 6)
         measured.none("samples whose versions or log-probs are of neither", faults)
         measured.at_least("samples of both weights", mixed, 1)
 
@@ -186,7 +186,7 @@ class SourceRequirements:
 BROKEN = "the source has broken off"
 
 
-class _Laying:
+class _MemoryLayout:
     """How a piece's memory lies."""
 
     def __init__(self, lay: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> None:
@@ -219,15 +219,15 @@ def _padded(tensor: Tensor) -> Tensor:
     return wide[:, 2:-3]
 
 
-LAYINGS: Mapping[str, _Laying] = {
-    "transposed": _Laying(_transposed),
-    "with gaps": _Laying(_with_gaps, torch.bfloat16),
-    "inside of another": _Laying(_inside, torch.float64),
-    "in padded rows": _Laying(_padded, torch.float16),
+MEMORY_LAYOUTS: Mapping[str, _MemoryLayout] = {
+    "transposed": _MemoryLayout(_transposed),
+    "with gaps": _MemoryLayout(_with_gaps, torch.bfloat16),
+    "inside of another": _MemoryLayout(_inside, torch.float64),
+    "in padded rows": _MemoryLayout(_padded, torch.float16),
 }
 
 
-def cut_at_random(state: Mapping[str, Tensor], laying: _Laying, seed: int) -> Iterator[WeightShard]:
+def cut_at_random(state: Mapping[str, Tensor], layout: _MemoryLayout, seed: int) -> Iterator[WeightShard]:
     """Every tensor in two to six pieces along either dimension; names and pieces in random order."""
     source = random.Random(seed)
     for name in source.sample(list(state), len(state)):
@@ -242,7 +242,7 @@ def cut_at_random(state: Mapping[str, Tensor], laying: _Laying, seed: int) -> It
                 continue
             boxes += _halves(box, dimension, source.randrange(1, box.size[dimension]))
         for box in source.sample(boxes, len(boxes)):
-            yield WeightShard(name=name, box=box, tensor=laying.lay(tensor[box.slices(whole)].to(laying.dtype)))
+            yield WeightShard(name=name, box=box, tensor=layout.lay(tensor[box.slices(whole)].to(layout.dtype)))
 
 
 def _halves(box: Box, dimension: int, at: int) -> list[Box]:

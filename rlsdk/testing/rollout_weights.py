@@ -26,7 +26,7 @@ from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_distribution import in_order, unseeded
 from rlsdk.testing.rollout_lab import SECOND, RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
-from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 from rlsdk.testing.weight_damage import DAMAGES, MORE_DAMAGES, Damage
 
 
@@ -51,7 +51,7 @@ class WeightRequirements:
             if not sharded:
                 faults += [f"{n}: not one whole box" for n in expected if boxes.get(n) != [Box.whole(expected[n])]]
         elements = sum(box.numel for layout in layouts for _, box in layout.boxes)
-        measured.told("elements", elements)
+        measured.record("elements", elements)
         measured.at_least("share of the model that is asked for", elements / sum(map(math.prod, expected.values())), 1)
         measured.none("boxes that do not tile", faults)
         assert [list(layout.boxes) for layout in layouts] == [list(again.boxes) for again in changing.layout()]
@@ -97,7 +97,7 @@ class WeightRequirements:
             proven = receipt.fingerprints.get(name) == fingerprint(state[name], Box.whole(tuple(state[name].shape)))
             if worst > lab.suite.tolerance or not proven:
                 stale.append(f"{name}: log-probs differ by {worst:.2g}, fingerprint {'equal' if proven else 'differs'}")
-        measured.told("tensors", len(state))
+        measured.record("tensors", len(state))
         measured.none("tensors that were not updated", stale)
 
     @requirement("update.no_stale_cache")
@@ -200,7 +200,7 @@ class WeightRequirements:
         grown: list[int] = []
         changing.update_weights(_weighed(whole_shards(state), grown), 14)
         whole = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        measured.told("bytes of the model", whole)
+        measured.record("bytes of the model", whole)
         measured.at_most("bytes that an engine held beside its weights", max(grown), max(3 * largest, whole // 2))
 
     @requirement("update.busy")
@@ -223,10 +223,10 @@ class WeightRequirements:
             return [], refused
 
         outputs, refused = lab.wait(midway())
-        measured.told("refused", refused)
+        measured.record("refused", refused)
         measured.equal("a refusal that took the weights", refused and not outputs, 0)
         new = lab.plain if refused else lab.plain.with_state(state)
-        faults, _ = told_apart(lab, requests, outputs, new, -1 if refused else 4)
+        faults, _ = check_mixed_versions(lab, requests, outputs, new, -1 if refused else 4)
         measured.none("samples whose versions or log-probs are of neither", faults)
 
     @requirement("update.first")

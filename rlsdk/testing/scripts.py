@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
-from rlsdk.testing.cases import Case, Driven, Weighed
-from rlsdk.testing.driving import look_at_the_end, share, unchanged, wrong_outputs, wrong_types
+from rlsdk.testing.cases import Case, Driven, Weighted
+from rlsdk.testing.driving import record_final_state, share, unchanged, wrong_outputs, wrong_types
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.train_witness import witnessed
 from rlsdk.testing.worlds import Seat
@@ -32,7 +32,7 @@ def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
                 before = torch_modes()
                 act(engine, found)
                 found.faults += [f"{name} is left {value} by {_name(act)}" for name, value in torch_modes() - before]
-            look_at_the_end(engine, case, found)
+            record_final_state(engine, case, found)
         found.apart += different
         return found
     finally:
@@ -47,12 +47,12 @@ def _name(act: Act) -> str:
 
 def learn(batch: Batch, objective: Any = None, *, lonely: bool = False) -> Act:
     """`forward_backward` on this rank's rows."""
-    return partial(_learn, batch, objective or Weighed(), lonely)
+    return partial(_learn, batch, objective or Weighted(), lonely)
 
 
 def learn_nothing(batch: Batch, objective: Any = None) -> Act:
     """`forward_backward` of no rows: its loss has to be 0. Not counted among the results."""
-    return partial(_learn_nothing, batch.select([]), objective or Weighed())
+    return partial(_learn_nothing, batch.select([]), objective or Weighted())
 
 
 def look(batch: Batch, *names: str) -> Act:

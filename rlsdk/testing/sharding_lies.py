@@ -41,7 +41,7 @@ def _served(host: WatchedRolloutHost) -> list[tuple[str, Box, torch.Tensor]]:
     return host.serving.served
 
 
-def _told(host: WatchedRolloutHost, receipt: SyncReceipt) -> SyncReceipt:
+def _with_own_fingerprints(host: WatchedRolloutHost, receipt: SyncReceipt) -> SyncReceipt:
     """The receipt of an honest engine that serves the wrong thing."""
     return replace(receipt, fingerprints=host.serving.fingerprints())
 
@@ -51,7 +51,7 @@ def _keeps_all(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], Sy
     receipt = pull()
     for (_, _, tensor), kept in zip(_served(host), before, strict=True):
         tensor.copy_(kept)
-    return _told(host, receipt)
+    return _with_own_fingerprints(host, receipt)
 
 
 def _keeps(host: WatchedRolloutHost, pull: Callable[[], SyncReceipt], name: str, part: Any) -> SyncReceipt:
@@ -60,7 +60,7 @@ def _keeps(host: WatchedRolloutHost, pull: Callable[[], SyncReceipt], name: str,
     for n, box, tensor in _served(host):
         if n == name:
             tensor[part] = before[n, box][part]
-    return _told(host, receipt)
+    return _with_own_fingerprints(host, receipt)
 
 
 def _exchanged(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
@@ -69,14 +69,14 @@ def _exchanged(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], Sy
     kept = a.clone()
     a.copy_(b)
     b.copy_(kept)
-    return _told(host, receipt)
+    return _with_own_fingerprints(host, receipt)
 
 
 def _zeros(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
     receipt = pull()
     for _, _, tensor in _served(host):
         tensor.zero_()
-    return _told(host, receipt)
+    return _with_own_fingerprints(host, receipt)
 
 
 def _accounts(receipt: SyncReceipt, without: str) -> SyncReceipt:

@@ -141,9 +141,9 @@ class SyncRequirements:
         trial = lab.trial(Pair(source=placed(sharded(2), node="a"), replicas=away))
         for version in (1, 2, 3):
             trial.sync(version, expect_change=False)
-        told = [host.relays for host in trial.replicas]
+        taken = [host.relays for host in trial.replicas]
         names = [
-            next((relay.sync for relay in relays if relay is not None), None) for relays in zip(*told, strict=True)
+            next((relay.sync for relay in relays if relay is not None), None) for relays in zip(*taken, strict=True)
         ]
         again = [name for at, name in enumerate(names) if name is not None and name in names[:at]]
         measured.none("names of an earlier sync", again)

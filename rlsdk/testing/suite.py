@@ -154,7 +154,7 @@ class Suite:
             from rlsdk.config.describe import describe_options
 
             measured.none("options without a docstring", [o.path for o in describe_options(kind) if not o.doc])
-            measured.told("options", len(fields(kind)))
+            measured.record("options", len(fields(kind)))
 
     @requirement("registration.place", since=(2, 0))
     def test_registration_place(self, measured: Measured) -> None:
@@ -189,7 +189,7 @@ class Suite:
             for method in methods
             if getattr(engine, method, None) is getattr(base, method, None)
         ]
-        measured.told("capabilities", len(spec.capabilities))
+        measured.record("capabilities", len(spec.capabilities))
         strange = sorted(spec.capabilities - required(type(self)))
         measured.none(f"claimed, and no capability of a {spec.kind} engine", strange)
         measured.none("claimed and absent", absent)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlsdk.interfaces import Capability, CheckpointError, Head
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, play, refused, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -75,20 +75,20 @@ class CheckpointRequirements:
     @requirement("checkpoint.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:
         """A value model's checkpoint has its head and the head's moments."""
-        self._goes_on(lab, measured, 2, "value head", head=Head.VALUE, objective=Weighed(("values",)))
+        self._goes_on(lab, measured, 2, "value head", head=Head.VALUE, objective=Weighted(("values",)))
 
     @requirement("checkpoint.tied", since=(2, 0))
     def test_checkpoint_tied(self, lab: TrainLab, measured: Measured) -> None:
         """A model of tied embeddings goes on exactly."""
         if (model := lab.variant("tied")) is None:
-            return measured.told("models tried", 0)
+            return measured.record("models tried", 0)
         self._goes_on(lab, measured, 2, "tied", model=model)
 
     @requirement("checkpoint.bfloat16", since=(2, 0))
     def test_checkpoint_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
         """Trained in bfloat16, a checkpoint has what is stepped, and not its rounded copy."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         self._goes_on(lab, measured, 2, "bfloat16", dtype="bfloat16", optim=replace(OPTIM, lr=1e-4, eps=1e-8))
 
     @requirement("checkpoint.other_model", since=(2, 0))
@@ -99,8 +99,8 @@ class CheckpointRequirements:
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         fields: dict[str, dict[str, Any]] = {n: {"model": lab.variant(n)} for n in ("other", "tied") if lab.variant(n)}
         if Capability.VALUE_HEAD in lab.spec.capabilities:
-            fields["value head"] = {"head": Head.VALUE, "objective": Weighed(("values",))}
-        measured.told("models tried", len(fields))
+            fields["value head"] = {"head": Head.VALUE, "objective": Weighted(("values",))}
+        measured.record("models tried", len(fields))
         for name, given in fields.items():
             folder = lab.new_folder("strange")
             objective = given.pop("objective", None)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
-from rlsdk.testing.driving import look_at_the_end, whole
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.driving import record_final_state, whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -44,7 +44,7 @@ class CompanyRequirements:
         if Capability.VALUE_HEAD in lab.spec.capabilities:
             others["a value model"] = (
                 lab.case(head=Head.VALUE, rows=1),
-                [look(probe, "values"), learn(batches[1], Weighed(("values",))), step, look(probe, "values")],
+                [look(probe, "values"), learn(batches[1], Weighted(("values",))), step, look(probe, "values")],
             )
         alone = lab.play(script, optim=EVERYTHING, rows=2)
         for name, (theirs, their_script) in others.items():
@@ -102,10 +102,10 @@ def in_one_process(
                     their_script[at](second, beside)
                 if at + 1 < len(script) - 1:
                     script[at + 1](first, found)
-            look_at_the_end(second, theirs, beside)
+            record_final_state(second, theirs, beside)
             second.close()
             script[-1](first, found)
-            look_at_the_end(first, mine, found)
+            record_final_state(first, mine, found)
         return found, beside
     finally:
         if second is not None:

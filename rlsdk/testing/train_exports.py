@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.cases import OPTIM, Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured, requirement
@@ -63,7 +63,7 @@ class ExportRequirements:
     def test_export_tied(self, lab: TrainLab, measured: Measured) -> None:
         """A tied model's export is tied: transformers reads it without a word, with one tensor for both uses."""
         if (model := lab.variant("tied")) is None:
-            return measured.told("models tried", 0)
+            return measured.record("models tried", 0)
         self._readable(lab, measured, Head.LM, model=model)
 
     @requirement("export.value_head", needs=Capability.VALUE_HEAD, since=(2, 0))
@@ -80,7 +80,7 @@ class ExportRequirements:
     def test_export_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
         """A model of dtype bfloat16 is exported in bfloat16, as the weights that are trained, rounded."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         self._readable(lab, measured, Head.LM, dtype="bfloat16")
 
     @requirement("export.again", needs=Capability.EXPORT, since=(2, 0))
@@ -114,7 +114,7 @@ class ExportRequirements:
         """`reset_optimizer` counts steps anew: an export behind it has the weights of now, and not those that there
         were when as many steps were counted before."""
         if not lab.can_reset:
-            return measured.told("engines that begin their optimizer anew", 0)
+            return measured.record("engines that begin their optimizer anew", 0)
         first, last = lab.new_folder("export"), lab.new_folder("export")
         found = lab.play([export(first), learn(three_batches()[0]), step, reset(OPTIM), export(last)])
         again = lab.play([], model=str(last))
@@ -124,10 +124,10 @@ class ExportRequirements:
     def _readable(self, lab: TrainLab, measured: Measured, head: Head, **fields: Any) -> None:
         """Three steps, exported: transformers reads every tensor, and they are those that were trained."""
         if Capability.EXPORT not in lab.spec.capabilities:
-            return measured.told("exports tried", 0)
+            return measured.record("exports tried", 0)
         folder, name = lab.new_folder("export"), OUTPUT[head]
         batch = rows_of((9, 4, 17), seed=3)
-        script = [act for batch in three_batches() for act in (learn(batch, Weighed((name,))), step)]
+        script = [act for batch in three_batches() for act in (learn(batch, Weighted((name,))), step)]
         found = lab.play([*script, look(batch, name), export(folder)], head=head, **fields)
         case = lab.case(model=str(folder), head=head)
         measured.none("tensors that transformers finds missing or strange", ill_fitting(folder, head))
@@ -155,8 +155,8 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
-    _, told = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
-    return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told[what]]
+    _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
+    return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[what]]
 
 
 def settings_that_differ(source: Path, folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
-from rlsdk.testing.cases import OPTIM, Case, NotFinite, Weighed, train_batch
+from rlsdk.testing.cases import OPTIM, Case, NotFinite, Weighted, train_batch
 from rlsdk.testing.driving import drive, driven, share
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
@@ -39,20 +39,20 @@ class GradientRequirements:
     @requirement("gradient.entropy", needs=Capability.ENTROPY)
     def test_gradient_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """An objective may ask for the entropy, with its gradient, beside the log-probs."""
-        objective = Weighed(("log_probs", "entropy"))
+        objective = Weighted(("log_probs", "entropy"))
         case = lab.case(steps=three_steps(), objective=objective)
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps, objective=objective)], case)
 
     @requirement("gradient.values", needs=Capability.VALUE_HEAD)
     def test_gradient_values(self, lab: TrainLab, measured: Measured) -> None:
         """A value model learns from an objective on `values`: head and body."""
-        case = lab.case(steps=three_steps(), head=Head.VALUE, objective=Weighed(("values",)))
+        case = lab.case(steps=three_steps(), head=Head.VALUE, objective=Weighted(("values",)))
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 
     @requirement("gradient.scores", needs=Capability.SCORE_HEAD)
     def test_gradient_scores(self, lab: TrainLab, measured: Measured) -> None:
         """A score model learns from an objective on `scores`: head and body."""
-        case = lab.case(steps=three_steps(), head=Head.SCORE, objective=Weighed(("scores",)))
+        case = lab.case(steps=three_steps(), head=Head.SCORE, objective=Weighted(("scores",)))
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 
     @requirement("gradient.micro_batches")
@@ -119,7 +119,7 @@ class GradientRequirements:
         case = lab.case(steps=steps, optim=replace(OPTIM, warmup_steps=4))
         bad, found = lab.run(with_bad_step, case)
         measured.equal("skipped", bad.skipped, True)
-        measured.equal("finite norm told", math.isfinite(bad.grad_norm), False)
+        measured.equal("finite norm reported", math.isfinite(bad.grad_norm), False)
         lab.holds(measured, [found], lab.drive(steps=steps, optim=case.optim))
         measured.equal("rate of the next step", found.lrs[0], drive_plain(replace(case, steps=steps[:1])).lrs[0])
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.testing.cases import Case, Weighed, rows_of
+from rlsdk.testing.cases import Case, Weighted, rows_of
 from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Inspecting, with_own_fields
 from rlsdk.testing.requirements import Measured, requirement
@@ -84,12 +84,12 @@ class LengthRequirements:
     @requirement("length.values", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_length_values(self, lab: TrainLab, measured: Measured) -> None:
         """Values and their gradient over rows of 1 to 500 tokens; a response mask leaves values where they are."""
-        self._trained(lab, measured, Head.VALUE, Weighed(("values",)))
+        self._trained(lab, measured, Head.VALUE, Weighted(("values",)))
 
     @requirement("length.scores", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_length_scores(self, lab: TrainLab, measured: Measured) -> None:
         """Scores and their gradient over rows of 1 to 500 tokens, in the order of the rows."""
-        self._trained(lab, measured, Head.SCORE, Weighed(("scores",)))
+        self._trained(lab, measured, Head.SCORE, Weighted(("scores",)))
 
     @requirement("length.gradient", since=(2, 0))
     def test_length_gradient(self, lab: TrainLab, measured: Measured) -> None:
@@ -123,7 +123,7 @@ class LengthRequirements:
             wide = sum(tokens > BUDGET * PADDING for tokens in passes)
             measured.at_most("passes of a longer row", wide, 1)
 
-    def _trained(self, lab: TrainLab, measured: Measured, head: Head, objective: Weighed) -> None:
+    def _trained(self, lab: TrainLab, measured: Measured, head: Head, objective: Weighted) -> None:
         batch = rows_of(LONG, seed=11, masked=True)
         case = lab.case(head=head, objective=objective, steps=[[batch]], probe=(batch, objective.outputs), tokens=400)
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)

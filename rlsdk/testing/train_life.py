@@ -9,8 +9,8 @@ from typing import Any
 
 from rlsdk.interfaces import Batch, Capability, Head
 from rlsdk.kit.parts import TRAIN_PARTS
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
-from rlsdk.testing.driving import look_at_the_end
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.driving import record_final_state
 from rlsdk.testing.objectives import Raising, Unfit
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import (
@@ -136,7 +136,7 @@ class Life:
         if self.names == ("log_probs",):
             yield from (self._skip, self._raise)
         if Capability.OFFLOAD in claimed:
-            yield self._lend
+            yield self._offload
         if Capability.EXPORT in claimed:
             yield self._export
         if self.lab.can_reset:
@@ -160,9 +160,9 @@ class Life:
         self.script.append(step)
         return None
 
-    def _objective(self) -> Weighed:
+    def _objective(self) -> Weighted:
         both = Capability.ENTROPY in self.lab.spec.capabilities and self.names == ("log_probs",)
-        return Weighed(("log_probs", "entropy") if both and self.source.random() < 0.4 else tuple(self.names))
+        return Weighted(("log_probs", "entropy") if both and self.source.random() < 0.4 else tuple(self.names))
 
     def _skip(self) -> None:
         batch = self._batch()
@@ -181,7 +181,7 @@ class Life:
         self.script.append(look(self._batch(), *self.names))
 
     def _nothing(self) -> None:
-        self.script.append(learn_nothing(self._batch(), Weighed(tuple(self.names))))
+        self.script.append(learn_nothing(self._batch(), Weighted(tuple(self.names))))
 
     def _read(self) -> None:
         self.script.append(read)
@@ -196,7 +196,7 @@ class Life:
         if self.saved:
             self.script.append(load(self.source.choice(self.saved)[0]))
 
-    def _lend(self) -> None:
+    def _offload(self) -> None:
         parts = self.source.sample(TRAIN_PARTS, self.source.randrange(1, 4))
         self.script += [offload(*parts), onload(*self.source.sample(parts, len(parts)))]
 
@@ -213,5 +213,5 @@ def plainly(case: Case, script: Sequence[Act]) -> Driven:
     engine, found = PlainTrainEngine(case), Driven()
     for act in script:
         act(engine, found)
-    look_at_the_end(engine, replace(case, export=None), found)
+    record_final_state(engine, replace(case, export=None), found)
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, train_batch
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
 from rlsdk.testing.driving import drive, share, whole
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
@@ -154,7 +154,7 @@ def look_at_shards(seat: Seat, case: Case) -> dict[str, Any]:
         again = {(shard.name, shard.box): shard.tensor.data_ptr() for shard in engine.shards()}
         copies = [name for name, box, tensor in first if tensor.numel() and tensor.data_ptr() != again[name, box]]
         before = [tensor.clone() for _, _, tensor in first]
-        engine.forward_backward(share(engine, train_batch(seed=70)), Weighed())
+        engine.forward_backward(share(engine, train_batch(seed=70)), Weighted())
         engine.optim_step()
         after = [shard.tensor for shard in engine.shards()]
         unchanged = [first[at][0] for at, tensor in enumerate(after) if torch.equal(tensor, before[at]) and len(tensor)]
@@ -232,7 +232,7 @@ def frozen(seat: Seat, case: Case, batch: Any) -> tuple[Tensor, list[str]]:
         outputs = engine.forward(batch, ("log_probs",))["log_probs"]
         done = []
         for name, action in {
-            "forward_backward": lambda: engine.forward_backward(batch, Weighed()),
+            "forward_backward": lambda: engine.forward_backward(batch, Weighted()),
             "optim_step": engine.optim_step,
         }.items():
             try:
@@ -282,7 +282,7 @@ def many_steps(seat: Seat, case: Case, counted: int) -> float:
                 before = resident_bytes()
             batch = share(engine, train_batch(4, seed=step, longest=12))
             engine.forward(batch, ("log_probs",))
-            engine.forward_backward(batch, Weighed())
+            engine.forward_backward(batch, Weighted())
             engine.optim_step()
         return (resident_bytes() - before) / MIB
     finally:
@@ -295,7 +295,7 @@ def closed_twice(seat: Seat, case: Case, scratch: str) -> list[str]:
 
     def live() -> None:
         engine = seat.start(case.spec)
-        engine.forward_backward(share(engine, case.steps[0][0]), Weighed())
+        engine.forward_backward(share(engine, case.steps[0][0]), Weighted())
         engine.optim_step()
         engine.close()
         engine.close()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError
-from rlsdk.testing.cases import Weighed, rows_of
+from rlsdk.testing.cases import Weighted, rows_of
 from rlsdk.testing.driving import drive
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import VARIANTS, TrainLab
@@ -62,16 +62,16 @@ def _like_plain(
     """Outputs and two steps of a model of this make are those of plain torch."""
     model = lab.variant(variant)
     if model is None:
-        measured.told(f"models tried, {variant}", 0)
+        measured.record(f"models tried, {variant}", 0)
         return
     size = VARIANTS[variant].shape.get("vocab_size", 128)
     steps = [[_spread(rows_of(LENGTHS, seed=75 + at, temperature=temperature), size)] for at in range(2)]
     probe = _spread(rows_of(LENGTHS, seed=77, temperature=temperature), size), names
-    case = lab.case(model=model, steps=steps, probe=probe, objective=Weighed(names), rows=2, **fields)
+    case = lab.case(model=model, steps=steps, probe=probe, objective=Weighted(names), rows=2, **fields)
     try:
         found = lab.run(drive, case)
     except ConfigError:
-        measured.told(f"models tried, {variant}", 0)
+        measured.record(f"models tried, {variant}", 0)
         return
     where = f"{variant}, recomputed" if case.checkpointing else variant
     lab.holds_to_plain(measured, [found], case, where)

@@ -55,7 +55,7 @@ class MannerRequirements:
         modules of torch.)"""
         batch = three_batches()[0]
         plain, again = (lab.run(module_calls, lab.case(checkpointing=asked), batch) for asked in (False, True))
-        measured.told("calls of modules without it", plain)
+        measured.record("calls of modules without it", plain)
         if plain:
             measured.at_least("calls of modules with it, over those without", again / plain, 1.2)
 

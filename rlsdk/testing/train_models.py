@@ -11,7 +11,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
@@ -48,7 +48,7 @@ class ModelRequirements:
         """In bfloat16, what a trained engine computes with is what it would export: a new engine of its export gives
         the same outputs, norms and biases too."""
         if "bfloat16" not in lab.spec.dtypes or Capability.EXPORT not in lab.spec.capabilities:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         batch, folder = rows_of((30, 12, 1, 5), seed=120), lab.new_folder("rounded")
         script: list[Act] = [act for at in range(3) for act in (learn(rows_of((9, 4, 17), seed=121 + at)), step)]
         optim = replace(OPTIM, lr=0.05, weight_decay=0.0)
@@ -87,7 +87,7 @@ class ModelRequirements:
     @requirement("model.dropout_head", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_model_dropout_head(self, lab: TrainLab, measured: Measured) -> None:
         """Dropout in front of a head is off, too."""
-        objective = Weighed(("values",))
+        objective = Weighted(("values",))
         self._like_plain(lab, measured, "dropout", head=Head.VALUE, objective=objective, checkpointing=True)
 
     @requirement("model.recomputed", since=(2, 0))
@@ -98,9 +98,9 @@ class ModelRequirements:
         steps = steps_of(masked=True, temperature=0.6)
         cases = {"masked": lab.case(steps=steps, checkpointing=True, probe=probe_of(), rows=2)}
         if Capability.ENTROPY in claimed:
-            cases["entropy"] = lab.case(steps=steps, checkpointing=True, objective=Weighed(both))
+            cases["entropy"] = lab.case(steps=steps, checkpointing=True, objective=Weighted(both))
         if Capability.VALUE_HEAD in claimed:
-            fields: dict[str, Any] = {"head": Head.VALUE, "objective": Weighed(("values",))}
+            fields: dict[str, Any] = {"head": Head.VALUE, "objective": Weighted(("values",))}
             cases["values"] = lab.case(steps=steps_of(1), checkpointing=True, **fields)
         for name, case in cases.items():
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
@@ -128,7 +128,7 @@ class ModelRequirements:
         """In bfloat16 outputs are near those of float32, and softmax and entropy are taken in float32; what heads give
         is float32, too."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         batch, names = rows_of((40, 3, 25, 60), seed=4), ("log_probs",)
         found = lab.play([look(batch, *names)], dtype="bfloat16").seen[0]["log_probs"]
         exact = lab.play([look(batch, *names)]).seen[0]["log_probs"]
@@ -144,7 +144,7 @@ class ModelRequirements:
     def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:
         """Trained in bfloat16, steps too small for it add up: what is stepped is float32."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         batch = rows_of(LENGTHS, seed=5)
         script = [act for _ in range(NUM_TINY_STEPS) for act in (learn(batch), step)]
         movement = {}
@@ -162,7 +162,7 @@ class ModelRequirements:
     def test_model_accumulated(self, lab: TrainLab, measured: Measured) -> None:
         """Trained in bfloat16, gradients of many micro-batches are added up in float32."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         one = rows_of((6,), seed=6)
         many = one.select([0] * NUM_EQUAL)
         many = replace(many, rows={**many.rows, "row_id": torch.arange(NUM_EQUAL)})
@@ -187,7 +187,7 @@ class ModelRequirements:
         head = fields.get("head", Head.LM)
         model = lab.variant(variant, head=head)
         if model is None:
-            measured.told(f"models tried, {variant}", 0)
+            measured.record(f"models tried, {variant}", 0)
             return None
         case = lab.case(model=model, steps=steps_of(), probe=probe_of(head), **fields)
         found: Driven = lab.run(drive, case)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
-from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.driving import drive, share
 from rlsdk.testing.objectives import (
     Comparing,
@@ -21,7 +21,7 @@ from rlsdk.testing.objectives import (
     InspectingApart,
     RaisedHereError,
     Raising,
-    Telling,
+    Reporting,
     with_own_fields,
 )
 from rlsdk.testing.plain_steps import drive_plain
@@ -50,7 +50,7 @@ class ObjectiveRequirements:
         """Log-probs and entropy in one objective, and entropy alone, under a mask and a temperature."""
         for names in (BOTH, ("entropy",), tuple(reversed(BOTH))):
             batch = rows_of(LENGTHS, seed=2, masked=True, temperature=1.3)
-            case = lab.case(steps=[[batch], [batch]], objective=Weighed(names), rows=3, probe=(batch, names))
+            case = lab.case(steps=[[batch], [batch]], objective=Weighted(names), rows=3, probe=(batch, names))
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, " and ".join(names))
 
     @requirement("objective.given", since=(2, 0))
@@ -61,7 +61,7 @@ class ObjectiveRequirements:
         for limit in ({"rows": 3}, {"tokens": 16}, {}):
             result, changed = lab.run(inspected, lab.case(**limit), batch, Inspecting())
             sums = dict(result.sums)
-            measured.equal(f"passes told, {limit}", result.num_micro_batches, sums.pop("passes"))
+            measured.equal(f"passes reported, {limit}", result.num_micro_batches, sums.pop("passes"))
             measured.equal(f"rows, {limit}", sums.pop("rows"), batch.num_rows)
             measured.equal(f"sum of identities, {limit}", sums.pop("identities"), float(batch["row_id"].sum()))
             for name, value in sums.items():
@@ -83,31 +83,31 @@ class ObjectiveRequirements:
         """Sums add up and the largest maximum counts, where all are below zero too, and where some micro-batches do not
         tell them; as tensors or as numbers. Counts of tens of millions keep their ones."""
         batch = rows_of(LENGTHS, seed=4)
-        batch = batch.with_meta(told=float(batch["row_id"][5]))
+        batch = batch.with_meta(reporting_row=float(batch["row_id"][5]))
         for rows in (None, 1, 3):
-            found = lab.play([learn(batch, Telling())], rows=rows).results[0]
+            found = lab.play([learn(batch, Reporting())], rows=rows).results[0]
             where = f", {rows or 'all'} rows a pass"
-            case = lab.case(steps=[[batch]], objective=Telling())
+            case = lab.case(steps=[[batch]], objective=Reporting())
             expected = drive_plain(case).results[0]
             absent = (expected.sums.keys() - found.sums.keys()) | (expected.maxima.keys() - found.maxima.keys())
-            measured.none("metrics that are not told" + where, sorted(absent))
+            measured.none("metrics that are not reported" + where, sorted(absent))
             measured.at_most("difference of the loss" + where, abs(found.loss - expected.loss), 1e-4)
             for name in ("rows", "debt", "of one row"):
                 off = abs(found.sums[name] - expected.sums[name])
                 measured.at_most(f"difference of the sum {name}" + where, off, 1e-4)
-            for name in ("likeliest", "of one row"):
+            for name in ("highest", "of one row"):
                 off = abs(found.maxima[name] - expected.maxima[name])
                 measured.at_most(f"difference of the maximum {name}" + where, off, 1e-4)
             # Of the pass that holds the shortest row, whichever others are in it.
             measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
 
         counting = Counting(int(batch["row_id"][0]))
-        told = lab.play([learn(batch, counting)], rows=1).results[0].sums["tokens"]
-        measured.equal("sum of a large count and ones", told, float(counting.LARGE + batch.num_rows - 1))
+        counted = lab.play([learn(batch, counting)], rows=1).results[0].sums["tokens"]
+        measured.equal("sum of a large count and ones", counted, float(counting.LARGE + batch.num_rows - 1))
 
-        other = rows_of((3, 20, 5), seed=9).with_meta(told=-1.0)
-        alone = lab.play([learn(other, Telling())], rows=2).results[0]
-        behind = lab.play([learn(batch, Telling()), learn(other, Telling())], rows=2).results[1]
+        other = rows_of((3, 20, 5), seed=9).with_meta(reporting_row=-1.0)
+        alone = lab.play([learn(other, Reporting())], rows=2).results[0]
+        behind = lab.play([learn(batch, Reporting()), learn(other, Reporting())], rows=2).results[1]
         for name in ("loss", "sums", "maxima"):
             same = getattr(alone, name) == getattr(behind, name)
             measured.none(f"{name} of an earlier call", [] if same else [f"{getattr(behind, name)}"])
@@ -158,8 +158,8 @@ class ObjectiveRequirements:
         for head, gives, not_given in heads_of(lab):
             names = [*not_given, "logprobs"]
             tried = [refused(f"forward of {name!r}", look(batch, name), ConfigError) for name in names]
-            tried += [refused(f"training on {n!r}", learn(batch, Weighed((n,))), ConfigError) for n in names]
-            objective = Weighed((gives,))
+            tried += [refused(f"training on {n!r}", learn(batch, Weighted((n,))), ConfigError) for n in names]
+            objective = Weighted((gives,))
             found = lab.play([*tried, learn(batch, objective), step], head=head)
             measured.none(f"faults, head {head.value}", found.faults)
             lab.holds(measured, [found], lab.play([learn(batch, objective), step], head=head), head.value)
@@ -169,7 +169,7 @@ def threads_left(seat: Seat, case: Case, batch: Batch, raising: Raising) -> int:
     """Of Python, that three calls in which the objective raises leave."""
     engine = seat.start(case.spec)
     try:
-        engine.forward_backward(share(engine, batch), Weighed())
+        engine.forward_backward(share(engine, batch), Weighted())
         before = threading.active_count()
         for _ in range(3):
             with suppress(raising.error):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.testing.cases import Case, Weighed, train_batch
+from rlsdk.testing.cases import Case, Weighted, train_batch
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
@@ -78,7 +78,7 @@ class OutputRequirements:
         entropy = found["entropy"]
         measured.equal("entropies that are not finite", int((~entropy.isfinite()).sum()), 0)
         measured.at_least("smallest entropy", float(entropy.min()), -lab.suite.tolerance)
-        driven = lab.drive(steps=[[batch]], objective=Weighed(("entropy",)))
+        driven = lab.drive(steps=[[batch]], objective=Weighted(("entropy",)))
         measured.equal("gradient norms that are not finite", sum(not math.isfinite(n) for n in driven.norms), 0)
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)

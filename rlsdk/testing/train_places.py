@@ -17,7 +17,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.testing.cases import Case, Weighed
+from rlsdk.testing.cases import Case, Weighted
 from rlsdk.testing.driving import share
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import read
@@ -74,7 +74,7 @@ class PlaceRequirements:
         without a forecast says None.)"""
         forecast = lab.suite.registry().load_forecast(lab.spec)
         if forecast is None:
-            return measured.told("forecasts", 0)
+            return measured.record("forecasts", 0)
         models = {"the model": lab.model, "tied": lab.variant("tied")}
         cases: dict[str, dict[str, Any]] = {n: {"model": model} for n, model in models.items() if model is not None}
         for name, fields in {**cases, "frozen": {"optim": None}}.items():
@@ -138,7 +138,7 @@ def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
                     faults.append(f"{said}: a copy")
             if case.optim is None:
                 break
-            engine.forward_backward(share(engine, batch), Weighed((output,)))
+            engine.forward_backward(share(engine, batch), Weighted((output,)))
             engine.optim_step()
         return faults
     finally:

@@ -48,7 +48,7 @@ class RankPlaceRequirements:
         """Trained in bfloat16 on several ranks, a step is that of one rank but for rounding, and what is stepped is
         float32."""
         if "bfloat16" not in lab.spec.dtypes:
-            return measured.told("dtypes tried", 0)
+            return measured.record("dtypes tried", 0)
         case = data_case(
             lab, steps=[[rows_of(FEW, seed=42), rows_of((3, 40), seed=43)]], optim=LINEAR, dtype="bfloat16"
         )
@@ -58,7 +58,7 @@ class RankPlaceRequirements:
         several = _moved_together(ranks, start)
         measured.at_most("difference from one rank, relative", float((several - one).norm() / one.norm()), 0.05)
         dtypes = {str(tensor.dtype) for rank in ranks for _, _, tensor in rank.shards}
-        measured.told("dtypes of what is held", len(dtypes))
+        measured.record("dtypes of what is held", len(dtypes))
         return None
 
     @requirement("ranks.alone", needs=Capability.DATA_PARALLEL, since=(2, 0))
@@ -102,7 +102,7 @@ class RankPlaceRequirements:
                 measured.none(f"faults, {where}", [fault for rank in ranks for fault in rank.faults])
                 off = furthest_weight(whole(ranks), whole(expected))
                 measured.equal(f"largest difference of weights, {where}", off, 0.0)
-        measured.told("gradients tried", tried)
+        measured.record("gradients tried", tried)
 
     @requirement("ranks.random_state", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_random_state(self, lab: TrainLab, measured: Measured) -> None:
@@ -116,7 +116,7 @@ class RankPlaceRequirements:
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
         if not lab.can_reset:
-            return measured.told("engines that can be reset", 0)
+            return measured.record("engines that can be reset", 0)
         case = data_case(lab)
         script: list[Act] = [act for batches in steps_of(FEW, 2) for act in (learn(batches[0]), step)]
         again = [*script, reset(EVERYTHING), *script]

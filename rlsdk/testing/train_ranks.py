@@ -11,9 +11,9 @@ import torch
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.kit.parts import TRAIN_PARTS
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.driving import whole
-from rlsdk.testing.objectives import RaisedHereError, Raising, Telling, Unfit
+from rlsdk.testing.objectives import RaisedHereError, Raising, Reporting, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
@@ -77,10 +77,10 @@ class RankRequirements:
     def test_ranks_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """Log-probs and entropy at once, with gradient and without, on several ranks."""
         if Capability.ENTROPY not in lab.spec.capabilities:
-            return measured.told("outputs tried", 0)
+            return measured.record("outputs tried", 0)
         names = ("log_probs", "entropy")
         steps = steps_of(FEW, masked=True, temperature=1.4)
-        case = replace(data_case(lab), steps=steps, objective=Weighed(names), probe=(steps[0][0], names), rows=2)
+        case = replace(data_case(lab), steps=steps, objective=Weighted(names), probe=(steps[0][0], names), rows=2)
         lab.holds_to_plain(measured, lab.drive_split(case), case)
 
     @requirement("ranks.heads", needs=Capability.DATA_PARALLEL, since=(2, 0))
@@ -89,7 +89,7 @@ class RankRequirements:
         for head, name in claimed_heads(lab):
             steps = steps_of(FEW, 1)
             case = replace(
-                data_case(lab, head=head), steps=steps, objective=Weighed((name,)), probe=(steps[0][0], (name,))
+                data_case(lab, head=head), steps=steps, objective=Weighted((name,)), probe=(steps[0][0], (name,))
             )
             for where, lonely in ((name, False), (f"{name}, no rows on the others", True)):
                 found = replace(case, lonely=lonely)
@@ -100,14 +100,14 @@ class RankRequirements:
         """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone tells
         them."""
         batch = rows_of(FEW, seed=44)
-        case = replace(data_case(lab), objective=Telling(), probe=None)
+        case = replace(data_case(lab), objective=Reporting(), probe=None)
         for at, lonely in ((0, False), (1, False), (1, True)):
-            told = batch.with_meta(told=float(batch["row_id"][at]))
-            expected = drive_plain(replace(case, steps=[[told]])).results[0]
-            for rank in lab.drive_split(replace(case, steps=[[told]], rows=2, lonely=lonely)):
+            marked = batch.with_meta(reporting_row=float(batch["row_id"][at]))
+            expected = drive_plain(replace(case, steps=[[marked]])).results[0]
+            for rank in lab.drive_split(replace(case, steps=[[marked]], rows=2, lonely=lonely)):
                 mine = rank.results[0]
                 absent = (expected.sums.keys() - mine.sums.keys()) | (expected.maxima.keys() - mine.maxima.keys())
-                measured.none("metrics that are not told", sorted(absent))
+                measured.none("metrics that are not reported", sorted(absent))
                 off = [abs(mine.sums[name] - value) for name, value in expected.sums.items()]
                 off += [abs(mine.maxima[name] - value) for name, value in expected.maxima.items()]
                 measured.at_most("largest difference of a metric", max(off), 1e-4)
@@ -210,7 +210,7 @@ class RankRequirements:
     def test_ranks_widened(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of one rank loads on several, and the steps behind it are the same but for rounding."""
         if Capability.DATA_PARALLEL not in lab.spec.capabilities:
-            return measured.told("worlds tried", 0)
+            return measured.record("worlds tried", 0)
         case, folder = replace(data_case(lab), optim=EVERYTHING), lab.new_folder("narrow")
         plain = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
         on = lab.play([*plain[:2], save(folder), *plain[2:]], optim=EVERYTHING)
@@ -222,12 +222,12 @@ class RankRequirements:
     def test_ranks_export(self, lab: TrainLab, measured: Measured) -> None:
         """An export of several ranks is one model, with the weights of all of them; heads and tied models too."""
         if Capability.EXPORT not in lab.spec.capabilities:
-            return measured.told("exports tried", 0)
+            return measured.record("exports tried", 0)
         cases = {"log_probs": data_case(lab)}
         if (tied := lab.variant("tied")) is not None:
             cases["tied"] = data_case(lab, model=tied)
         cases |= {
-            name: replace(data_case(lab, head=head), objective=Weighed((name,))) for head, name in claimed_heads(lab)
+            name: replace(data_case(lab, head=head), objective=Weighted((name,))) for head, name in claimed_heads(lab)
         }
         for name, case in cases.items():
             folder = lab.new_folder("ranks-export")
@@ -241,7 +241,7 @@ class RankRequirements:
     def test_ranks_tied(self, lab: TrainLab, measured: Measured) -> None:
         """Tied embeddings of a vocabulary that ranks do not divide learn as on one rank."""
         if (model := lab.variant("tied")) is None:
-            return measured.told("models tried", 0)
+            return measured.record("models tried", 0)
         case = data_case(lab, model=model)
         lab.holds_to_plain(measured, lab.drive_split(case), case)
 

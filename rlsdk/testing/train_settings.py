@@ -135,7 +135,7 @@ class SettingRequirements:
         batches, other = three_batches(), rows_of(LENGTHS, seed=97)
         row = int(other["row_id"][2])
         slope = infinite_slope(lab, other, row)
-        measured.told("slope of its row", slope)
+        measured.record("slope of its row", slope)
         if slope:
             bad = [learn(other, Unfit(row, slope)), skip]
             script = [*script_of(batches[:1]), *bad, *script_of(batches[1:])]
@@ -148,7 +148,7 @@ class SettingRequirements:
         """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
         schedule, the weights as they are."""
         if not lab.can_reset:
-            return measured.told("engines that can be reset", 0)
+            return measured.record("engines that can be reset", 0)
         batches = three_batches()
         found = lab.play([*script_of(batches), reset(EVERYTHING), *script_of(batches)])
         measured.equal(

@@ -12,7 +12,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.parts import TRAIN_PARTS
-from rlsdk.testing.cases import Case, Driven, Weighed, rows_of
+from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_handles
@@ -95,10 +95,10 @@ class SteadyRequirements:
         rest = ("optimizer", "gradients")
         script: list[Act] = [offload(*rest), look(batch, "log_probs"), onload(*rest)]
         subsets = [parts for size in (1, 2, 3) for parts in combinations(TRAIN_PARTS, size)]
-        lent: list[Act] = [act for parts in subsets for act in (offload(*parts), onload(*reversed(parts)))]
+        offloaded: list[Act] = [act for parts in subsets for act in (offload(*parts), onload(*reversed(parts)))]
         for at, one in enumerate(batches):
             # Once a step: what is exchanged twice is as it was.
-            before, behind = (lent, []) if at % 2 else ([], lent)
+            before, behind = (offloaded, []) if at % 2 else ([], offloaded)
             script += [*before, offload("optimizer"), learn(one), onload("optimizer"), *behind]
             script += [offload(*TRAIN_PARTS), *(onload(part) for part in TRAIN_PARTS), step]
         found = self._leaves_no_trace(lab, measured, script)
@@ -131,7 +131,7 @@ class SteadyRequirements:
             plain: list[Act] = []
             script: list[Act] = []
             for at, batch in enumerate(three_batches()):
-                learning = learn(batch, Weighed((output,)))
+                learning = learn(batch, Weighted((output,)))
                 around: list[Act] = [look(batch, output), read, save(lab.new_folder(f"kinds-{at}"))]
                 around += [export(lab.new_folder(f"kinds-export-{at}"))] if Capability.EXPORT in claimed else []
                 around += [offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)] if Capability.OFFLOAD in claimed else []

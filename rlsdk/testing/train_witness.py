@@ -27,12 +27,12 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.testing.cases import Case, Weighed
-from rlsdk.testing.objectives import Comparing, Raising, Telling, Unfit
+from rlsdk.testing.cases import Case, Weighted
+from rlsdk.testing.objectives import Comparing, Raising, Reporting, Unfit
 from rlsdk.testing.train_plain import CHECKPOINTS, PlainTrainEngine
 
 T = TypeVar("T")
-ADDITIVE = (Weighed, Comparing, Raising, Telling, Unfit)
+ADDITIVE = (Weighted, Comparing, Raising, Reporting, Unfit)
 """Objectives that give the same, however rows are cut."""
 LEAST_EPS = 1e-4
 """Of AdamW: below, what a gradient of 0 but for rounding does is rounding's."""
@@ -98,7 +98,7 @@ class WitnessedTrainEngine(TrainEngine):
         expected = self._right(lambda plain: plain.forward_backward(batch, objective))
         if expected is not None:
             self._near("loss", abs(found.loss - expected.loss) / max(abs(expected.loss), 1.0))
-            if isinstance(objective, Weighed) and batch.num_rows:
+            if isinstance(objective, Weighted) and batch.num_rows:
                 self._near("sums", _numbers_apart(found.sums, expected.sums))
                 self._near("maxima", _numbers_apart(found.maxima, expected.maxima))
         return found

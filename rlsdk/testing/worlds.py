@@ -101,10 +101,10 @@ class World:
                 return [job(self.seats[0], *arguments)]
             finally:
                 _keep_imports_out_of_collections()
-        return crew(self.size).run(job, self.seats, arguments)
+        return process_pool(self.size).run(job, self.seats, arguments)
 
 
-class Crew:
+class ProcessPool:
     """Processes that run the jobs of worlds of one size. They start with the first job and serve all that follow."""
 
     def __init__(self, size: int) -> None:
@@ -177,17 +177,17 @@ class Crew:
         return answers
 
 
-_CREWS: dict[int, Crew] = {}
+_PROCESS_POOLS: dict[int, ProcessPool] = {}
 
 
-def crew(size: int) -> Crew:
+def process_pool(size: int) -> ProcessPool:
     """The processes of all worlds of this size, in whatever suite."""
-    return _CREWS.setdefault(size, Crew(size))
+    return _PROCESS_POOLS.setdefault(size, ProcessPool(size))
 
 
-def close_crews() -> None:
+def close_process_pools() -> None:
     """Ends the processes of all worlds; a later job starts others."""
-    for one in _CREWS.values():
+    for one in _PROCESS_POOLS.values():
         one.close()
 
 

@@ -13,7 +13,7 @@ import torch
 from rlsdk.interfaces import ModelSpec, OptimSpec, RankContext, TrainSpec
 from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.cases import Weighed, train_batch
+from rlsdk.testing.cases import Weighted, train_batch
 from rlsdk.testing.models import write_tiny_model
 
 LEFT_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def measure(device: str, dtype: str, folder: Path) -> dict[str, object]:
     engine = TorchTrainEngine()
     spec = TrainSpec(model=ModelSpec(path=str(model), dtype=dtype), optim=OptimSpec(lr=1e-3), micro_batch_rows=2)
     engine.initialize(RankContext(role="actor", device=device), spec)
-    batch, objective = train_batch(6).to(device), Weighed()
+    batch, objective = train_batch(6).to(device), Weighted()
     engine.forward_backward(batch, objective)
     engine.optim_step()
     values = {shard.name: shard.tensor.detach().cpu().clone() for shard in engine.shards()}

@@ -104,7 +104,7 @@ SECOND = {
     "shuffles": Defect("train_updates:Shuffles", {"random_state": "moved on"}),
     "frozen-at-one": Defect("train_outputs:FrozenAtOne", {"frozen.heads": "log_probs"}),
     "maxima-from-zero": Defect("train_updates:MaximaFromZero", {"objective.metrics": "maximum"}),
-    "names-of-the-first": Defect("train_updates:NamesOfTheFirst", {"objective.metrics": "not told"}),
+    "names-of-the-first": Defect("train_updates:NamesOfTheFirst", {"objective.metrics": "not reported"}),
     "temperature-kept": Defect("train_updates:TemperatureKept", {"objective.temperature": "largest difference"}),
     "gradient-at-one": Defect("train_updates:GradientAtOne", {"objective.temperature": "largest difference"}),
     "entropy-detached": Defect("train_updates:EntropyDetached", {"objective.both": "largest difference of loss"}),
