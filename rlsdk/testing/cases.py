@@ -165,4 +165,4 @@ class Driven:
     faults: list[str] = field(default_factory=list)
     """What a script found wrong by itself."""
     apart: list[str] = field(default_factory=list)
-    """Answers that differ from plain torch's: told when the requirement has ended, behind what it looks at itself."""
+    """Answers that differ from plain torch's: told when the requirement has ended, after what it looks at itself."""

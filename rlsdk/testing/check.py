@@ -1,5 +1,5 @@
 """Runs the conformance suite of a backend that has no test file of its own: the same pytest, on the file an author
-would write, in a process of its own."""
+would write, in its own process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _python(name: str, kind: BackendKind) -> str:
 
 def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> SuiteReport | None:
     """The report of one file, run by so many processes of this interpreter; None: `only` names nothing in it."""
-    # A folder of its own, so that no configuration of the caller's reaches the run.
+    # Its own folder, so that no configuration of the caller's reaches the run.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     taken = file.with_suffix("")
     taken.mkdir()

@@ -101,7 +101,7 @@ def mesh(rows: int, columns: int) -> list[WeightLayout]:
 
 
 def expert_parallel(parts: int) -> list[WeightLayout]:
-    """Every rank has every `parts`-th expert, each a box of its own, and all else whole."""
+    """Every rank has every `parts`-th expert, each its own box, and all else whole."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         return cut(shape, 0, shape[0])[rank::parts] if len(shape) == 3 else [Box.whole(shape)]
@@ -132,7 +132,7 @@ def placed(layouts: Sequence[WeightLayout], **where: str) -> list[WeightLayout]:
 
 
 def with_head(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
-    """The same with a head of its own, which the sources tie to the embedding."""
+    """The same with its own head, which the sources tie to the embedding."""
     found = []
     for layout in layouts:
         metas = {meta.name: meta for meta in layout.tensors}

@@ -15,7 +15,7 @@ Event = Callable[[RolloutEngine, RolloutLab], None]
 
 
 def events(lab: RolloutLab) -> Mapping[str, Event]:
-    """All that the backend claims; behind each the first weights are served as version 0."""
+    """All that the backend claims; after each the first weights are served as version 0."""
     found: dict[str, Event] = {"refused": _refused, **{f"left, {how}": partial(_left, how) for how in LEAVING}}
     if lab.spec.takes_weights:
         found |= {

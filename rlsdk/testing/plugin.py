@@ -92,7 +92,7 @@ class Collector:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-        """Closes a suite's lab behind its last test, so that no requirement is charged with that time."""
+        """Closes a suite's lab after its last test, so that no requirement is charged with that time."""
         goes_on = False
         try:
             result = yield

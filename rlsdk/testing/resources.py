@@ -125,7 +125,7 @@ def lasting_files(folder: Path, known: Collection[str]) -> list[str]:
 
 
 def held(scratch: Path) -> frozenset[str]:
-    """Everything that an engine could leave behind, each thing with a name of its own; what is garbage is collected."""
+    """Everything that an engine could leave behind, each thing with its own name; what is garbage is collected."""
     gc.collect()
     here = {f"process {process.pid}" for process in children()}
     for process in (psutil.Process(), *children()):

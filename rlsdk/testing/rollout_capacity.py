@@ -23,7 +23,7 @@ first of these comes out."""
 QUICK_S = 0.02
 """Median of a call that costs next to nothing, on a machine that does other things as well."""
 SETTLE_S = 5.0
-"""For an engine with processes of its own to say that nothing runs any more."""
+"""For an engine with its own processes to say that nothing runs any more."""
 BLOCKED_S = 5.0
 """For an answer while the weights are exchanged."""
 
@@ -76,7 +76,7 @@ class CapacityRequirements:
 
     @requirement("kv_used", since=(2, 0))
     def test_kv_used(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`kv_used` is a share between 0 and 1 that grows with the samples that run and is 0 when none does: behind
+        """`kv_used` is a share between 0 and 1 that grows with the samples that run and is 0 when none does: after
         a call that ended, one that was aborted and one that was left. (An engine that does not know says None.)"""
         if engine.kv_used() is None:
             return measured.record("says how full it is", 0)
@@ -190,7 +190,7 @@ def _asking(shards: Iterator[WeightShard], ask: Callable[[], object], late: list
 
 
 async def _settled(engine: RolloutEngine) -> float:
-    """What `kv_used` says once nothing runs; an engine with processes of its own may hear of that a little later."""
+    """What `kv_used` says once nothing runs; an engine with its own processes may hear of that a little later."""
     deadline = time.monotonic() + SETTLE_S
     while (used := engine.kv_used() or 0.0) > 0 and time.monotonic() < deadline:
         await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_requests import at_random, kinds, stopping, stopping_by_text
 
 NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ä", "x" * 200, "None", "a_1_0", "a-1-0")
-"""Ids that an engine may take for one another, once it has put a number behind them."""
+"""Ids that an engine may take for one another, once it has put a number after them."""
 
 
 MANY = 70

@@ -1,4 +1,4 @@
-"""Requirements: samples of a group that are requested alone, and samples that continue behind tokens that exist."""
+"""Requirements: samples of a group that are requested alone, and samples that continue after tokens that exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ContinuingRequirements:
 
     @requirement("continue", since=(2, 0))
     def test_continue(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response continues behind tokens that it has: only new ones are given, with the log-probs of the whole
+        """A response continues after tokens that it has: only new ones are given, with the log-probs of the whole
         text, and limits count both."""
         prior = lab.prompt(7, 25)
         requests = [

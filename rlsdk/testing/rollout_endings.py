@@ -108,7 +108,7 @@ class EndingRequirements:
 
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What is aborted in a pause comes at once, with what it has; the rest goes on after it as if nothing had
+        """What is aborted in a pause comes at once, with what it has; the rest continues after it as if nothing had
         been."""
         if Capability.ABORT not in lab.spec.capabilities:
             measured.record("claims abort", 0)

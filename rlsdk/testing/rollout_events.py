@@ -54,8 +54,8 @@ class EventRequirements:
 
     @requirement("events.update", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_events_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests of every kind go on under newer weights, those that continue others' tokens and those that had not
-        begun among them: log-probs, versions and what filters leave are of the weights that sampled each token."""
+        """Requests of every kind continue under newer weights, those that continue others' tokens and those that had
+        not begun among them: log-probs, versions and what filters leave are of the weights that sampled each token."""
         state = lab.changed(96)
         new = lab.plain.with_state(state)
 
@@ -76,8 +76,8 @@ class EventRequirements:
 
     @requirement("events.keep_cache", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_events_keep_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With `resume(keep_cache=True)` requests of every kind go on with their keys and values; a sample that had not
-        begun has none, and sees nobody else's, be it of the same prompt or the same request."""
+        """With `resume(keep_cache=True)` requests of every kind continue with their keys and values; a sample that had
+        not begun has none, and sees nobody else's, be it of the same prompt or the same request."""
         state = lab.changed(97)
         new = lab.plain.with_state(state)
 
@@ -131,7 +131,7 @@ def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
         yield ask("min-p", 6, min_p=0.1, temperature=1.4, seed=11)
     if Capability.STOP_STRINGS in lab.spec.capabilities:
         yield ask("stop strings", 6, stop_strings=("a string that never comes",), seed=12)
-    # More of one prompt than run at once: some begin behind whatever happens to the others.
+    # More of one prompt than run at once: some begin after whatever happens to the others.
     yield replace(ask("many", 6, lab.suite.max_running + 4, seed=13), first_sample=2)
     yield behind(replace(ask("the last ones", 10, 6, seed=14), first_sample=1), given[:5])
 

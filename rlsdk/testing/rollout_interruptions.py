@@ -27,7 +27,7 @@ AT_ONCE_S = 1.0
 ALONE_S = 0.1
 """For an engine that decodes by itself to be seen at it."""
 STEPS_AHEAD = 4
-"""Decoding steps that may end behind an abort: those that were under way."""
+"""Decoding steps that may end after an abort: those that were under way."""
 
 
 class InterruptionRequirements:
@@ -101,7 +101,7 @@ class InterruptionRequirements:
 
     @requirement("abort.versions", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A sample that is aborted before its first token, behind an update, has the version that would have sampled
+        """A sample that is aborted before its first token, after an update, has the version that would have sampled
         it; one that has tokens has those of its tokens."""
         if Capability.ABORT not in lab.spec.capabilities:
             return measured.record("claims abort", 0)
@@ -152,7 +152,7 @@ class InterruptionRequirements:
 async def _aborted(
     engine: RolloutEngine, requests: Sequence[GenerationRequest], ids: Sequence[str] | None
 ) -> tuple[float, bool, int, list[GenerationOutput]]:
-    """Seconds that abort took, whether the engine works by itself, tokens decoded behind the abort, samples."""
+    """Seconds that abort took, whether the engine works by itself, tokens decoded after the abort, samples."""
     task = asyncio.create_task(collect(engine, requests))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -178,7 +178,7 @@ async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests
 
 
 async def _closed_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
-    """The same, of one whose caller closes it behind its first sample."""
+    """The same, of one whose caller closes it after its first sample."""
     first = replace(requests[0], request_id="first", n=1, sampling=replace(requests[0].sampling, max_tokens=1))
     stream = cast("AsyncGenerator[GenerationOutput, None]", engine.generate([first, *requests]))
     await anext(stream)

@@ -57,7 +57,7 @@ class KeptRequirements:
 
     @requirement("abort.still_paused", needs=Capability.ABORT, since=(2, 0))
     def test_abort_still_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Aborting all that there is ends no pause: a call that begins behind it waits for `resume`."""
+        """Aborting all that there is ends no pause: a call that begins after it waits for `resume`."""
         if Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
             return measured.record("pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 253), 2, max_tokens=100) for at in range(2)]
@@ -86,7 +86,7 @@ class KeptRequirements:
     @requirement("update.little", since=(2, 0))
     def test_update_little(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An update that leaves the embeddings as they are, all but one layer, or all but one tensor, is an update:
-        prompts that were seen before, and samples that were paused, go on under the new weights alone."""
+        prompts that were seen before, and samples that were paused, continue under the new weights alone."""
         requests = [lab.ask(f"r{at}", lab.prompt(70 - at, 251), 2, max_tokens=20) for at in range(2)]
         state, pauses = dict(lab.base), Capability.PARTIAL_ROLLOUT in lab.spec.capabilities
         long = [lab.ask("long", lab.prompt(70, 251), 2, max_tokens=100)]
@@ -99,7 +99,7 @@ class KeptRequirements:
                 task = await lab.paused_midway(long, changing) if pauses else None
                 changing.update_weights(whole_shards(served), version)
                 if task is not None:
-                    # Versions and log-probs of both parts are looked at behind every requirement.
+                    # Versions and log-probs of both parts are looked at after every requirement.
                     changing.resume()
                     await task
 

@@ -34,7 +34,7 @@ class LengthRequirements:
             for at, length in enumerate(sorted(lengths(lab)))
         ]
         longest = lab.prompt(max(lengths(lab)), 140)
-        # As a prompt that goes on from another's beginning: what is kept of that must be the same text.
+        # As a prompt that continues from another's beginning: what is kept of that must be the same text.
         requests += [
             lab.ask(f"shared{length}", (*longest[:length], *lab.prompt(9, 141)), max_tokens=3)
             for length in BLOCKS
@@ -89,7 +89,7 @@ class LengthRequirements:
 
     @requirement("length.continued", since=(2, 0))
     def test_length_continued(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response goes on behind hundreds of tokens, with the right log-probs and, seeded, the same tokens."""
+        """A response continues after hundreds of tokens, with the right log-probs and, seeded, the same tokens."""
         room = lab.suite.max_model_tokens
         whole = lab.ask("r", lab.prompt(6, 146), 2, max_tokens=room * 3 // 4, temperature=1.2, seed=21)
         tokens = tokens_of(lab.run([whole]))

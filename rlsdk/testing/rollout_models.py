@@ -227,7 +227,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: b
             faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
             measured.none(f"draws that follow something else, {name}", DrawStatistics.of(samples, other.eos).faults())
-            # What is derived from weights is derived anew.
+            # What is derived from weights is derived again.
             state = other.changed(83)
             engine.update_weights(whole_shards(state), 3)
             newer = other.plain.with_state(state)
@@ -241,7 +241,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: b
 
 
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
-    """A model whose configuration says what few do, with defaults for sampling of its own."""
+    """A model whose configuration says what few do, with defaults for its own sampling."""
     if not folder.exists():
         write_tiny_model(folder, architecture=family, seed=9, num_key_value_heads=4, **fields)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")

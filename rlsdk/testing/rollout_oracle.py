@@ -106,7 +106,7 @@ class Oracle:
             )  # fmt: skip
             known = self.drawn.get(key, ())
             if known[: len(given)] != given:
-                continue  # it goes on behind tokens that the seed did not give
+                continue  # it continues after tokens that the seed did not give
             text = (*given, *output.token_ids.tolist())
             shared = min(len(known), len(text))
             if known[:shared] == text[:shared]:

@@ -46,7 +46,7 @@ class PlainModel:
         return found.double()
 
     def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """`[V]` float64: behind a prompt."""
+        """`[V]` float64: after a prompt."""
         found: Tensor = self.model(torch.tensor([list(prompt)])).logits[0, -1]
         return found.double()
 

@@ -85,7 +85,7 @@ def at_random(lab: RolloutLab, seed: int, count: int) -> Iterator[GenerationRequ
 
 
 def stopping(lab: RolloutLab, salt: int) -> Iterator[GenerationRequest]:
-    """Requests that end by tokens of their own, the first at once."""
+    """Requests that end by their own tokens, the first at once."""
     prompt = lab.prompt(8, 160 + salt)
     first = int(lab.plain.next_logits(prompt).argmax())
     every = tuple(range(lab.vocabulary))

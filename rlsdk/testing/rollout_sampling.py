@@ -20,7 +20,7 @@ from rlsdk.testing.rollout_plain import distribution, kept
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
 NUM_DRAWS = 2000
-"""First tokens behind one prompt, held against their exact distribution."""
+"""First tokens after one prompt, held against their exact distribution."""
 BORDER = 1e-3
 """Relative: tokens so near a filter's border may be kept or not."""
 
@@ -75,13 +75,13 @@ class SamplingRequirements:
 
     @requirement("min_p", needs=Capability.MIN_P)
     def test_min_p(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """No token is drawn whose probability is below `min_p` of the likeliest one's."""
+        """No token is drawn whose probability is below `min_p` of the most probable one's."""
         request = lab.ask("r", lab.prompt(7, 6), 12, max_tokens=12, temperature=1.5, min_p=0.3)
         measured.none("tokens below min-p", outside(lab, request))
 
     @requirement("greedy")
     def test_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """At temperature 0 the likeliest token is taken, and its log-prob is that of temperature 1."""
+        """At temperature 0 the most probable token is taken, and its log-prob is that of temperature 1."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 7), 2, max_tokens=16, temperature=0.0) for at in range(3)]
         outputs = lab.run(requests)
         behind = []
@@ -221,7 +221,7 @@ class SamplingRequirements:
 
 
 def draws_p(lab: RolloutLab, sampling: dict[str, object]) -> float:
-    """The p-value of `NUM_DRAWS` first tokens behind one prompt."""
+    """The p-value of `NUM_DRAWS` first tokens after one prompt."""
     prompt, calls = lab.prompt(6, 21), 5
     requests = [
         lab.ask(f"r{at}", prompt, NUM_DRAWS // calls, max_tokens=1, seed=100 + at, **sampling) for at in range(calls)

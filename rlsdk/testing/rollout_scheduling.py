@@ -89,7 +89,7 @@ class SchedulingRequirements:
 
     @requirement("pause", needs=Capability.PARTIAL_ROLLOUT)
     def test_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`pause` keeps unfinished requests and `resume` goes on with them: nothing is lost or changed, neither
+        """`pause` keeps unfinished requests and `resume` continues with them: nothing is lost or changed, neither
         what they have nor how they are sampled."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 70), 3, max_tokens=40) for at in range(3)]
         requests += [
@@ -170,7 +170,7 @@ def check_mixed_versions(
             continue
         near_old = (found - lab.expected(lab.plain, request, output)).abs() <= lab.suite.tolerance
         near_new = (found - lab.expected(new, request, output)).abs() <= lab.suite.tolerance
-        # The longest beginning that is of the old weights; all behind it must be of the new.
+        # The longest beginning that is of the old weights; all after it must be of the new.
         old = int(near_old.int().cumprod(0).sum())
         if not bool(near_new[old:].all()):
             faults.append(f"{key}: token {old + int((~near_new[old:]).nonzero()[0])} has a log-prob of neither weights")

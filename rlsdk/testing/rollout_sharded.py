@@ -19,7 +19,7 @@ BUCKET_BYTES = 100_000
 
 
 class _FarGroup(LocalGroup):
-    """One rank with whole tensors, as if in a process of its own."""
+    """One rank with whole tensors, as if in its own process."""
 
     def peers(self) -> Sequence[LocalPeer]:
         return [LocalPeer(host, is_local=False) for host in self.hosts]

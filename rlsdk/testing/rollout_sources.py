@@ -110,7 +110,7 @@ class SourceRequirements:
 
     @requirement("update.raises_paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_update_raises_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Samples that are paused outlive an update that fails: after a whole one they go on under that."""
+        """Samples that are paused outlive an update that fails: after a whole one they continue under that."""
         state = lab.changed(52)
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 191), 3, max_tokens=100) for at in range(2)]
 

@@ -1,4 +1,4 @@
-"""Requirements: samples that go on behind a pause with the keys and values of older weights."""
+"""Requirements: samples that continue after a pause with the keys and values of older weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StaleRequirements:
 
     @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`resume(keep_cache=True)` goes on with old keys and values under new weights, for the samples that were
+        """`resume(keep_cache=True)` continues with old keys and values under new weights, for the samples that were
         paused and for no other; the next `resume` without it does not."""
         requests = [lab.ask(f"r{at}", lab.prompt(12 + 30 * at, 200), 3, max_tokens=100) for at in range(2)]
         # The same prompts, so that what is kept of them would be found.

@@ -164,7 +164,7 @@ class WeightRequirements:
     @requirement("update.receipts", since=(2, 0))
     def test_update_receipts(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every receipt says what arrived and what is served now, of whole tensors and of pieces in other dtypes,
-        of weights that are as before, of those behind an update that failed, and of the first ones that come back."""
+        of weights that are as before, of those after an update that failed, and of the first ones that come back."""
         first, second = lab.changed(55), lab.changed(56)
         half = {name: tensor.bfloat16() for name, tensor in second.items()}
         updates: dict[str, tuple[Mapping[str, Tensor], list[WeightShard]]] = {
@@ -270,7 +270,7 @@ def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[Weight
 def tensor_bytes() -> int:
     """Memory of all tensors of this process that something still holds, each storage once."""
     gc.collect()
-    # A class of its own in many libraries: what is asked is the type, since looking closer may run their code.
+    # Its own class in many libraries: what is asked is the type, since looking closer may run their code.
     tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
     storages = {(s := tensor.untyped_storage()).data_ptr(): s.nbytes() for tensor in tensors if not tensor.is_meta}
     return sum(storages.values())

@@ -193,7 +193,7 @@ class Trial:
         return found
 
     def forget(self, replica: int) -> None:
-        """A replica that was started anew: it serves zeros."""
+        """A replica that was started again: it serves zeros."""
         for _, _, tensor in self.replicas[replica].serving.served:
             tensor.zero_()
 

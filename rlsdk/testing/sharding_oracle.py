@@ -29,7 +29,7 @@ def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | No
     """What a report says that is not so, and boxes that did not arrive.
 
     Args:
-        trial: behind its sync.
+        trial: after its sync.
         report: of it.
         version: that was asked for.
         before: what sources held at the last sync that succeeded; None: there was none.

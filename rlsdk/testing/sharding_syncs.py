@@ -117,7 +117,7 @@ class SyncRequirements:
     @requirement("sync.report.whole", since=(2, 0))
     def test_report_whole(self, lab: ShardingLab, measured: Measured) -> None:
         """The report's seconds are those of the whole sync, its proof among them; its transports stand in the order of
-        preference, of several that were used. Where replicas pass weights on, each sync has a name of its own."""
+        preference, of several that were used. Where replicas pass weights on, each sync has its own name."""
         trial = lab.trial(pairs()["sharded to whole, two replicas"])
         trial.sync(1)
         trial.step()
@@ -230,7 +230,7 @@ class SyncRequirements:
     @requirement("sync.again", since=(2, 0))
     def test_again(self, lab: ShardingLab, measured: Measured) -> None:
         """Every sync brings the weights that are there now, whatever version they are called: the same one again, a
-        lower one, 0, for a replica that was started anew, and where no change is expected."""
+        lower one, 0, for a replica that was started again, and where no change is expected."""
         trial = lab.trial(in_one_process(replicas=2))
         trial.sync(0)
         measured.none("boxes that differ: version 0", trial.differing())

@@ -18,7 +18,7 @@ def chi_square_p(counts: Tensor, probabilities: Tensor, least: float = LEAST_EXP
     Args:
         counts: `[V]` how often each token came.
         probabilities: `[V]` float64, summing to 1.
-        least: expected samples of a bin of its own.
+        least: expected samples of its own bin.
 
     Returns:
         The p-value; 0 where a token came that has no probability at all.

@@ -1,4 +1,4 @@
-"""Requirements: a checkpoint is all that there is to go on from, in whatever state the engine was that loads it."""
+"""Requirements: a checkpoint is all that there is to continue from, in whatever state the engine was that loads it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.settings", since=(2, 0))
     def test_checkpoint_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """With other betas, eps, decay, clipping and schedule a checkpoint of any step goes on exactly."""
+        """With other betas, eps, decay, clipping and schedule a checkpoint of any step continues exactly."""
         for name, at in (("short memory", 2), ("strong decay", 1), ("all at once", 1), ("all at once", 2)):
             self._goes_on(lab, measured, at, f"{name}, saved after step {at}", optim=SETTINGS[name])
 
     @requirement("checkpoint.many_steps", since=(2, 0))
     def test_checkpoint_many_steps(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of many steps goes on exactly: their count is kept whole, however large."""
+        """A checkpoint of many steps continues exactly: their count is kept whole, however large."""
         folder, batch = lab.new_folder("many"), rows_of((3,), seed=9)
         many = [act for _ in range(MANY_STEPS) for act in (learn(batch), step)]
         went_on = lab.play([*many, save(folder), learn(batch), step], optim=LONG_MEMORY)
@@ -61,7 +61,7 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.into_trained", since=(2, 0))
     def test_checkpoint_into_trained(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint that is loaded into an engine with steps of its own, and with gradients of a step that it
+        """A checkpoint that is loaded into an engine with its own steps, and with gradients of a step that it
         did not make, leaves nothing of them; an older one of two is loaded as well as the newer."""
         old, new, batches = lab.new_folder("old"), lab.new_folder("new"), three_batches()
         saving = [learn(batches[0]), step, save(old), learn(batches[1]), step, save(new), learn(batches[2]), step]
@@ -79,7 +79,7 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.tied", since=(2, 0))
     def test_checkpoint_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """A model of tied embeddings goes on exactly."""
+        """A model of tied embeddings continues exactly."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         self._goes_on(lab, measured, 2, "tied", model=model)
@@ -94,7 +94,7 @@ class CheckpointRequirements:
     @requirement("checkpoint.other_model", since=(2, 0))
     def test_checkpoint_other_model(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of a model of other shapes, another head or tied embeddings is a CheckpointError; the
-        engine goes on as if it had never been asked."""
+        engine continues as if it had never been asked."""
         batches = three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         fields: dict[str, dict[str, Any]] = {n: {"model": lab.variant(n)} for n in ("other", "tied") if lab.variant(n)}
@@ -114,7 +114,7 @@ class CheckpointRequirements:
     @requirement("checkpoint.missing_file", since=(2, 0))
     def test_checkpoint_missing_file(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint that lacks a file, has an empty one, or a safetensors file without one of its tensors, is a
-        CheckpointError; the engine goes on as if it had never been asked."""
+        CheckpointError; the engine continues as if it had never been asked."""
         folder, batches = lab.new_folder("whole"), three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         lab.play([*script_of(batches[:1]), save(folder)], optim=EVERYTHING)
@@ -227,7 +227,7 @@ def written_late(seat: Seat, case: Case, folder: str) -> list[str]:
 
 
 def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random numbers behind a save, and behind a load of it."""
+    """Random numbers after a save, and after a load of it."""
     state = torch.get_rng_state()
     engine = seat.start(case.spec)
     try:

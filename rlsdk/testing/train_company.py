@@ -25,7 +25,7 @@ class CompanyRequirements:
     @requirement("together", since=(2, 0))
     def test_together(self, lab: TrainLab, measured: Measured) -> None:
         """Two engines in one process, each in the middle of its steps, do what each would do alone: with another
-        optimizer and temperature, frozen, with another head; and one goes on when the other is closed."""
+        optimizer and temperature, frozen, with another head; and one continues when the other is closed."""
         batches, probe = three_batches(), rows_of((12, 1, 5), seed=1)
         mine = lab.case(optim=EVERYTHING, rows=2)
         script = [learn(batches[0]), step, learn(batches[1]), look(probe, "log_probs"), step, learn(batches[2]), step]

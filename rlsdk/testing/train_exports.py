@@ -111,7 +111,7 @@ class ExportRequirements:
 
     @requirement("export.reset", needs=Capability.EXPORT, since=(2, 0))
     def test_export_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer` counts steps anew: an export behind it has the weights of now, and not those that there
+        """`reset_optimizer` counts steps again: an export after it has the weights of now, and not those that there
         were when as many steps were counted before."""
         if not lab.can_reset:
             return measured.record("engines that begin their optimizer anew", 0)

@@ -18,8 +18,8 @@ class IdleRequirements:
 
     @requirement("step.idle", since=(2, 0))
     def test_idle(self, lab: TrainLab, measured: Measured) -> None:
-        """A step without any gradient, at first, in the middle and twice, behind no call at all and behind batches of
-        no rows, is a step of the schedule: it is not skipped, its norm is 0, and the rates behind it go on."""
+        """A step without any gradient, at first, in the middle and twice, after no call at all and after batches of
+        no rows, is a step of the schedule: it is not skipped, its norm is 0, and the rates after it go on."""
         batch = rows_of((8, 3, 13), seed=130)
         idle: dict[str, list[Act]] = {"no call": [step], "no rows": [learn_nothing(batch), step]}
         for name, nothing in idle.items():

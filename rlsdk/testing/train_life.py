@@ -60,7 +60,7 @@ class LifeRequirements:
     @requirement("life", since=(2, 0))
     def test_life(self, lab: TrainLab, measured: Measured) -> None:
         """Steps of several calls, skipped ones, objectives that raise, outputs, checkpoints, exports, memory that is
-        lent and optimizers that begin anew, in random order: every answer is plain torch's; and so it is behind a
+        lent and optimizers that begin again, in random order: every answer is plain torch's; and so it is after a
         checkpoint, in another engine."""
         for seed in range(3):
             life = Life.of(lab, seed)

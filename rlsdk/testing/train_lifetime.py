@@ -53,7 +53,7 @@ class LifetimeRequirements:
 
     @requirement("checkpoint.resume")
     def test_resume(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint goes on exactly: the steps behind it are, bit for bit, those that would have followed."""
+        """A checkpoint continues exactly: the steps after it are, bit for bit, those that would have followed."""
         folder = str(lab.new_folder("saved"))
         steps = [*three_steps(), *three_steps()]
         on = lab.drive(steps=steps, save=folder, save_after=3)
@@ -64,7 +64,7 @@ class LifetimeRequirements:
 
     @requirement("checkpoint.schedule")
     def test_resume_schedule(self, lab: TrainLab, measured: Measured) -> None:
-        """The schedule goes on where it was."""
+        """The schedule continues where it was."""
         folder = str(lab.new_folder("saved"))
         optim = replace(OPTIM, schedule="linear", warmup_steps=2, total_steps=8)
         steps = [*three_steps(), *three_steps()]

@@ -118,7 +118,7 @@ def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
-    """What about an engine's shards is not as its layout says, before a step and behind it."""
+    """What about an engine's shards is not as its layout says, before a step and after it."""
     engine, faults = seat.start(case.spec), []
     output = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}[case.head]
     try:
@@ -169,7 +169,7 @@ def differences(forecast: WeightLayout, layout: WeightLayout) -> list[str]:
 
 
 def positions(seat: Seat, case: Case, batch: Batch) -> list[Parallel]:
-    """Where a rank stands, before a step and behind it."""
+    """Where a rank stands, before a step and after it."""
     engine = seat.start(case.spec)
     try:
         before = engine.parallel

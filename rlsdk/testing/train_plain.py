@@ -164,8 +164,8 @@ class PlainTrainEngine(TrainEngine):
 
 
 def padded_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
-    """Every output that the head gives, of all rows in one pass, padded behind their ends; differentiable. 0 off a mask
-    where there is one. No token sees what stands behind it, so padding changes none."""
+    """Every output that the head gives, of all rows in one pass, padded after their ends; differentiable. 0 off a mask
+    where there is one. No token sees what stands after it, so padding changes none."""
     if batch.num_rows == 0:
         names = ("log_probs", "entropy") if head is Head.LM else ("values", "scores")
         return {name: torch.zeros(0) for name in names}

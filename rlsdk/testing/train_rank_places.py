@@ -73,7 +73,7 @@ class RankPlaceRequirements:
 
     @requirement("ranks.raises_one", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_raises_one(self, lab: TrainLab, measured: Measured) -> None:
-        """What an objective raises on one rank alone comes out there, the others raise too, and the steps behind it
+        """What an objective raises on one rank alone comes out there, the others raise too, and the steps after it
         are those of engines that never heard of it."""
         case, good, other = replace(data_case(lab), rows=1), steps_of(FEW, 2), rows_of(FEW, seed=46)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
@@ -114,7 +114,7 @@ class RankPlaceRequirements:
 
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer` on several ranks begins anew on each of them, as on one."""
+        """`reset_optimizer` on several ranks begins again on each of them, as on one."""
         if not lab.can_reset:
             return measured.record("engines that can be reset", 0)
         case = data_case(lab)
@@ -175,7 +175,7 @@ def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
 
 
 def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers that a rank draws behind a save, and behind a load of it; each rank begins with a seed of its own."""
+    """Numbers that a rank draws after a save, and after a load of it; each rank begins with its own seed."""
     state = torch.get_rng_state()
     engine = seat.start(case.spec)
     try:

@@ -1,4 +1,4 @@
-"""Requirements: what holds on one rank holds on several, each with rows of its own, of unlike size, or with none."""
+"""Requirements: what holds on one rank holds on several, each with its own rows, of unlike size, or with none."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class RankRequirements:
 
     @requirement("ranks.skipped", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_skipped(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient that is not finite in a row of one rank skips the step on all of them; the steps behind it
+        """A gradient that is not finite in a row of one rank skips the step on all of them; the steps after it
         are those that would have been."""
         case, good, other = data_case(lab), steps_of(FEW, 3), rows_of(FEW, seed=45)
         # Tokens of the upper half: the rows of the vocabulary's matrices whose gradient overflows are one rank's alone.
@@ -196,7 +196,7 @@ class RankRequirements:
     @requirement("ranks.checkpoint", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_checkpoint(self, lab: TrainLab, measured: Measured) -> None:
         """On several ranks a checkpoint of step 0, or of a later step, leaves nothing of what an engine did before
-        it was loaded, and goes on exactly under other settings."""
+        it was loaded, and continues exactly under other settings."""
         case = replace(data_case(lab), optim=EVERYTHING)
         plain = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
         other = [act for batches in steps_of(FEW, 2, seed=60) for act in (learn(batches[0]), step)]
@@ -208,7 +208,7 @@ class RankRequirements:
 
     @requirement("ranks.widened", needs=Capability.RESHARD_ON_LOAD, since=(2, 0))
     def test_ranks_widened(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of one rank loads on several, and the steps behind it are the same but for rounding."""
+        """A checkpoint of one rank loads on several, and the steps after it are the same but for rounding."""
         if Capability.DATA_PARALLEL not in lab.spec.capabilities:
             return measured.record("worlds tried", 0)
         case, folder = replace(data_case(lab), optim=EVERYTHING), lab.new_folder("narrow")

@@ -93,7 +93,7 @@ class SettingRequirements:
     @requirement("step.skipped_later", since=(2, 0))
     def test_skipped_later(self, lab: TrainLab, measured: Measured) -> None:
         """A step whose gradient is infinite or not a number, in one row of one of its calls, is skipped wherever it
-        comes, and so are two in a row: the steps behind it are, bit for bit, those of an engine that never had it."""
+        comes, and so are two in a row: the steps after it are, bit for bit, those of an engine that never had it."""
         batches, other = three_batches(), rows_of(LENGTHS, seed=97)
         expected = lab.play(script_of(batches), optim=EVERYTHING, rows=2)
         for at, value in ((0, math.inf), (1, math.nan), (2, 3e38), (3, -math.inf)):
@@ -145,7 +145,7 @@ class SettingRequirements:
 
     @requirement("step.reset", since=(2, 0))
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer`, where an engine has it, begins anew: no moments, no gradients, step 0 of the new
+        """`reset_optimizer`, where an engine has it, begins again: no moments, no gradients, step 0 of the new
         schedule, the weights as they are."""
         if not lab.can_reset:
             return measured.record("engines that can be reset", 0)

@@ -49,7 +49,7 @@ class SplitRequirements:
 
     @requirement("parallel.expert", needs=Capability.EXPERT_PARALLEL)
     def test_split_expert(self, lab: TrainLab, measured: Measured) -> None:
-        """Experts over two ranks: losses, gradient norm over three steps and outputs behind them are those of one.
+        """Experts over two ranks: losses, gradient norm over three steps and outputs after them are those of one.
 
         Weights are not compared one by one: checkpoints and transformers name those of experts differently.
         """
@@ -58,7 +58,7 @@ class SplitRequirements:
 
     @requirement("parallel.resume", needs=Capability.DATA_PARALLEL)
     def test_split_resume(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of two ranks goes on exactly on two ranks."""
+        """A checkpoint of two ranks continues exactly on two ranks."""
         folder = str(lab.new_folder("saved"))
         case = split_case(lab, Capability.DATA_PARALLEL, default={})
         steps = [*three_steps(), *three_steps()]
@@ -68,7 +68,7 @@ class SplitRequirements:
 
     @requirement("checkpoint.reshard", needs=Capability.RESHARD_ON_LOAD)
     def test_reshard(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of two ranks loads on one, and the steps behind it are the same but for rounding."""
+        """A checkpoint of two ranks loads on one, and the steps after it are the same but for rounding."""
         folder = str(lab.new_folder("saved"))
         case = split_case(lab, Capability.DATA_PARALLEL, default={})
         steps = [*three_steps(), *three_steps()]

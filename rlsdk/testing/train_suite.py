@@ -75,7 +75,7 @@ class TrainConformance(
     """Largest difference of a weight after three steps of size 0.01, and of a gradient's norm, relative."""
     splits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     """A parallel capability's value -> options of a world of `world` ranks that is split so. Without: the field of the
-    backend's options that is called like the capability (or with `_size` behind it) is set to 2."""
+    backend's options that is called like the capability (or with `_size` after it) is set to 2."""
     apart: ClassVar[bool] = False
     """Runs single ranks in a process of their own too: for an engine that changes the process it is in."""
     world: ClassVar[int] = 2

@@ -191,7 +191,7 @@ class WitnessedTrainEngine(TrainEngine):
             return None
 
     def _called(self, call: Callable[[], T]) -> T:
-        """What the engine answers; where it refuses, what is right behind that is not known."""
+        """What the engine answers; where it refuses, what is right after that is not known."""
         self.num_calls += 1
         try:
             return call()

@@ -17,7 +17,7 @@ class WriteRequirements:
 
     @requirement("checkpoint.cannot_write", since=(2, 0))
     def test_checkpoint_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint whose tensors cannot be written is an error, also where threads write; training goes on behind
+        """A checkpoint whose tensors cannot be written is an error, also where threads write; training continues after
         it as if it had not been asked for."""
         _is_heard_of(lab, measured, "checkpoint", save)
 

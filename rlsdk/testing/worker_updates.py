@@ -46,7 +46,7 @@ class CountedHost(TrainHost):
 
 
 class FarGroup(LocalGroup):
-    """Ranks as if in processes of their own."""
+    """Ranks as if in their own processes."""
 
     def peers(self) -> Sequence[LocalPeer]:
         return [LocalPeer(host, is_local=False) for host in self.hosts]

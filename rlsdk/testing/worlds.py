@@ -193,7 +193,7 @@ def close_process_pools() -> None:
 
 @functools.cache
 def _keep_imports_out_of_collections() -> None:
-    """Once, behind the first job: engines look for garbage as they close, and to look through all that torch and
+    """Once, after the first job: engines look for garbage as they close, and to look through all that torch and
     transformers made at their import each time took six of seven parts of a suite's time."""
     gc.collect()
     gc.freeze()
