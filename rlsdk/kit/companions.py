@@ -10,10 +10,10 @@ from rlsdk.interfaces import RlsdkError
 
 
 class Companion(Protocol):
-    """An object in a process of its own, which ends with the process that started it."""
+    """An object in its own process, which ends with the process that started it."""
 
     def call(self, method: str, *args: Any) -> Future[Any]:
-        """Calls a method there, on a thread of its own. The future raises what the method raised, or `WorkerError` when
+        """Calls a method there, on its own thread. The future raises what the method raised, or `WorkerError` when
         the process is gone; it has no deadline."""
         ...
 

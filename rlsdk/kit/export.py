@@ -158,7 +158,7 @@ def _waves(files: Sequence[ExportedFile]) -> Iterator[list[tuple[ExportedFile, E
 
 
 class _Writer:
-    """Writes the files of one rank on a thread of its own, one tensor behind the one that is brought."""
+    """Writes the files of one rank on its own thread, one tensor behind the one that is brought."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

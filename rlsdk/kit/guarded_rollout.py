@@ -1,4 +1,4 @@
-"""A RolloutEngine behind its state: asleep, without weights, closed."""
+"""Guards a RolloutEngine: refuses calls that its state does not allow (asleep, without weights, closed)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TrainEngine behind its state: what is offloaded, what is frozen, whether it is closed."""
+"""Guards a TrainEngine: refuses calls that its state does not allow (offloaded parts, frozen model, closed)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _left: list[Future[Any]] = []
 
 
 def is_interrupt(kind: type[BaseException] | None) -> bool:
-    """Whether a block ends because somebody wants the program to end now, and not by an error of its own."""
+    """Whether a block ends because somebody wants the program to end now, and not by its own error."""
     return kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
 
 
@@ -43,7 +43,7 @@ def wait(work: Future[Any], *, interrupted: bool, then: Callable[[Future[Any]], 
 
 
 def settle() -> None:
-    """Waits for what was left: before a program that goes on begins the same anew."""
+    """Waits for what was left: before a program that goes on begins the same again."""
     while _left:
         _left.pop().exception()
 

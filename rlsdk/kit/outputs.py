@@ -140,7 +140,7 @@ def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
     """`[M, V]` logits of `[M, H]` last hidden states.
 
     The model's own forward pass makes them, on a shallow copy of it with a stand-in for its backbone: families scale,
-    divide and cap their logits in ways of their own, and none of that is written again here.
+    divide and cap their logits in their own ways, and none of that is written again here.
     """
     name, backbone = _backbone(model)
     head = copy.copy(model)

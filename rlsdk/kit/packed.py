@@ -1,6 +1,6 @@
 """Rows of unequal length through a transformers model, each prefix once, without padding where padding costs: exact.
 
-Two forms of the same numbers. *Rectangle*: rows are padded on the right; with causal attention a pad stands behind
+Two forms of the same numbers. *Rectangle*: rows are padded on the right; with causal attention a pad stands after
 every real token, so no real token ever sees one and no mask is needed. *Packed*: tokens end to end in one row, those
 with the same prefix once (`kit.prefixes`), so linear layers see nothing twice and no pads; attention alone unpacks,
 to a rectangle (CPU) or to rows of varying lengths (CUDA).
@@ -199,7 +199,7 @@ def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = 
     Not every family tells its attention the window, but each asks for a mask that has it.
 
     Raises:
-        ConfigError: the model masks by rules of its own.
+        ConfigError: the model masks by its own rules.
     """
     if use_vmap:
         raise ConfigError("this model builds attention masks by rules of its own, which rlsdk cannot compute")

@@ -21,7 +21,7 @@ class Parking:
     """Part -> emptied storages with their bytes."""
 
     def leave(self, part: str, tensors: Iterable[Tensor]) -> None:
-        """Copies the memory behind `tensors` to the host and frees it. A part that is away already stays away."""
+        """Copies the memory of `tensors` to the host and frees it. A part that is away already stays away."""
         lot = self.lots.setdefault(part, [])
         for tensor in tensors:
             storage = tensor.untyped_storage()

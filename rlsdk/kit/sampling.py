@@ -170,8 +170,8 @@ def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
 def choose(weights: Tensor, noise: Tensor) -> Tensor:
     """`[R]` int64: an index of each row, with chances in proportion to its weights.
 
-    Goes down a tree of groups of `BRANCH`, with a number of its own for each decision. Inverting one running sum over
-    the whole vocabulary would do, but there a change in the last bit of any weight moves all the sums behind it, and a
+    Goes down a tree of groups of `BRANCH`, with its own number for each decision. Inverting one running sum over
+    the whole vocabulary would do, but there a change in the last bit of any weight moves all the sums after it, and a
     number that falls between two of thousands of sums is soon hit. Here few sums stand around each number, so rounding
     that differs from batch to batch hardly ever changes a token.
 
@@ -192,7 +192,7 @@ def choose(weights: Tensor, noise: Tensor) -> Tensor:
 
 
 def _in_groups(weights: Tensor) -> Tensor:
-    """`[R, G, BRANCH]`, zeros behind the last."""
+    """`[R, G, BRANCH]`, zeros after the last."""
     padded = F.pad(weights, (0, -weights.shape[1] % BRANCH))
     return padded.view(len(weights), -1, BRANCH)
 
@@ -200,6 +200,6 @@ def _in_groups(weights: Tensor) -> Tensor:
 def _below(sums: Tensor, noise: Tensor) -> Tensor:
     """`[R]`: the first index whose running sum is above `noise` times the total; it has a weight above 0."""
     total = sums[:, -1:]
-    # The product may round up to the total, behind which there is nothing.
+    # The product may round up to the total, after which there is nothing.
     target = torch.minimum(noise * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=sums.shape[1] - 1)

@@ -87,7 +87,7 @@ SHARED_WEIGHTS = "rlsdk-weights"
 ALIGNMENT = 64
 """Bytes: shared tensors start at multiples of a cache line."""
 _shared: dict[int, tuple[int, BlockName]] = {}
-"""First address -> first address behind, and name, of each block that `share` made and that is in use."""
+"""First address -> first address after, and name, of each block that `share` made and that is in use."""
 
 
 def share(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -106,7 +106,7 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
     weakref.finalize(memory, _shared.pop, first)
     found = []
     for tensor, start in zip(tensors, starts, strict=True):
-        # Each has a storage of its own: what is saved or sent of one must not carry the others along.
+        # Each has its own storage: what is saved or sent of one must not carry the others along.
         values = torch.empty(0, dtype=tensor.dtype)
         if tensor.numel():
             values = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)

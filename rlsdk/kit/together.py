@@ -36,7 +36,7 @@ def agreed(what: str) -> Iterator[None]:
 
 
 def raise_together(failures: Sequence[Exception]) -> None:
-    """Every rank enters behind its passes, with what an objective raised there. Where one failed all raise: that one
+    """Every rank enters after its passes, with what an objective raised there. Where one failed all raise: that one
     its own error, the others an `RlsdkError` that names it."""
     mine = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
     told: list[str | None] = [None] * dist.get_world_size()

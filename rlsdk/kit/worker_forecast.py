@@ -150,7 +150,7 @@ class _Part:
         elif kind == "down_proj":
             yield _share(shape, 2, shape[2] // ranks, rank)
         else:
-            # Rows of the gate, and behind all of them those of what it gates.
+            # Rows of the gate, and after all of them those of what it gates.
             inner = shape[1] // 2
             for first in (0, inner):
                 size = inner // ranks
