@@ -67,7 +67,7 @@ def take_turns(
 ) -> tuple[BoxTable, Ints, Ints]:
     """Gives every box a source; a box is cut, between rows, where the turn of one replica ends.
 
-    All boxes of a set lie behind one another on a line. The line is cut into equal cycles, and in each cycle every
+    All boxes of a set lie after one another on a line. The line is cut into equal cycles, and in each cycle every
     member gives its share, so that it is even over every stretch of the plan and not only in sum. The number of cycles
     is prime to that of the targets: these then start with different members.
 

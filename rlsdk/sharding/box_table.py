@@ -23,7 +23,7 @@ MAX_PAIRS = 1 << 22
 
 @dataclass(frozen=True)
 class BoxTable:
-    """N boxes of named tensors. Tensors of fewer dimensions than others have ones behind."""
+    """N boxes of named tensors. Tensors of fewer dimensions than others have ones after."""
 
     rank: Ints
     """`[N]`: index of the layout that lists the box."""
@@ -47,7 +47,7 @@ class BoxTable:
         return BoxTable(*(values.take(rows, axis=0) for values in (self.rank, self.name, self.offset, self.size)))
 
     def joined(self, other: BoxTable) -> BoxTable:
-        """These boxes, and behind them the other ones."""
+        """These boxes, and after them the other ones."""
         return concatenated((self, other))
 
     @property
@@ -210,7 +210,7 @@ def cut_rows(table: BoxTable, max_elements: Ints) -> tuple[BoxTable, Ints]:
 
 
 def first_axis(table: BoxTable) -> tuple[Ints, Ints]:
-    """Per box: the first dimension of more than one index, and the elements behind one index of it."""
+    """Per box: the first dimension of more than one index, and the elements after one index of it."""
     axis = (table.size > 1).argmax(axis=1)
     behind = np.cumprod(table.size[:, ::-1], axis=1)[:, ::-1]
     at = np.arange(len(table))

@@ -30,6 +30,6 @@ def call_each(
     *,
     timeout_s: float,
 ) -> list[_Result]:
-    """As `call`, with arguments of its own for each rank."""
+    """As `call`, with its own arguments for each rank."""
     results: list[_Result] = group.run_each(method.__name__, arguments, timeout_s)
     return results

@@ -1,5 +1,5 @@
 """CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles and not yet run
-on a GPU: where a handle cannot be opened, the sync goes on through the host (`target.fetch`)."""
+on a GPU: where a handle cannot be opened, the sync continues through the host (`target.fetch`)."""
 
 from __future__ import annotations
 

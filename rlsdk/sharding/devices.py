@@ -9,7 +9,7 @@ from rlsdk.interfaces import WeightLayout
 
 
 def on_physical_device(layout: WeightLayout, accelerators: Sequence[str]) -> WeightLayout:
-    """The layout with the name of the device behind `cuda:N`, `accelerators[N]`, in place of N. Unchanged on a CPU,
+    """The layout with the name of the device after `cuda:N`, `accelerators[N]`, in place of N. Unchanged on a CPU,
     and where nobody knows the device."""
     kind, _, number = layout.device.partition(":")
     at = int(number or 0)

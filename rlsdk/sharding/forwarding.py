@@ -1,4 +1,4 @@
-"""Weights that arrive in one process and go on to another, a round at a time, while the next rounds arrive."""
+"""Weights that arrive in one process and continue to another, a round at a time, while the next rounds arrive."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Forwarder:
 def teed(
     rounds: Iterable[Iterator[WeightShard]], forwarders: Sequence[Forwarder]
 ) -> Generator[WeightShard, None, None]:
-    """Every shard of every round; each round goes to the forwarders as well, in memory of its own."""
+    """Every shard of every round; each round goes to the forwarders as well, in its own memory."""
     for shards in rounds:
         kept: list[WeightShard] = []
         for shard in shards:

@@ -82,7 +82,7 @@ class RankSets:
         return RankSets(np.concatenate(([0], np.cumsum(counts))), members)
 
     def joined(self, other: RankSets) -> RankSets:
-        """These sets, and behind them the other ones."""
+        """These sets, and after them the other ones."""
         return RankSets(
             np.concatenate((self.start, self.start[-1] + other.start[1:])),
             np.concatenate((self.members, other.members)),

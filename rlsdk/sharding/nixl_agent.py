@@ -74,7 +74,7 @@ class Agent:
             return sum(num_bytes for _, num_bytes, _ in self._regions)
 
     def register(self, tensor: Tensor) -> None:
-        """Makes the whole memory behind a tensor readable and writable from outside, until it is freed. Costs nothing
+        """Makes the whole memory of a tensor readable and writable from outside, until it is freed. Costs nothing
         where that was done before."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)
@@ -88,7 +88,7 @@ class Agent:
             weakref.finalize(storage, self._freed.append, key)
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody reads or writes the memory behind a tensor from outside any more."""
+        """Nobody reads or writes the memory of a tensor from outside any more."""
         storage = tensor.untyped_storage()
         with self._changed:
             self._forget((storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)))
@@ -112,7 +112,7 @@ class Agent:
             if known is not None and known.version >= version:
                 return
             if known is not None and known.dropped != dropped:
-                # What stood where something else is now must not be found there: learned anew.
+                # What stood where something else is now must not be found there: learned again.
                 if not self._changed.wait_for(lambda: not known.reads, timeout_s):
                     raise WeightSyncError(f"a read from the agent {name} did not end in {timeout_s:g} s")
                 self._agent.remove_remote_agent(name)

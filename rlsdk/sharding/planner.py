@@ -140,7 +140,7 @@ def _in_order(table: BoxTable) -> BoxTable:
 def match(sides: Sides, *, shift: int = 0) -> Pieces:
     """Gives every part of every wanted box a source. Pieces are by target, in the order in which it takes them.
 
-    `shift`: of those that hold a piece, the one that comes so many places behind whose turn it is.
+    `shift`: of those that hold a piece, the one that comes so many places after whose turn it is.
     """
     wanted = sides.wanted
     first, which = distinct(wanted)

@@ -91,7 +91,7 @@ class ProcessGroupTransport(Transport):
         num_groups = len(groups(*bucket_offsets(metas)))
         data = self._buffer(num_bytes + _trailer_bytes(num_groups), torch.device(handle["device"]))
         if handle["group"] != self._joined:
-            self._group, self._joined = None, handle["group"]  # Another source, or the same one anew.
+            self._group, self._joined = None, handle["group"]  # Another source, or the same one again.
         try:
             if self._group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):
@@ -118,7 +118,7 @@ class ProcessGroupTransport(Transport):
         return self._staging[self._turn][:num_bytes]
 
     def _send(self, buckets: Sequence[Outgoing], device: torch.device, before: threading.Thread | None) -> None:
-        """On a thread: meets the target the first time, then sends behind what is under way. An error is the target's
+        """On a thread: meets the target the first time, then sends after what is under way. An error is the target's
         to report: it does not get its bytes."""
         if before is not None:
             before.join()
@@ -141,7 +141,7 @@ class ProcessGroupTransport(Transport):
             self._group = None  # Closes the connection: the target learns of it at once.
 
     def _fill(self, bucket: Outgoing, device: torch.device) -> Tensor:
-        """A bucket in staging memory, with its checksums behind it."""
+        """A bucket in staging memory, with its checksums after it."""
         offsets, num_bytes = bucket_offsets(bucket.metas)
         num_groups = len(groups(offsets, num_bytes))
         data = self._buffer(num_bytes + _trailer_bytes(num_groups), device)
@@ -176,7 +176,7 @@ class ProcessGroupTransport(Transport):
 
 
 def _trailer_bytes(num_groups: int) -> int:
-    """Of the checksums behind a bucket's bytes."""
+    """Of the checksums after a bucket's bytes."""
     return -(-8 * num_groups // ALIGNMENT) * ALIGNMENT
 
 

@@ -65,7 +65,7 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
 def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
     """Groups of targets that want the same, each as one chain per node. Without those that cannot pass anything on:
     several places of one process, targets beside a source, which read from there, and workers on another node than
-    their replica's process. Workers of one replica, which have names of their own, are never in one chain."""
+    their replica's process. Workers of one replica, which have their own names, are never in one chain."""
     near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
     processes: dict[str, int] = {}
     for layout in target:

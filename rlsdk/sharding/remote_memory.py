@@ -30,7 +30,7 @@ from rlsdk.sharding.wire import (
 )
 
 MIN_RUN_BYTES = 4096
-"""Shards whose memory lies in shorter runs are packed by the source: each run is a request of its own."""
+"""Shards whose memory lies in shorter runs are packed by the source: each run is its own request."""
 SLOTS = 2
 """For what is packed: the target reads one while the source fills the other."""
 HEAD_BYTES = 4096
@@ -114,7 +114,7 @@ class RemoteMemoryTransport(Transport):
         """Target side: reads a bucket into memory of the target's own.
 
         Args:
-            destination: uint8, of the bucket's bytes; of a packed one with its checksums behind. Registered here, once.
+            destination: uint8, of the bucket's bytes; of a packed one with its checksums after. Registered here, once.
             handle: of the bucket.
             metas: shape and dtype of its tensors.
 
@@ -311,7 +311,7 @@ class _NotTakenError(Exception):
 
 
 def _pack(slot: Tensor, bucket: Outgoing) -> None:
-    """A bucket and behind it its checksums."""
+    """A bucket and after it its checksums."""
     offsets, num_bytes = bucket_offsets(bucket.metas)
     num_groups = len(groups(offsets, num_bytes))
     sums = fill(slot[:num_bytes], offsets, bucket.take(), bucket.dtypes)

@@ -196,7 +196,7 @@ class WeightSource:
             )
 
     def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
-        """The engine's shards at these positions. They are asked for anew each time: an engine may move its memory
+        """The engine's shards at these positions. They are asked for again each time: an engine may move its memory
         between syncs, and a view kept here would keep what it offloads alive."""
         wanted = set(places)
         last = max(wanted, default=-1)

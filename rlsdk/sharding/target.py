@@ -133,7 +133,7 @@ class WeightTarget:
     def _pass_on_places(
         self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], timeout_s: float
     ) -> dict[int, Sequence[Forwarder]]:
-        """By place that is in a chain: what its weights go on to from here."""
+        """By place that is in a chain: what its weights continue to from here."""
         rounds: dict[int, Sequence[Sequence[Transfer]]] = {}
         for place in relay.places:
             mine = merged_rounds([bucket for bucket in buckets if bucket.target == place.target], order)
@@ -156,7 +156,7 @@ class WeightTarget:
 def _from_parents(
     buckets: Sequence[Bucket], places: Sequence[Relay], order: Mapping[str, int]
 ) -> tuple[Sequence[Bucket], dict[int, Peer]]:
-    """The buckets, those of places behind others in a chain from these; and by what goes for a source, these."""
+    """The buckets, those of places after others in a chain from these; and by what goes for a source, these."""
     parents: dict[int, Peer] = {}
     for place in places:
         if place.parent is not None:

@@ -61,7 +61,7 @@ class Transport(ABC):
         """Source side: makes the bytes of these buckets available, each shard converted to its dtype on the wire.
 
         Handles are plain (str, int, float, bytes), one per bucket. The shards may be read until the target has taken
-        them. Where `call_bytes` is 0, the memory behind a handle is reused two exports to the same target later.
+        them. Where `call_bytes` is 0, the memory of a handle is reused two exports to the same target later.
         """
 
     @abstractmethod

@@ -145,7 +145,7 @@ class SharedMemoryTransport(Transport):
     def _stream(
         self, ring: RingWriter, buckets: Sequence[tuple[int, Outgoing]], before: threading.Thread | None
     ) -> None:
-        """On a thread, behind the streams before. Where the target is gone there is nobody to tell."""
+        """On a thread, after the streams before. Where the target is gone there is nobody to tell."""
         if before is not None:
             before.join()
         with contextlib.suppress(RingClosedError):
@@ -273,7 +273,7 @@ class InlineTransport(Transport):
         handles: list[Mapping[str, Any]] = []
         for bucket in buckets:
             data, sums = filled(bucket)
-            # A numpy array and not bytes: pickle protocol 5 moves it without a copy of its own.
+            # A numpy array and not bytes: pickle protocol 5 moves it without its own copy.
             handles.append({"data": data.numpy(), **announcement(len(data), sums)})
         return handles
 
@@ -293,7 +293,7 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     ProcessGroupTransport,
     RemoteMemoryTransport,
 )
-"""In order of preference. What stands behind one that reaches anywhere is taken between two accelerators
+"""In order of preference. What stands after one that reaches anywhere is taken between two accelerators
 (`Transport.stays_on_device`), or by name."""
 
 

@@ -53,7 +53,8 @@ class WorkerPull:
             order: position of each tensor: the order in which the plan brings them.
             version: what the engine serves afterwards.
             timeout_s: longest wait without progress.
-            passed: by place that is in a chain of replicas, what its weights go on to. They come through this process.
+            passed: by place that is in a chain of replicas, what its weights continue to. They come through this
+                process.
 
         Raises:
             WeightSyncError: a bucket did not come, or a worker received other bytes than it holds.
@@ -104,7 +105,7 @@ class WorkerPull:
                 deliveries.append(Delivery(worker=worker, receiver=RECEIVER, parcel=content))
             passing.enter_context(signs.watched())
             receipt = self._engine.receive_weights(deliveries, version)
-            for thread in threads:  # What goes on to other replicas may be behind what came here.
+            for thread in threads:  # What continues to other replicas may be behind what came here.
                 thread.join()
         received = {part.worker: part.num_bytes for part in receipt.workers}
         if received != wanted:
