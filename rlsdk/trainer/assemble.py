@@ -155,7 +155,7 @@ def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
 
 
 def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:
-    """What starts lost replicas anew, where that can be done."""
+    """What starts lost replicas again, where that can be done."""
     actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
     timeout_s = config.deadlines.sync_s
     return fleet_of(

@@ -287,5 +287,5 @@ def _look(path: Path, step: int) -> Found:
 
 
 def _order_before(step: int, order_of: Mapping[int, int]) -> float:
-    """Where a checkpoint without a readable manifest stands among the others: behind all of lower steps."""
+    """Where a checkpoint without a readable manifest stands among the others: after all of lower steps."""
     return max((order for other, order in order_of.items() if other < step), default=0) + 0.5

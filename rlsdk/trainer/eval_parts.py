@@ -48,7 +48,7 @@ class RunRewards:
 def start_run_rewards(
     config: RunConfig, registry: Registry, log_dir: Path, measures: Sequence[Measure], *, train: bool = True
 ) -> RunRewards:
-    """Starts the grading processes; their imports go on in the background.
+    """Starts the grading processes; their imports continue in the background.
 
     Args:
         config: of the run.

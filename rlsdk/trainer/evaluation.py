@@ -151,7 +151,7 @@ def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def answer_key(response: str) -> str | None:
-    """What two responses must share to give the same answer: the value of a number behind the mark of a final answer,
+    """What two responses must share to give the same answer: the value of a number after the mark of a final answer,
     or the text there without white space and case. None: no marked answer was found.
     """
     answer = final_answer(response)

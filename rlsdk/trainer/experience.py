@@ -35,7 +35,7 @@ def cut_mini_batches(
 
 
 def rows_in_turn(num_rows: int, count: int, number: int, *, seed: Sequence[int | str]) -> list[int]:
-    """The `number`-th draw of `count` out of `num_rows`, where all come before one comes again, in an order drawn anew
+    """The `number`-th draw of `count` out of `num_rows`, where all come before one comes again, in an order drawn again
     each time. A pure function: nothing has to be remembered from draw to draw."""
     orders: dict[int, list[int]] = {}
     drawn = []

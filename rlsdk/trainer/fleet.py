@@ -1,5 +1,5 @@
-"""The rollout replicas of a run: which of them serve, and with which weights. What is lost is started anew, and serves
-again when a sync of its own, or everybody's next, has ended with its receipt."""
+"""The rollout replicas of a run: which of them serve, and with which weights. What is lost is started again, and serves
+again when its own sync, or everybody's next, has ended with its receipt."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Fleet(ServedWeights):
         Args:
             session: whose actor's weights go to its rollout engine.
             group: the ranks of the rollout engine.
-            restarter: makes the process of a rank anew.
+            restarter: makes the process of a rank again.
             make_manager: binds some of the ranks to the actor.
             max_restarts: of one replica in a row, without progress in between.
             keeps_copy: the actor trains while replicas serve: a copy of what they serve is kept.
@@ -142,7 +142,7 @@ class Fleet(ServedWeights):
         waiting.result()
 
     def _lost(self, at: int, life: int, error: BaseException, waiting: Future[None] | None = None) -> None:
-        """Begins a restart, unless one is under way or behind."""
+        """Begins a restart, unless one is under way or done."""
         health = self.health[at]
         with self._changed:
             begins = health.life == life and health.state not in (State.RESTARTING, State.RETIRED)
@@ -318,7 +318,7 @@ def fleet_of(
     timeout_s: float,
     notice: Callable[[str], None],
 ) -> Fleet | None:
-    """None where a replica cannot be made anew: its process is the actor's too, or of no cluster."""
+    """None where a replica cannot be made again: its process is the actor's too, or of no cluster."""
     cluster, group = session.cluster, session.rollout.group
     if not max_restarts or not isinstance(cluster, Cluster) or not isinstance(group, WorkerGroup):
         return None

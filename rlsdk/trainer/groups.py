@@ -1,4 +1,4 @@
-"""A role at work: its line of the table, what its backend claims, and the ranks behind it."""
+"""A role at work: its line of the table, what its backend claims, and its ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Group(Protocol):
         ...
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        """Calls a method on every rank with arguments of its own; results in rank order."""
+        """Calls a method on every rank with its own arguments; results in rank order."""
         ...
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]:

@@ -123,7 +123,7 @@ class History:
             self._journal.open(step)
 
     def saved(self, oldest: int) -> None:
-        """Nothing goes on from before this step any more."""
+        """Nothing continues from before this step any more."""
         if self._journal is not None:
             self._journal.forget(oldest)
 

@@ -24,7 +24,7 @@ class InProcessStore:
 
 
 def start_in_process(role: Role, registry: Registry, *, ranks: int = 1, seed: int = 0) -> RoleGroup:
-    """Builds the hosts of a role here, each on a thread of its own. Train engines of one rank only: there is no process
+    """Builds the hosts of a role here, each on its own thread. Train engines of one rank only: there is no process
     group."""
     spec = registry.backend(role.kind, role.backend)
     host = RolloutHost if role.is_rollout else TrainHost

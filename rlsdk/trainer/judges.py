@@ -1,4 +1,4 @@
-"""Judges that are engines of the run: rollout engines with weights of their own, asked about responses."""
+"""Judges that are engines of the run: rollout engines with their own weights, asked about responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose processes die goes on within the same command: from its newest whole checkpoint, in a new session."""
+"""A run whose processes die continues within the same command: from its newest whole checkpoint, in a new session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mortal(Protocol):
 
 
 class Lives:
-    """Makes a run's session anew, as long as it gets on: a new checkpoint begins the count again."""
+    """Makes a run's session again, as long as it gets on: a new checkpoint begins the count again."""
 
     def __init__(self, config: RunConfig, run_dir: Path, view: RunView, stop: Callable[[], bool]) -> None:
         """Starts nothing.

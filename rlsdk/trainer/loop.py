@@ -298,7 +298,7 @@ class Trainer:
         return None
 
     def _settle_best(self) -> None:
-        """Brings the record of the best checkpoint in line with where the stage stands: behind a resume it may name
+        """Brings the record of the best checkpoint in line with where the stage stands: after a resume it may name
         one that came later, and what was the best one by then may be gone, or in another run's folder."""
         best, progress = self.best, self.stage.evaluations.progress
         if best is not None and faults(self.store.path_of(best.step)):

@@ -172,7 +172,7 @@ def _chunks(file: Path) -> Iterator[memoryview]:
 
 
 def _with_checksum(body: bytes) -> bytes:
-    """`body` is a JSON object; the checksum becomes its first member, on a line of its own."""
+    """`body` is a JSON object; the checksum becomes its first member, on its own line."""
     rest = body[1:].removeprefix(b"\n")
     return b'{"checksum": "' + xxhash.xxh3_128_hexdigest(rest).encode() + b'",\n' + rest
 

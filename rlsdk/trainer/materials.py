@@ -46,7 +46,7 @@ class Materials:
     examples: Sequence[Example]
     """Of the supervised term, where there is one."""
     learned: Learned | None
-    """Prompts of supervised training, and the tokens that are learned behind each; None: there is none."""
+    """Prompts of supervised training, and the tokens that are learned after each; None: there is none."""
     rewards: RunRewards
     sampling: SamplingParams
     """Of training."""
@@ -67,7 +67,7 @@ def build_materials(
     supervised: bool = True,
     resume: Path | None = None,
 ) -> Materials:
-    """Starts the grading processes first: their imports go on while data is read. Supervised training needs none.
+    """Starts the grading processes first: their imports continue while data is read. Supervised training needs none.
 
     Args:
         config: of the run.
@@ -75,9 +75,9 @@ def build_materials(
         run_dir: the run's folder.
         view: receives notices of what was left out of the data.
         rewarded: samples are graded.
-        supervised: supervised training comes first, where `sft` asks for it; False: it is behind the run already, or
+        supervised: supervised training comes first, where `sft` asks for it; False: it is after the run already, or
             not what the run is about.
-        resume: the checkpoint that the run goes on from.
+        resume: the checkpoint that the run continues from.
 
     Raises:
         ConfigError, DataError: data, a reward or a tracker cannot be used; nothing that was started is left.
@@ -93,7 +93,7 @@ def build_materials(
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
         config = with_steps(config, len(prompts.train))
-        # A run that is resumed behind its warm start still knows how many steps that had.
+        # A run that is resumed after its warm start still knows how many steps that had.
         supervised = supervised or (rewarded and config.sft.epochs is not None)
         learned = learned_of(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))

@@ -21,7 +21,7 @@ class Seat:
     serves: bool = False
     """A rollout engine: it sleeps and wakes. The others are offloaded and come back."""
     keeps: bool = False
-    """A rollout engine with weights of its own, which no sync brings back."""
+    """A rollout engine with its own weights, which no sync brings back."""
     trained: bool = False
     moves: bool = True
     """It can give its memory up. What cannot is always on the device."""

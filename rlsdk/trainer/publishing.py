@@ -66,7 +66,7 @@ class TurnsPublisher:
 
 
 class OverlappedPublisher:
-    """Satisfies `Publisher` for pools of their own. One publish at a time."""
+    """Satisfies `Publisher` for their own pools. One publish at a time."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class RanksGoneError(RlsdkError):
 
 
 class RankSync:
-    """Keeps the sharding manager of the ranks that were synced last: it is made anew only where these change, or a new
+    """Keeps the sharding manager of the ranks that were synced last: it is made again only where these change, or a new
     process took the place of one."""
 
     def __init__(self, session: Session, group: MortalGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class RankSync:
             raise RanksGoneError(called.gone) from error
 
     def _manager_of(self, lives: Mapping[int, int]) -> tuple[ShardingManager, SomeRanks]:
-        """A rank that was synced by another manager is described anew: what the two ends keep between syncs belongs to
+        """A rank that was synced by another manager is described again: what the two ends keep between syncs belongs to
         one set of ranks."""
         if self._made is None or self._made[0] != lives:
             if self._has_synced:

@@ -35,7 +35,7 @@ class WandbTracker:
     """Weights & Biases. Options go to `wandb.init`.
 
     Steps are a metric of their own: the warm start and RL both count from 1, where wandb's own counter takes none
-    twice. A resumed run goes on in its run of wandb, and leaves out the steps that are there. Offline nobody can be
+    twice. A resumed run continues in its run of wandb, and leaves out the steps that are there. Offline nobody can be
     asked what is there: `LAST_STEPS`, in the run's folder, says what was logged.
     """
 
@@ -94,7 +94,7 @@ class WandbTracker:
 class MlflowTracker:
     """MLflow. Options: `tracking_uri`, `experiment`.
 
-    A resumed run goes on in its run of MLflow, which it finds by the folder, and leaves out the steps that are there.
+    A resumed run continues in its run of MLflow, which it finds by the folder, and leaves out the steps that are there.
     """
 
     FOLDER = "rlsdk.run_dir"

@@ -62,7 +62,7 @@ def start_rewards(
     scored_elsewhere: bool = False,
     judges: Mapping[str, EngineJudge] = MappingProxyType({}),
 ) -> Scorer:
-    """What scores samples; imports of reward functions go on in the background.
+    """What scores samples; imports of reward functions continue in the background.
 
     Args:
         rewards: of a run, or of an evaluation set.

@@ -116,7 +116,7 @@ def load_prompts(
         held = _held_out(config, registry, sources)
         sources = _without(sources, EvalRows(source=HELD_OUT, rows=held, kept_out=held, form=form), form, view)
     for part in {id(part.kept_out): part for part in rows.values()}.values():
-        # Rows that were held out of training stand in it by design; those of a source of its own are worth a word.
+        # Rows that were held out of training stand in it by design; those of its own source are worth a word.
         split = part.source == HELD_OUT and config.data.eval is None
         sources = _without(sources, part, form, None if split else view)
     train = _tokenized(sources, tokenizer, form, config.data.max_prompt_tokens, view)

@@ -34,7 +34,7 @@ CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
 EARLIER = "earlier"
-"""Folder of a run: what was set aside when it started anew, in `1/`, `2/` and so on."""
+"""Folder of a run: what was set aside when it started again, in `1/`, `2/` and so on."""
 OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START,
              *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
 """What belongs to one attempt."""
@@ -177,7 +177,7 @@ def is_in_warm_start(config: RunConfig) -> bool:
 
 
 def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
-    """Looks for the checkpoint that the run would go on from, before it has a folder: None where it starts afresh.
+    """Looks for the checkpoint that the run would continue from, before it has a folder: None where it starts afresh.
 
     Raises:
         ConfigError: as `find_checkpoint`.
@@ -215,7 +215,7 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
     """Records that a run starts with `config`. Call it once nothing can refuse the run any more: engine and data have
     taken the checkpoint, and nothing of this attempt was written yet.
 
-    What an earlier attempt left and this one does not go on from is moved to `earlier/N/`, never deleted: everything
+    What an earlier attempt left and this one does not continue from is moved to `earlier/N/`, never deleted: everything
     where the run starts afresh or from another run's checkpoint, and later checkpoints where it goes back to an earlier
     step. `config.yaml` is replaced and `config.history.jsonl` gets a line.
 

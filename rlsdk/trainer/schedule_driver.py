@@ -58,7 +58,7 @@ class Work(Protocol):
         ...
 
     def hold(self, step: int) -> None:
-        """Keeps the weights of now aside; comes back when the copy is made. On a thread of its own."""
+        """Keeps the weights of now aside; comes back when the copy is made. On its own thread."""
         ...
 
     def held(self, step: int) -> None:
@@ -164,7 +164,7 @@ class ScheduleDriver:
         while self._commands:
             match self._commands.popleft():
                 case Hold(step):
-                    # On a thread of its own: it waits for weights that move now, as to a replica that was lost and
+                    # On its own thread: it waits for weights that move now, as to a replica that was lost and
                     # is back, and groups that the others may begin meanwhile do not.
                     self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
                     self._holding.start()

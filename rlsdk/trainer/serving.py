@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class ReplicasLostError(WorkerError):
-    """Rollout replicas are gone, and cannot be made anew within the session."""
+    """Rollout replicas are gone, and cannot be made again within the session."""
 
 
 class ServedWeights:
-    """Brings the actor's weights to every replica; a replica that is lost ends it. `Fleet` goes on without it."""
+    """Brings the actor's weights to every replica; a replica that is lost ends it. `Fleet` continues without it."""
 
     def __init__(self, session: Session, *, timeout_s: float) -> None:
         """`timeout_s`: of each call of the actor."""

@@ -95,7 +95,7 @@ class Session:
                 group.run("save_checkpoint", str(folder / name), timeout_s=timeout_s)
 
     def begin_save_roles(self, folder: Path) -> list[Answer]:
-        """As `save_roles`, without waiting: what is asked of the roles later comes behind it."""
+        """As `save_roles`, without waiting: what is asked of the roles later comes after it."""
         answers = []
         for name, group in self.trained.items():
             (folder / name).mkdir()

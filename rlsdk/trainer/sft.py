@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
-"""Prompts, and the tokens that are learned behind each."""
+"""Prompts, and the tokens that are learned after each."""
 CHECKPOINTS = WARM_START
-"""Folder of a run; apart from those of its RL steps, which are numbered anew."""
+"""Folder of a run; apart from those of its RL steps, which are numbered again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class SftStage(Stage):
         held_out: Learned | None = None,
         when: EvalOptions | None = None,
     ) -> None:
-        """`answers` holds the tokens that are learned behind each prompt, by its index in the data set; `held_out` is
+        """`answers` holds the tokens that are learned after each prompt, by its index in the data set; `held_out` is
         never learned, and looked at as `when` says."""
         self.session = session
         self.stream = stream
@@ -149,7 +149,7 @@ class SftStage(Stage):
 def learned_answers(
     prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None]
 ) -> Learned:
-    """The prompts that are learned from, and the tokens behind each; `long_answers` says which of them are left out.
+    """The prompts that are learned from, and the tokens after each; `long_answers` says which of them are left out.
 
     Raises:
         DataError: a row has no answer, or all answers are too long.
@@ -172,7 +172,7 @@ def learned_answers(
 
 
 def answer_text(prompt: Prompt, template: str) -> str:
-    """What is learned behind a prompt, as text."""
+    """What is learned after a prompt, as text."""
     if prompt.answer is None:
         raise DataError(
             f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "

@@ -126,7 +126,7 @@ class Stage(ABC):
         """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
 
     def saving(self, step: int) -> None:  # noqa: B027 - a working default
-        """A checkpoint of this step is begun: what is noted from here on is behind it."""
+        """A checkpoint of this step is begun: what is noted from here on is after it."""
 
     def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
@@ -147,7 +147,7 @@ class Stage(ABC):
         """Writes into a checkpoint what is too large for `state_dict`; roles and model are there already."""
 
     def begin_save_parts(self, checkpoint: Path) -> Callable[[], None]:
-        """As `save_parts`, of what is there now, while the stage goes on: what is asked of the roles later comes behind
+        """As `save_parts`, of what is there now, while the stage goes on: what is asked of the roles later comes after
         it. Returns what waits for it, to be called when the model is there; on another thread."""
         return lambda: None
 

@@ -70,9 +70,9 @@ class Start:
     table: Sequence[Role] = ()
     """The roles that are started."""
     checkpoint: Path | None = None
-    """Of reinforcement learning, to go on from."""
+    """Of reinforcement learning, to continue from."""
     half_way: Path | None = None
-    """Of supervised training, to go on from."""
+    """Of supervised training, to continue from."""
     ahead: ClusterAhead | None = None
     """The cluster of the first session, where it was begun before."""
 

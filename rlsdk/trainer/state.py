@@ -1,4 +1,4 @@
-"""What a run must remember to go on exactly where it stopped."""
+"""What a run must remember to continue exactly where it stopped."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def open_stream(
     restarts: Restarts | None = None,
 ) -> RolloutStream:
     """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`, `restarts` starts
-    lost replicas anew."""
+    lost replicas again."""
     rollout, rewards = config.rollout, rewards or RunRewards()
     spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(

@@ -43,7 +43,7 @@ class TokenCodec:
         alone = self.decode_all([[token] for token in token_ids])
         if "".join(alone) == whole:
             return alone
-        # Characters of several tokens, or spaces that depend on what stands before: each token behind the last whole
+        # Characters of several tokens, or spaces that depend on what stands before: each token after the last whole
         # one, as text that streams is decoded.
         pieces, begin, end = [], 0, 0
         for at in range(1, len(token_ids) + 1):

@@ -32,7 +32,7 @@ def is_warm_start(metrics: Mapping[str, Any]) -> bool:
 class JsonlTracker:
     """`metrics.jsonl` and `samples.jsonl` in the run's folder: one object per line, flushed line by line.
 
-    A resumed run drops the lines past the step that it goes on from, for it writes them again. Nothing is touched
+    A resumed run drops the lines past the step that it continues from, for it writes them again. Nothing is touched
     before the first line is logged: until then the run may still be refused.
     """
 
