@@ -44,7 +44,7 @@ class GenerationClient:
             progress_s: a replica that has work and decodes no token for so long is lost.
             max_attempts: replicas that may lose a request before it is given up.
             adapts: samples under way at each replica follow its measured throughput, up to `Replica.max_running`.
-            restarts: starts lost replicas anew; None: they stay lost.
+            restarts: starts lost replicas again; None: they stay lost.
         """
         self._restarts = restarts or NoRestarts(len(replicas))
         self._lines = [
@@ -114,7 +114,7 @@ class GenerationClient:
         return [*self._kept, *self._flights.begun()]
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """What samples of requests to come have already, from an earlier process: they go on behind that."""
+        """What samples of requests to come have already, from an earlier process: they continue after that."""
         self._begun.update(begun)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
@@ -324,7 +324,7 @@ class GenerationClient:
             future.set_result(output)
 
     def _continue(self, flight: Flight, output: GenerationOutput, waiter: Waiter) -> None:
-        """Queues an interrupted sample anew, behind the tokens that it has."""
+        """Queues an interrupted sample again, after the tokens that it has."""
         index = output.sample_index
         name = f"{flight.request.request_id.partition('~')[0]}~s{index}.{next(self._names)}"
         request = replace(unfinished(flight.request, output), request_id=name)

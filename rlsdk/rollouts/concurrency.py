@@ -113,7 +113,7 @@ class ConcurrencyMeter:
     """Cuts the reports of one replica into windows, each of about one turnover of its samples, for a control.
 
     Only what happens while requests wait says something about the limit. After a change of the limit or of the weights
-    a window begins anew, once no more samples run than may.
+    a window begins again, once no more samples run than may.
     """
 
     def __init__(self, most: int) -> None:

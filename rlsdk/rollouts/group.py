@@ -57,7 +57,7 @@ class Grade:
     terms: Mapping[str, float] = field(default_factory=dict)
     """Reward's name -> its value before its weight; only those that gave a number."""
     token_scores: NDArray[np.float32] | None = None
-    """`[response tokens]`: every token behind the prompt, tool tokens included; added to `score` token by token. None:
+    """`[response tokens]`: every token after the prompt, tool tokens included; added to `score` token by token. None:
     no reward gave any."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """`REWARD/METRIC` -> number, of rewards that gave some."""

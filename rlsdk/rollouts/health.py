@@ -17,7 +17,7 @@ class State(StrEnum):
     LOST = auto()
     """Dead, or silent for too long: what it had goes to others."""
     RESTARTING = auto()
-    """Its process is being made anew."""
+    """Its process is being made again."""
     SYNCING = auto()
     """Its new process is up and has no weights yet."""
     RETIRED = auto()

@@ -1,6 +1,6 @@
 """The journal of a run: every start, sample, publish and step as a line, so that it can be resumed and replayed.
 
-Append-only, whole lines, in segments. Each segment begins where a checkpoint was written, so those behind the oldest
+Append-only, whole lines, in segments. Each segment begins where a checkpoint was written, so those after the oldest
 checkpoint that is kept can be let go. A line that a kill cut short is the last of its segment, and is not read.
 """
 
@@ -47,7 +47,7 @@ class Journal:
         """Lines of samples that go to the file with the next write."""
 
     def open(self, step: int) -> None:
-        """Begins a segment behind this step, as a new run, a resumed one, and every checkpoint do."""
+        """Begins a segment after this step, as a new run, a resumed one, and every checkpoint do."""
         self._folder.mkdir(parents=True, exist_ok=True)
         order = max((segment.order for segment in segments(self._folder)), default=-1) + 1
         path = self._folder / _NAME.format(order=order, step=step)
@@ -66,7 +66,7 @@ class Journal:
             self._append(line)
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
-        """A sample that was made and graded; `name` sets a greedy baseline apart. It is in the file behind the next
+        """A sample that was made and graded; `name` sets a greedy baseline apart. It is in the file after the next
         `write` or `put_down`: hundreds that come together cost one call of the system."""
         record = record_of(sample, task.prompt.prompt_ids)
         line = _line("sample", {"group": task.ordinal, "name": name, "sample": index, **record})
@@ -100,7 +100,7 @@ class Journal:
             segment.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Removes what an earlier run has left: nothing goes on from it."""
+        """Removes what an earlier run has left: nothing continues from it."""
         for segment in segments(self._folder):
             segment.path.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ class Segment:
     path: Path
     order: int
     step: int
-    """Steps behind its first line."""
+    """Steps after its first line."""
 
 
 def segments(folder: Path) -> list[Segment]:

@@ -36,7 +36,7 @@ class Replica(Protocol):
 
     @property
     def keeps_unfinished(self) -> bool:
-        """`pause` and `resume` are served; otherwise what runs is aborted, and goes on from the tokens it has."""
+        """`pause` and `resume` are served; otherwise what runs is aborted, and continues from the tokens it has."""
         ...
 
     async def pause(self) -> None: ...
@@ -45,7 +45,7 @@ class Replica(Protocol):
 
 
 class Restarts(Protocol):
-    """Starts lost replicas anew."""
+    """Starts lost replicas again."""
 
     @property
     def health(self) -> Sequence[Health]:

@@ -10,7 +10,7 @@ from rlsdk.interfaces import GenerationOutput, GenerationRequest, VersionRun
 
 
 def unfinished(request: GenerationRequest, output: GenerationOutput) -> GenerationRequest:
-    """The request for the rest of one sample, behind the tokens of `output`, all that it has. It keeps the id."""
+    """The request for the rest of one sample, after the tokens of `output`, all that it has. It keeps the id."""
     return replace(
         request,
         n=1,

@@ -124,7 +124,7 @@ class _Call:
     output: asyncio.Future[GenerationOutput]
 
     def continues(self, other: _Call) -> bool:
-        """Whether both fit one request, this one right behind the other."""
+        """Whether both fit one request, this one right after the other."""
         return (self.turn, self.sample, self.max_tokens, self.token_ids) == (
             other.turn, other.sample + 1, other.max_tokens, other.token_ids,
         )  # fmt: skip

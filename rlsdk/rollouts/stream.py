@@ -68,7 +68,7 @@ class RolloutStream:
             options: how groups are made.
             grader: None: samples are not graded, every score is 0.
             graders: of groups from these sources, in place of `grader`.
-            restarts: starts lost replicas anew; None: they stay lost.
+            restarts: starts lost replicas again; None: they stay lost.
         """
         self._replicas = replicas
         self._restarts = restarts
@@ -127,7 +127,7 @@ class RolloutStream:
         self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """Samples that go on behind what they had in an earlier process, by seed and index."""
+        """Samples that continue after what they had in an earlier process, by seed and index."""
         self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
 
     def cancel(self, source: str, timeout_s: float) -> bool:
