@@ -2,7 +2,7 @@
 
 A raylet starts two Python programs and takes nobody until both have told their ports: most of the time that Ray takes
 to start. The first one serves the dashboard and its metrics, which a cluster of one run does not have. The second makes
-the environments of workers that ask for one; where none does, it may come up behind the workers.
+the environments of workers that ask for one; where none does, it may come up after the workers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class ClusterAhead:
     is closed at the end."""
 
     def __init__(self, start: Callable[[Callable[[], None]], Cluster]) -> None:
-        """Calls `start` on a thread of its own.
+        """Calls `start` on its own thread.
 
         Args:
             start: makes the cluster; is given what to call before workers are started. Ray imports torch with the first

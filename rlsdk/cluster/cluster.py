@@ -155,7 +155,7 @@ class Cluster:
                 `args` and `kwargs`.
             args: the same for every rank.
             kwargs: the same for every rank.
-            py_executable: interpreter of another environment; the role then has processes of its own.
+            py_executable: interpreter of another environment; the role then has its own processes.
             devices_per_rank: devices of one node, or of whole nodes, that a rank spans (an engine that spreads over
                 several by itself); its process is that of the first.
 
@@ -193,7 +193,7 @@ class Cluster:
         return group
 
     def can_restart(self, role: str) -> bool:
-        """Whether its processes host nothing else, so that one of them can be made anew."""
+        """Whether its processes host nothing else, so that one of them can be made again."""
         return role in self.groups and self.placement.roles_of(self.placement.pool_of(role).name) == [role]
 
     def restart(self, role: str, rank: int) -> None:

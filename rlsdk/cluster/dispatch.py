@@ -52,7 +52,7 @@ class MethodSpec:
     split: Split = Split.ALL
     join: Join = Join.LIST
     concurrent: bool = False
-    """Served on a thread of its own while the engine thread is busy. Everything else runs on the worker's one engine
+    """Served on its own thread while the engine thread is busy. Everything else runs on the worker's one engine
     thread, in the order in which it was submitted."""
 
 

@@ -47,7 +47,7 @@ class EngineThread:
         return future
 
     def close(self, timeout_s: float) -> None:
-        """Ends the thread behind the job that runs now, and closes its event loop. Jobs that still wait are cancelled,
+        """Ends the thread after the job that runs now, and closes its event loop. Jobs that still wait are cancelled,
         and so are tasks that hosts left on the loop. Safe to call twice.
 
         Args:

@@ -88,7 +88,7 @@ class WorkerGroup:
         return self._send(spec, {rank: self._call(rank, method, shared, shared_by_name) for rank in ranks})
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        """Calls a method on every rank with arguments of its own; results in rank order, whatever is declared.
+        """Calls a method on every rank with its own arguments; results in rank order, whatever is declared.
 
         Raises:
             ConfigError: not one tuple of arguments per rank.

@@ -68,7 +68,7 @@ class LocalRay:
 
         Args:
             placement: what it has room for.
-            environments_first: workers that are started at once ask for an environment or for variables of their own.
+            environments_first: workers that are started at once ask for an environment or for their own variables.
             before_connect: called when Ray's daemons run, before this process connects to them.
 
         Raises:

@@ -60,7 +60,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Packed:
-    """An argument that goes to every rank, pickled once: Ray would pickle it anew for each.
+    """An argument that goes to every rank, pickled once: Ray would pickle it again for each.
 
     It travels as Ray's own messages do, which are pickles, between processes of one run; nothing else makes one.
     """

@@ -50,7 +50,7 @@ class WorkerPools:
         """Placement groups that were asked for when a node was gone."""
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._lock = threading.Lock()
-        """Held where workers are made and where all are ended: none is made behind the end."""
+        """Held where workers are made and where all are ended: none is made after the end."""
         self._closed = False
 
     def start(self, interpreters: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class WorkerPools:
         """Ends the worker on the first of these devices and starts another there, with nothing in it; waits until it
         is up. Returns the workers of all of them.
 
-        Devices of a node that is gone are taken on another node, all of them together, with workers of their own: as
+        Devices of a node that is gone are taken on another node, all of them together, with their own workers: as
         many of one node as they were before. They are reserved as a group of their own: bundles of the group that the
         run began with stay where they were. So where only one of several nodes is lost, the others' are not used.
 

@@ -105,7 +105,7 @@ class Relays:
         return ref
 
     def forget(self, worker_id: str) -> None:
-        """A process that is gone, or that was made anew."""
+        """A process that is gone, or that was made again."""
         self._knows.pop(worker_id, None)
 
 

@@ -122,7 +122,7 @@ class DeviceWorker:
         return answer
 
     async def call(self, sequence: int | None, call: Call) -> Any:
-        """Runs a method of a host: in sequence on the engine thread, or without one on a thread of its own.
+        """Runs a method of a host: in sequence on the engine thread, or without one on its own thread.
 
         Returns:
             The result, or a `Failure`.
