@@ -60,7 +60,7 @@ def parse_number(text: str) -> Fraction | None:
     """The exact value of an integer or decimal in ASCII digits, or None for anything else.
 
     Commas must cut the integer part into threes (`1,234`, not `12,34`). A dollar sign in front and one full stop
-    behind are let pass. Operators, `=`, `%`, exponents, `nan`, `inf`, underscores and the digits of other alphabets
+    after are let pass. Operators, `=`, `%`, exponents, `nan`, `inf`, underscores and the digits of other alphabets
     are not numbers here; `rlsdk.rewards.quantity` reads more.
     """
     if len(text) > MAX_NUMBER_CHARS:

@@ -146,7 +146,7 @@ class _Reward:
         self.apart = limits.isolation == "always" or (
             limits.isolation == "auto" and evaluates_text(function) is not None
         )
-        """Every call runs in a fork of its own."""
+        """Every call runs in its own fork."""
         self._function, self._options, self._limits, self._log = function, options, limits, log
 
     def one(self, sample: RewardSample) -> tuple[Outcome, bool]:
@@ -218,7 +218,7 @@ class _Task:
         self._contexts = contexts
 
     def sample(self, at: int, reward: _Reward) -> RewardSample:
-        """A sample with a row of its own: a function that changes it changes nobody else's."""
+        """A sample with its own row: a function that changes it changes nobody else's."""
         context, response, truncated, extra, response_ids = self._samples[at]
         prompt, answer, row = json.loads(self._contexts[context])
         return RewardSample(

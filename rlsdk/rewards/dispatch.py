@@ -27,7 +27,7 @@ _SHORTEST_PAUSE_S = 0.0002
 
 
 class Dispatcher:
-    """Grades submissions, a task of each in turn, in a thread of its own. All methods may be called from any thread."""
+    """Grades submissions, a task of each in turn, in its own thread. All methods may be called from any thread."""
 
     def __init__(
         self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None, num_workers: int
@@ -45,7 +45,7 @@ class Dispatcher:
         """A running mean, of all rewards."""
         self._said = False
         self._starts = 1
-        """Times that the functions were loaded anew, because a process was killed while it did, and the first one."""
+        """Times that the functions were loaded again, because a process was killed while it did, and the first one."""
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)

@@ -18,7 +18,7 @@ PREFIXES = ("LC_",)
 
 
 def grading_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
-    """The part of `environment` that grading processes get, with settings of their own where it has none.
+    """The part of `environment` that grading processes get, with their own settings where it has none.
 
     Args:
         further: names that the user lets through (`reward_limits.environment`).

@@ -52,7 +52,7 @@ def gsm8k(sample: RewardSample) -> float:
 def choice(sample: RewardSample) -> float:
     r"""1 when the response's final letter is the reference's; 0 otherwise.
 
-    The letter stands behind a mark as for `gsm8k`, in a last line such as "Answer: B", or is the whole response.
+    The letter stands after a mark as for `gsm8k`, in a last line such as "Answer: B", or is the whole response.
     Brackets, bold, a full stop and the option's own text (`B. Paris`) may stand with it; a second letter may not.
 
     Raises:

@@ -127,7 +127,7 @@ def _depths(text: str) -> list[int]:
 
 
 def _as_text(match: re.Match[str]) -> str:
-    """Upright letters are text; bold ones, and a single one that is no unit behind a number, are variables."""
+    """Upright letters are text; bold ones, and a single one that is no unit after a number, are variables."""
     font, inside = match.groups()
     behind_number = match.string[: match.start()].rstrip()[-1:].isdigit()
     is_letter = len(inside.strip()) == 1 and not behind_number

@@ -47,7 +47,7 @@ def code(
 ) -> float:
     """1 when all of the row's tests pass on the response's code; 0 otherwise, or the share that passes.
 
-    The code is the last fenced block behind the thoughts, or what stands in `<answer>` tags. It runs in a process of
+    The code is the last fenced block after the thoughts, or what stands in `<answer>` tags. It runs in a process of
     its own: no network, no other process to be seen, nothing to write to but folders in memory that are empty and
     vanish, limits on time and memory; with it ends whatever it started. On Linux only.
 

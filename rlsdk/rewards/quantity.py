@@ -48,7 +48,7 @@ _NOT_UNITS = frozenset({
     "thousands", "to", "trillion", "twice", "was", "zero", "one", "two", "three", "four", "five", "six", "seven",
     "eight", "nine", "ten", "th", "st", "nd", "rd", "x", "times", "squared", "cubed", "wrong", "incorrect",
 })  # fmt: skip
-"""Words behind a number that change it, doubt it or belong to an expression: no answer ends in them."""
+"""Words after a number that change it, doubt it or belong to an expression: no answer ends in them."""
 _LETTER_UNITS = frozenset("mgshlLNJWVAK")
 _ALIASES = {
     "$": "dollar", "usd": "dollar", "buck": "dollar", "eur": "euro", "cents": "cent",
@@ -153,7 +153,7 @@ def _split_behind(text: str) -> tuple[str, str | None]:
 
 
 def _is_unit(words: str, *, spaced: bool) -> bool:
-    """Whether words behind a number are a unit and no variable: `5 m` and `5cm` are, `5x` is a product."""
+    """Whether words after a number are a unit and no variable: `5 m` and `5cm` are, `5x` is a product."""
     first = re.split(r"[ ./-]", words)[0]
     return (spaced and first in _LETTER_UNITS) if len(first) == 1 else (spaced or first in _ALIASES)
 

@@ -87,7 +87,7 @@ class ScoreClient:
 
 
 class RemoteScorer:
-    """One reward of a service. Its requests run on an event loop in a thread of its own."""
+    """One reward of a service. Its requests run on an event loop in its own thread."""
 
     def __init__(
         self,

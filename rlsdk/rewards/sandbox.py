@@ -1,4 +1,4 @@
-"""Runs a program that a model wrote: in a process of its own, confined, limited, killed with all that it started."""
+"""Runs a program that a model wrote: in its own process, confined, limited, killed with all that it started."""
 
 from __future__ import annotations
 

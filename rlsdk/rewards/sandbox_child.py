@@ -48,7 +48,7 @@ def main() -> None:
 def confine(folder: str) -> None:
     """Leaves this process without network, with nothing but empty folders to write to, and without capabilities.
 
-    By namespaces, where the process goes on as the first of its own: no other process is to be seen, and whatever it
+    By namespaces, where the process continues as the first of its own: no other process is to be seen, and whatever it
     starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
     more, for `folder` alone. Sockets are refused in both cases: a socket file may stand in any folder, and those that
     hold the interpreter cannot be hidden. So are changes of permissions, owners and times, on which those rules are

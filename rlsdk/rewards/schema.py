@@ -31,7 +31,7 @@ def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None
     followed; nothing is fetched.
 
     Args:
-        sample: its row holds a schema of its own, unless `schema` is given.
+        sample: its row holds its own schema, unless `schema` is given.
         schema: one for all rows.
         field: of the row, with the schema as an object or as JSON text.
 

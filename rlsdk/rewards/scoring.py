@@ -39,7 +39,7 @@ class CombinedScorer:
     def __init__(self, parts: Sequence[Scorer], names: Sequence[str], *, scored_elsewhere: bool = False) -> None:
         """
         Args:
-            parts: each with rewards of its own, and not whole (`RewardRunner.is_whole`).
+            parts: each with its own rewards, and not whole (`RewardRunner.is_whole`).
             names: of all rewards, in the order of the result.
             scored_elsewhere: samples get a score from elsewhere, too (a reward model), so that one to which no reward
                 applies has not failed.

@@ -144,7 +144,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; the connection is closed behind it."""
+    """One request; the connection is closed after it."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlsdk"

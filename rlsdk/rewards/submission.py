@@ -137,7 +137,7 @@ class Submission(Booking):
 
 
 _WORTH_SENDING_S = 0.002
-"""Work that is worth a message of its own."""
+"""Work that is worth its own message."""
 _MAX_TASK_S = 0.25
 
 

@@ -34,7 +34,7 @@ Same = Callable[[Part, Part], bool]
 def math(sample: RewardSample, *, ordered: bool = False) -> float:
     r"""1 when the response's final answer equals the reference; 0 otherwise.
 
-    The final answer stands behind the last `####`, in the last `\boxed{}` or between answer tags; a response of one
+    The final answer stands after the last `####`, in the last `\boxed{}` or between answer tags; a response of one
     short line without any mark is taken whole. What counts as equal is stated in docs/rewards.md: numbers exactly and
     finished (0.333333 is not 1/3, `6*7` is not 42), lists in any order, tuples and intervals with their brackets,
     units and names that both sides state must be the same, words letter by letter, other expressions by algebra.
