@@ -107,7 +107,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
 def keep_shared(outputs: nn.Module) -> None:
     """Moves this rank's memory, on a CPU, to where other processes of the node can read it (`kit.shared_memory`).
 
-    No public name of torch reaches the padded memory behind a shard, which is what FSDP gathers from.
+    No public name of torch reaches the padded memory of a shard, which is what FSDP gathers from.
     """
     parameters = [p for module in _groups(outputs) for group in _param_groups(module) for p in group.fsdp_params]
     for parameter, padded in zip(parameters, share([p._sharded_param_data for p in parameters]), strict=True):

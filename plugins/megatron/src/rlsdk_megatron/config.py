@@ -18,7 +18,7 @@ class MegatronOptions:
     sequence_parallel: bool = False
     """Norms and residuals are split by position over the tensor-parallel ranks: less memory, the same traffic."""
     pipeline_parallel: int = 1
-    """Stages of layers, on ranks of their own. Must divide the layers."""
+    """Stages of layers, on their own ranks. Must divide the layers."""
     virtual_stages: int = 1
     """Chunks of layers on each pipeline rank, taken in turn: smaller bubbles, more traffic. Needs a pipeline of two
     ranks at least."""

@@ -70,7 +70,7 @@ EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 
 
 class _Files:
-    """Safetensors, opened as they are needed. Experts may lie joined, or each in tensors of its own."""
+    """Safetensors, opened as they are needed. Experts may lie joined, or each in its own tensors."""
 
     def __init__(
         self,

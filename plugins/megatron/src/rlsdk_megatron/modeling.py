@@ -219,7 +219,7 @@ def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
 
 
 def _has_biased_attention(model: Any) -> bool:
-    """Queries, keys, values and the projection behind them; Qwen2, which has no choice, all but the last."""
+    """Queries, keys, values and the projection after them; Qwen2, which has no choice, all but the last."""
     return bool(getattr(model, "attention_bias", False))
 
 

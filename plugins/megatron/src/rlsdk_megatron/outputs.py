@@ -99,7 +99,7 @@ def _joined(values: Tensor) -> Tensor:
 
 
 class _OverContext(torch.autograd.Function):
-    """Every rank goes on with the whole, and alike; so the gradient of its own share is there already."""
+    """Every rank continues with the whole, and alike; so the gradient of its own share is there already."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ClientThread:
-    """An event loop on a thread of its own.
+    """An event loop on its own thread.
 
     SGLang binds itself to the first loop that it is used from, while each call of `generate` may come from another; it
     also takes signal handlers wherever it is started on the main thread.

@@ -10,7 +10,8 @@ class SglangOptions:
     """What only this backend knows. Anything else that `sglang.Engine` takes goes through `rollout.engine_kwargs`."""
 
     url: str | None = None
-    """Of a server that runs on this machine, started by `python -m rlsdk_sglang.server`; it goes on when the run ends.
+    """Of a server that runs on this machine, started by `python -m rlsdk_sglang.server`; it continues when the run
+    ends.
     None: an engine of the worker's own. With a server, all options but this and `stream_interval` are the server's."""
     enable_prefix_caching: bool = True
     """Keeps keys and values of prompts for later requests (SGLang's radix cache); dropped with every update."""

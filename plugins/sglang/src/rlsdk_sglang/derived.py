@@ -1,7 +1,7 @@
 """Tensors that SGLang's models make out of weights after loading them, and compute from.
 
-Latent attention multiplies with the two halves of `kv_b_proj`, each in an order of its own. SGLang makes them again
-behind its own loaders, and leaves them as they were behind a custom one.
+Latent attention multiplies with the two halves of `kv_b_proj`, each in its own order. SGLang makes them again
+after its own loaders, and leaves them as they were after a custom one.
 
 Tested: 0.5.23.
 """

@@ -121,7 +121,7 @@ class QuietEngine:
                 process.join(0.1)
 
     def _close(self) -> None:
-        """Sockets go with their contexts, each of which has threads of its own."""
+        """Sockets go with their contexts, each of which has its own threads."""
         sockets = [getattr(self._engine, "send_to_rpc", None)]
         if self.front is not None:
             sockets += [self.front.recv_from_detokenizer, self.front.send_to_scheduler]

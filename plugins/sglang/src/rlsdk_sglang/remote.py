@@ -26,7 +26,7 @@ START = "python -m rlsdk_sglang.server --model-path MODEL --port PORT"
 
 
 class RemoteServer:
-    """A server that somebody else started, on this machine, and that goes on when a run ends.
+    """A server that somebody else started, on this machine, and that continues when a run ends.
 
     Raises:
         ConfigError: it is not the kind of server, or not the size, that the run asks for.

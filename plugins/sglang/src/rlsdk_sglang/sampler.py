@@ -41,7 +41,7 @@ class ContractSampler(Sampler):  # type: ignore[misc]
 
 
 def row_sampling(info: Any) -> RowSampling:
-    """SGLang writes a greedy row as the likeliest token at temperature 1."""
+    """SGLang writes a greedy row as the most probable token at temperature 1."""
     return RowSampling(
         temperature=info.temperatures.view(-1),
         greedy=info.top_ks == 1,

@@ -69,7 +69,7 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def drop_caches(self) -> None:
-        """Forgets all keys and values; samples that run are computed anew from their tokens.
+        """Forgets all keys and values; samples that run are computed again from their tokens.
 
         Raises:
             RuntimeError: something still holds on to them.
@@ -114,7 +114,7 @@ class VllmEngine(ABC):
 
     @contextmanager
     def _update(self) -> Iterator[None]:
-        """Inside, vLLM's workers take weights (`rlsdk_vllm.transfer`); behind it they serve them."""
+        """Inside, vLLM's workers take weights (`rlsdk_vllm.transfer`); after it they serve them."""
         self.call_workers("start_weight_update")
         try:
             yield

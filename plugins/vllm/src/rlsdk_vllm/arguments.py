@@ -134,7 +134,7 @@ def engine_args(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
         "enable_sleep_mode": not on_cpu,
-        # Its own choice where the engine has a process of its own; in this one every step is waited for.
+        # Its own choice where the engine has its own process; in this one every step is waited for.
         "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,
     }

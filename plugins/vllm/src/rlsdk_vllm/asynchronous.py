@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine: its core computes in a process of its own, whatever this process does meanwhile."""
+"""vLLM's asynchronous engine: its core computes in its own process, whatever this process does meanwhile."""
 
 from __future__ import annotations
 

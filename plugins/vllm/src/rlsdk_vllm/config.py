@@ -10,7 +10,7 @@ class VllmOptions:
     """What only this backend knows. Anything else that `vllm.EngineArgs` takes goes through `rollout.engine_kwargs`."""
 
     asynchronous: bool = False
-    """Runs the engine in a process of its own, which goes on sampling while this one does other work. False: in the
+    """Runs the engine in its own process, which goes on sampling while this one does other work. False: in the
     worker's process, which is quicker to start and on small models quicker altogether."""
     enable_prefix_caching: bool = True
     """Keeps keys and values of prompts for later requests; dropped with every update of the weights."""

@@ -67,7 +67,7 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
 
 class Packed(NamedTuple):
-    """Weights of experts on a CPU, whose kernel takes them in an order of its own."""
+    """Weights of experts on a CPU, whose kernel takes them in its own order."""
 
     weights: torch.Tensor
     """Where loaders, and updates, put them."""

@@ -71,7 +71,7 @@ def follower_of(
     sources: Sequence[Source] | None,
     first: CopiesHere,
 ) -> Callable[[RankContext, int], Sequence[Any]]:
-    """What a node behind the first is given (`OtherNodes`)."""
+    """What a node after the first is given (`OtherNodes`)."""
 
     def arguments(there: RankContext, rank: int) -> Sequence[Any]:
         before = node_names(there)[:rank]

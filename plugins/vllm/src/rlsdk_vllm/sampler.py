@@ -27,8 +27,8 @@ _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D
 class ContractSampler(Sampler):  # type: ignore[misc]
     """vLLM's sampler, in its mode `raw_logprobs`, with logits divided by the temperature before they are normalised.
 
-    vLLM itself offers log-probs before temperature, or after every filter. Of the likeliest tokens and of ranks, which
-    nobody asks for here, it computes none: ranking the whole vocabulary costs as much as sampling from it.
+    vLLM itself offers log-probs before temperature, or after every filter. Of the most probable tokens and of ranks,
+    which nobody asks for here, it computes none: ranking the whole vocabulary costs as much as sampling from it.
     """
 
     def __init__(self, runner: Any) -> None:

@@ -72,7 +72,7 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Nothing is to be opened."""
 
     def start_weight_update(self) -> None:
-        """Nothing is to be readied: weights are written where they serve, and not loaded anew layer by layer."""
+        """Nothing is to be readied: weights are written where they serve, and not loaded again layer by layer."""
         self.taken = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
