@@ -10,7 +10,7 @@ Schulman, "Approximating KL divergence" (2020). With d = log policy - log refere
 | low_var_kl | k3, at most 10 | as k3, and bounded | as k3, but no gradient where it is cut, d < -2.6 |
 | abs | abs(d) | a distance, not a KL | bounded gradient |
 
-Below d = -5 the exponential of k3 would reach 4.9e8 at -20 and one token would own the step; there k3 goes on as its
+Below d = -5 the exponential of k3 would reach 4.9e8 at -20 and one token would own the step; there k3 continues as its
 tangent, so value (2353 at -20) and slope (-147) stay bounded and the slope never vanishes or changes sign.
 
 As a penalty inside the reward only the number counts, and k1 is the right choice; in a loss only the gradient counts.

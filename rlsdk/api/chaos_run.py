@@ -47,7 +47,7 @@ class JournalTail:
         found = [segment.path for segment in segments(self._folder)]
         with suppress(FileNotFoundError):
             sizes = {path: path.stat().st_size for path in found}
-            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run began anew
+            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run began again
                 self._read, self.lines = {}, []
             for path, size in sizes.items():
                 if size > self._read.get(path, 0):

@@ -72,7 +72,7 @@ def launch(
 
 def in_its_own_folder(config: RunConfig) -> RunConfig:
     """A run that is resumed by its folder goes on there, unless another name is given; a checkpoint that is named
-    begins a run of its own."""
+    begins its own run."""
     resume, name = Path(config.trainer.resume), config.trainer.run_name
     if not (resume / "config.yaml").is_file() or (resume / MANIFEST).exists() or name not in (None, resume.name):
         return config
@@ -146,7 +146,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         )
 
     with ClusterAhead(start) as ahead:
-        # Ray's daemons, which are processes of their own, come up meanwhile. This process connects to them behind it:
+        # Ray's daemons, which are processes of their own, come up meanwhile. This process connects to them after it:
         # that looks into torch, and of two threads that import it at a time one gets parts of it.
         try:
             import torch  # noqa: F401

@@ -69,7 +69,7 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
 
 
 def check_same_model(config: RunConfig, checkpoint: Path) -> None:
-    """Refuses to go on from a checkpoint of a model of another shape, before anything is started.
+    """Refuses to continue from a checkpoint of a model of another shape, before anything is started.
 
     A checkpoint that holds no model in Hugging Face form is left to the engine, which compares every tensor.
 

@@ -89,7 +89,7 @@ class Run:
         """Steps that are done."""
         if self.result is not None:
             return self.result.steps
-        mark = "reward/mean" if self._training.value == "train" else "step"  # the warm start has steps of its own
+        mark = "reward/mean" if self._training.value == "train" else "step"  # the warm start has its own steps
         return max((int(row["step"]) for row in self.metrics if mark in row), default=0)
 
     @property

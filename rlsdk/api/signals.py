@@ -89,7 +89,7 @@ def stop_on_interrupt(
     preempt: Callable[[], None] | None = None,
     has_begun: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """For a program that goes on after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
+    """For a program that continues after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
     raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `preempt` and `stop`, and end it after
     the run. Before a step `has_begun`, the first one does what the second does.
 

@@ -49,7 +49,8 @@ def train(
         algorithm: a recipe (`rlsdk algorithms list`): grpo, ppo, dapo, ...
         steps: trainer steps (`trainer.steps`).
         eval_data: as `data`, for evaluation; None: rows are held out of `data`.
-        run_name: of the run's folder under `trainer.run_dir`; a run of that name goes on where it was. None: a new one.
+        run_name: of the run's folder under `trainer.run_dir`; a run of that name continues where it was. None: a new
+            one.
         seed: of data order, sampling and random weights.
         config: a YAML file that lies under all other settings.
         view: shows progress; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` says nothing.

@@ -134,7 +134,7 @@ def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None
 
 def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
     """The run that the others are held against, which is made where the folder has no faults yet. It ends with this
-    program; one that did not come to its end is made anew.
+    program; one that did not come to its end is made again.
 
     Raises:
         ConfigError: the folder has faults, and has lost that run; or an earlier one still goes on.

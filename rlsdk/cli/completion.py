@@ -32,6 +32,6 @@ class FieldsCommand(TyperCommand):
 
 
 def _item_class() -> Any:
-    """click's class of a completion: typer brings a click of its own in newer versions, and uses the library before."""
+    """click's class of a completion: typer brings its own click in newer versions, and uses the library before."""
     package = TyperCommand.__mro__[1].__module__.rpartition(".")[0]
     return importlib.import_module(f"{package}.shell_completion").CompletionItem

@@ -385,7 +385,7 @@ def _only_one(distribution: str) -> Iterator[None]:
 @contextmanager
 def _gone_unless_finished(folder: Path) -> Iterator[None]:
     """Ends installers that were started inside, and removes what they wrote, unless the end is reached: also when this
-    program is killed, by a process of its own that watches it."""
+    program is killed, by its own process that watches it."""
     keeper = Keeper(str(folder))
     os.environ[MARK] = str(folder)
     try:

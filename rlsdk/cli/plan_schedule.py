@@ -34,7 +34,7 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
 
     Args:
         args: of `rlsdk train`.
-        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them; behind a comma those of others on
+        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them; after a comma those of others on
             the same devices.
         as_json: one JSON document in place of the table.
     """

@@ -55,7 +55,7 @@ def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, p
 
 
 def _size(num_bytes: int) -> str:
-    """In a column of its own; small files are not 0.0 MB."""
+    """In its own column; small files are not 0.0 MB."""
     return f"{num_bytes / 1e6:12,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:12,.1f} kB"
 
 

@@ -104,7 +104,7 @@ class CheckpointConfig(Section):
     """The checkpoint with the best value of a metric: it is written when the value is measured, and kept."""
     background: bool = False
     """Writes checkpoints while the next step's samples are made: only its first update waits for the training ranks'
-    part, and nothing for the checksums and the disk. One at a time; a run that dies meanwhile goes on from the one
+    part, and nothing for the checksums and the disk. One at a time; a run that dies meanwhile continues from the one
     before. Only where no other role takes turns on the training ranks' devices."""
 
 

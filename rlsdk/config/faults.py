@@ -11,8 +11,8 @@ class FaultsConfig(Section):
     """What a run does by itself when a process of it is lost."""
 
     replica_restarts: NonNegativeInt = 3
-    """Times that a lost rollout replica is started anew in a row, without making a sample in between; then it stays
-    away, and the others go on. 0: never. Only where the rollout has devices of its own: elsewhere the processes of the
+    """Times that a lost rollout replica is started again in a row, without making a sample in between; then it stays
+    away, and the others go on. 0: never. Only where the rollout has its own devices: elsewhere the processes of the
     replicas are the trainer's."""
     session_restarts: NonNegativeInt = 3
     """Times in a row, without a new checkpoint in between, that all processes are started again from the newest whole

@@ -13,7 +13,7 @@ CRITIC = "critic"
 REWARD = "reward"
 """A reward model; with a name, `reward.NAME`."""
 JUDGE = "judge"
-"""A rollout engine with weights of its own, that is asked about responses; with a label, `judge.LABEL`."""
+"""A rollout engine with its own weights, that is asked about responses; with a label, `judge.LABEL`."""
 ROLES = (ACTOR, ROLLOUT, REF, CRITIC, REWARD, JUDGE)
 """In the order in which devices are dealt out."""
 REQUIRED_ROLES = (ACTOR, ROLLOUT)

@@ -234,7 +234,7 @@ def _judges(config: RunConfig) -> list[Role]:
 def _beside(
     config: RunConfig, own: ModelRoleConfig, name: str, section: str, head: Head, optim: OptimSpec | None
 ) -> Role:
-    """A role with a section of its own, which takes the rest from `train` and `model`."""
+    """A role with its own section, which takes the rest from `train` and `model`."""
     model = model_spec(config) if own.path is None else replace(model_spec(config), path=own.path, revision=None)
     model = replace(model, head=head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
     role = _train_role(config, name, section, model, optim)

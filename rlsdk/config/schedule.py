@@ -27,8 +27,8 @@ class ScheduleConfig(Section):
     """Which groups a step trains. prompt: its own, in order of prompts; finish: those that finished first, unless a
     group left behind would exceed the bound."""
     on_new_weights: Literal["drain", "recompute", "keep"] = "drain"
-    """What running samples do when new weights come. drain: they finish first; recompute: they pause, and go on under
-    the new weights with keys and values made anew; keep: the same with the old keys and values."""
+    """What running samples do when new weights come. drain: they finish first; recompute: they pause, and continue
+    under the new weights with keys and values made again; keep: the same with the old keys and values."""
     journal: Literal["none", "resume", "all"] = "resume"
     """What is written of the run as it goes. resume: all that a resumed run need not make again, as far as checkpoints
     that are kept go back; all: the whole run, so that `rlsdk replay` can repeat it; none."""

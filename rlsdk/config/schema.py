@@ -65,7 +65,7 @@ class DataConfig(Section):
     """`SOURCE:REST` of a registered source (`reasoning_gym:chain_sum`), a file (.jsonl, .json, .parquet, .csv), or a
     data set's folder or hub name."""
     mixture: tuple[MixtureConfig, ...] = empty_tuple()
-    """In place of `train`: several sources, from which prompts are drawn by weight. Each has epochs of its own."""
+    """In place of `train`: several sources, from which prompts are drawn by weight. Each has its own epochs."""
     eval: str | None = None
     """As `train`, for evaluation; null: rows are held out of `train`, `num_eval_rows` of them."""
     options: Options = empty_mapping()
@@ -90,7 +90,7 @@ class DataConfig(Section):
     max_prompt_tokens: PositiveInt = 1024
     """Tokens; longer prompts are left out and counted."""
     shuffle: bool = True
-    """Takes rows in an order drawn with `trainer.seed`, anew each epoch."""
+    """Takes rows in an order drawn with `trainer.seed`, again each epoch."""
     num_train_rows: PositiveInt | None = None
     """Rows; uses the first so many, or generates so many; null: all that there are (the source's own default where
     rows are generated)."""

@@ -1,4 +1,4 @@
-"""Reference answers as tokens: what supervised training learns behind a prompt."""
+"""Reference answers as tokens: what supervised training learns after a prompt."""
 
 from __future__ import annotations
 

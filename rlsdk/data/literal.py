@@ -115,7 +115,7 @@ class LiteralEncoder:
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         control = set(ids.values()) - {unknown}
         # A vocabulary may hold a special token as an ordinary piece too (those of Unigram models do). Where one comes
-        # out, the characters are split behind the first one, by a private name that is taken out again.
+        # out, the characters are split after the first one, by a private name that is taken out again.
         for shown in (self.show(text), self.show(text, split_by=self._split)):
             encoded = copy.encode(shown, add_special_tokens=add_special_tokens)
             # The mask marks what the tokenizer itself puts around a text.

@@ -178,7 +178,7 @@ class PromptDataset(Sequence[Prompt]):
         return (self[at] for at in range(len(self)))
 
     def subset(self, positions: Sequence[int]) -> PromptDataset:
-        """Some of the prompts in ascending order, numbered anew; `report` stays that of the whole."""
+        """Some of the prompts in ascending order, numbered again; `report` stays that of the whole."""
         made = copy.copy(self)
         made._rows = [self._rows[at] for at in positions]
         made._texts = [self._texts[at] for at in positions]
@@ -265,7 +265,7 @@ def _tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens:
 
 
 def _ends_texts(tokenizer: Tokenizer) -> bool:
-    """True when the tokenizer puts its end-of-sequence token behind every text."""
+    """True when the tokenizer puts its end-of-sequence token after every text."""
     bare = tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
     dressed = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
     end = tokenizer.eos_token_id

@@ -71,7 +71,7 @@ class _Cursor:
 class PromptStream:
     """Endless prompts: every epoch gives each prompt exactly once, and a batch may reach over the border of two.
 
-    Of a mixture every part has epochs of its own, and prompts are drawn by weight: see `next_part`.
+    Of a mixture every part has its own epochs, and prompts are drawn by weight: see `next_part`.
     """
 
     def __init__(self, dataset: PromptDataset, *, seed: int = 0, shuffle: bool = True) -> None:

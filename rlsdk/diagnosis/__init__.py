@@ -1,6 +1,6 @@
 """What is wrong with this machine, its environment and its plugins, and the command that fixes each.
 
-Imports neither torch nor Ray, nor any engine: those are asked in processes of their own, so that one which crashes on
+Imports neither torch nor Ray, nor any engine: those are asked in their own processes, so that one which crashes on
 import costs its finding and nothing else.
 """
 

@@ -43,7 +43,7 @@ def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> It
 
     Args:
         rows: what is installed; None: discovered now.
-        probe: imports a backend's engine; None: in a process of its own.
+        probe: imports a backend's engine; None: in its own process.
     """
     rows = list(Registry.discover().rows() if rows is None else rows)
     probe = import_engine if probe is None else probe

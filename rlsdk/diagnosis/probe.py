@@ -1,4 +1,4 @@
-"""Asks a question in a process of its own: an import that hangs, crashes or aborts ends there."""
+"""Asks a question in its own process: an import that hangs, crashes or aborts ends there."""
 
 from __future__ import annotations
 

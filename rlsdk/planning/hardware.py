@@ -62,7 +62,7 @@ class Hardware:
 
 
 def parse_hardware(text: str) -> Hardware:
-    """Reads `NAME` or `BYTES`, with `:NODESxDEVICES` behind it or without: `h100:8x8`, `80GiB`, `cpu`.
+    """Reads `NAME` or `BYTES`, with `:NODESxDEVICES` after it or without: `h100:8x8`, `80GiB`, `cpu`.
 
     Raises:
         ConfigError: neither a known name nor a number of bytes.

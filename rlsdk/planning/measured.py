@@ -59,7 +59,7 @@ def measured_rates(
         metrics: of its steps.
         devices: that it ran on.
         beside: of other synchronous runs of this model on these devices, with fewer or more samples at once: what a
-            further sample adds to a decoding step is fitted to all of them. Where samples go on under new weights,
+            further sample adds to a decoding step is fitted to all of them. Where samples continue under new weights,
             those of several steps share a decoding step; one run shows none with more than its own.
 
     Raises:
@@ -84,7 +84,7 @@ def measured_rates(
     own = [steps[step] for step in later]
     further = fit_decoding([step for found in (own, *others) for step in found], devices)[2] if others else None
     latency, decode, per_sample = fit_decoding(own, devices, per_sample=further)
-    # What comes behind the last token of a step, as far as grades are waited for.
+    # What comes after the last token of a step, as far as grades are waited for.
     graded = min(median(timed[step].get("time/reward_s", 0.0) for step in later), latency)
     # In sampled tokens, as the simulation counts: what their prompts cost is in it.
     trained = median(sum(steps[step].lengths) / training_s(step, timed, updates) for step in later)

@@ -15,13 +15,13 @@ class Rates:
     decode_s_per_sample: float = 0.0
     """More, for each further sample of the step."""
     latency_s: float = 0.0
-    """Of a sample, before its first token and behind its last one: its place is free by then."""
+    """Of a sample, before its first token and after its last one: its place is free by then."""
     grade_s: float = 0.0
     """More, until it is graded: weights that wait for samples to drain do not wait for that."""
     prefill_tokens_per_s: float = 50_000.0
-    """Of one replica: what running samples cost again, where keys and values are made anew."""
+    """Of one replica: what running samples cost again, where keys and values are made again."""
     prompt_tokens: float = 0.0
-    """Of a sample: their keys and values are made anew, too."""
+    """Of a sample: their keys and values are made again, too."""
     train_tokens_per_s: float = 5_000.0
     """Sampled tokens, of one device: log-probs and update together."""
     sync_s: float = 0.0
@@ -33,10 +33,10 @@ class Rates:
     cores: int = 0
     """Processors of the machine, where the devices are some of them: while as many devices work, what the controller
     takes is theirs, and a training device that sends weights shares its processor with the update. 0: the controller
-    has processors of its own, and so has what sends weights."""
+    has its own processors, and so has what sends weights."""
     update_variation: float = 0.0
     """Of an update's seconds from step to step: standard deviation of their logarithm. Where both halves take about as
-    long, constant rates would have every sample end just before new weights come, and no sample go on under them."""
+    long, constant rates would have every sample end just before new weights come, and no sample continue under them."""
     decode_variation: float = 0.0
     """The same of a replica's decoding steps, from the samples of one step to those of the next."""
     max_running: int = 256
@@ -67,8 +67,8 @@ class Setting:
     samples_per_group: int
     max_staleness: int = 0
     partial: bool = False
-    """Samples go on under new weights, and groups are trained in the order in which they finish. False: samples finish
-    before new weights come."""
+    """Samples continue under new weights, and groups are trained in the order in which they finish. False: samples
+    finish before new weights come."""
 
     @property
     def devices(self) -> int:

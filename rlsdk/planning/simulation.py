@@ -127,7 +127,7 @@ class Simulation:
         )
 
     def window(self) -> tuple[int, int]:
-        """Positions of the steps between whose ends is measured: behind the filling of the line, and before it runs
+        """Positions of the steps between whose ends is measured: after the filling of the line, and before it runs
         empty."""
         edge = self.setting.max_staleness + 1
         return (edge, self.steps - 1 - edge) if self.setting.max_staleness else (0, self.steps - 1)

@@ -30,7 +30,7 @@ class Decoder:
         self.prefilled: Prefilled | None = None
         self.running = Running(memory, device, self.jobs, stop_text)
         self.version: int | None = None
-        """Of the weights behind all keys and values."""
+        """Of the weights after all keys and values."""
         self._num_jobs = 0
         self._aborts: deque[tuple[frozenset[str] | None, int]] = deque()
         """Calls of `abort`: which requests (None: all), and how many jobs there were."""
@@ -106,7 +106,7 @@ class Decoder:
             self.running.clear()
 
     def keep_old(self, version: int) -> None:
-        """Rows that run go on with the keys and values that they have; prompts are run anew for others."""
+        """Rows that run continue with the keys and values that they have; prompts are run again for others."""
         self._drop_prompts()
         self.version = version
 

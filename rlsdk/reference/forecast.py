@@ -26,7 +26,7 @@ def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | Rollout
     trained = spec.optim is not None
     tensors = ModelTensors.read(spec)
     width = DTYPE_BYTES[spec.model.dtype]
-    # The rounded copy has gradients of its own until the micro-batch ends.
+    # The rounded copy has its own gradients until the micro-batch ends.
     copied = tensors.numel * width * (trained and spec.model.dtype != "float32")
     passes = count_passes(spec, workload, dp_size=1, dtype=getattr(torch, spec.model.dtype))
     memory = RankMemory(

@@ -133,7 +133,7 @@ class Prefilled:
 
     jobs: list[Job]
     logits: Tensor
-    """`[P, V]` behind each prompt."""
+    """`[P, V]` after each prompt."""
     states: Any
     """Of `Rows.prefill`."""
 

@@ -103,7 +103,7 @@ def rows_for(model: Any) -> Rows:
 
 
 def _trial(model: Any, rows: Rows) -> float:
-    """Largest difference from the plain model, over its standard deviation: behind prompts, and behind two steps."""
+    """Largest difference from the plain model, over its standard deviation: after prompts, and after two steps."""
     vocabulary, lengths = model.config.get_text_config().vocab_size, (6, 6) if rows.lockstep else (6, 4)
     texts = [(torch.arange(length + 2) * 7 + 3 * at + 1) % vocabulary for at, length in enumerate(lengths)]
     texts = [text.to(model.device) for text in texts]

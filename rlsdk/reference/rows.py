@@ -96,13 +96,13 @@ class PositionedRows(KeyValueCache):
         self.now = RowStep(0, 0)
 
     def prefill(self, prompts: Sequence[Tensor]) -> tuple[Tensor, PrefillStates]:
-        """Runs prompts, padded on the right: under causal attention a pad stands behind every real token.
+        """Runs prompts, padded on the right: under causal attention a pad stands after every real token.
 
         Args:
             prompts: `[T]` int64 each, on the host.
 
         Returns:
-            Logits `[P, V]` behind each prompt, and what `add` makes rows of.
+            Logits `[P, V]` after each prompt, and what `add` makes rows of.
         """
         padded = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True).to(self.model.device)
         states = PrefillStates()
@@ -120,7 +120,7 @@ class PositionedRows(KeyValueCache):
 
         Args:
             states: from `prefill`.
-            owner: `[new]` int64: which prompt each row goes on from.
+            owner: `[new]` int64: which prompt each row continues from.
             capacity: rows that there may be before the memory is cleared.
             most: tokens that the longest row may get.
         """
@@ -137,7 +137,7 @@ class PositionedRows(KeyValueCache):
         self.now.longest = max(self.now.longest, length)
 
     def step(self, tokens: Tensor, positions: NDArray[np.int64], *, most: int) -> Tensor:
-        """Logits `[R, V]` behind `tokens [R]`, which stand at `positions [R]`."""
+        """Logits `[R, V]` after `tokens [R]`, which stand at `positions [R]`."""
         highest = int(positions.max())
         self._reserve(self.count, highest + 1, most)
         aligned = bool((positions == highest).all())

@@ -84,13 +84,13 @@ class Running:
         self.memory.keep(at)
 
     def recompute(self) -> None:
-        """Makes all keys and values anew, with the weights that are now in the model."""
+        """Makes all keys and values again, with the weights that are now in the model."""
         self.compact()
         self.memory.clear()
         tokens, made = self.tokens.tolist(), self.table["made"].tolist()
         # The newest token is not part of it: its turn comes with the next step.
         texts = [torch.tensor([*self._job(row).text, *tokens[row][: made[row] - 1]]) for row in range(len(self.table))]
-        # Rows of several steps, as where samples go on under new weights, differ much in length.
+        # Rows of several steps, as where samples continue under new weights, differ much in length.
         order = np.argsort([len(text) for text in texts], kind="stable")
         waiting = deque(texts[row] for row in order)
         while waiting:

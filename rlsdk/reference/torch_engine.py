@@ -49,7 +49,7 @@ CHECKPOINT_FORMAT = 1
 class TorchTrainEngine(TrainEngine):
     """What is trained is float32, and so are its gradients and what `shards` yields. With `ModelSpec.dtype` bfloat16
     the model computes with a rounded copy: gradients of every micro-batch are added up in float32, and each optimizer
-    step ends with rounding anew, so nothing is lost to bfloat16's short mantissa. A frozen model is held in
+    step ends with rounding again, so nothing is lost to bfloat16's short mantissa. A frozen model is held in
     `ModelSpec.dtype`.
 
     Every micro-batch adds to the same gradients and nothing is averaged: the objective's weights are global.

@@ -63,7 +63,7 @@ def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
 
 
 def _with_isolated(rows: list[Row], isolated: Iterable[Row], selection: Selection) -> list[Row]:
-    """Adds the plugins that have environments of their own.
+    """Adds the plugins that have their own environments.
 
     One that is installed here too, and can be used, is used here: so it is in its own environment. If it cannot be used
     here, because its engine is missing, the other environment speaks for it.

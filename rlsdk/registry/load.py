@@ -1,4 +1,4 @@
-"""From one plugin to its rows. Whatever the plugin does wrong ends up in a row of its own, and nowhere else."""
+"""From one plugin to its rows. Whatever the plugin does wrong ends up in its own row, and nowhere else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_rows(load: Callable[[], object], source: Source) -> list[Row]:
 def plugin_rows(plugin: object, source: Source) -> list[Row]:
     """Rows of a plugin that was loaded: a module, or an object with marked methods.
 
-    Each plugin gets a manager of its own, so that no plugin's hook can reach or stop another's.
+    Each plugin gets its own manager, so that no plugin's hook can reach or stop another's.
     """
     manager = pluggy.PluginManager("rlsdk")
     manager.add_hookspecs(Hooks)

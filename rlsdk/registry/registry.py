@@ -156,7 +156,7 @@ class Registry:
 
         Raises:
             PluginLoadError: the import failed (with its own message, chained), or it is no engine of that kind, or
-                one whose abstract methods are not all there; or it lives in an environment of its own.
+                one whose abstract methods are not all there; or it lives in its own environment.
         """
         source = self._source(spec)
         if isolation := self.isolation(spec):
@@ -201,7 +201,7 @@ class Registry:
 
     def load_forecast(self, spec: BackendSpec) -> ForecastFn | None:
         """Imports the function that says what the engine would hold; None when there is none, or when the backend lives
-        in an environment of its own.
+        in its own environment.
 
         Raises:
             PluginLoadError: the import failed.
@@ -213,7 +213,7 @@ class Registry:
         return found
 
     def isolation(self, spec: BackendSpec) -> Isolation | None:
-        """Where a backend lives that has an environment of its own; None for one of this environment."""
+        """Where a backend lives that has its own environment; None for one of this environment."""
         return next((row.isolation for row in self._rows if row.spec == spec), None)
 
     def _claims(self) -> dict[tuple[str, str], list[Row]]:

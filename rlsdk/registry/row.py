@@ -11,7 +11,7 @@ from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
 
 
 class ComponentKind(StrEnum):
-    """What a plugin can add besides engines; each has a hook of its own."""
+    """What a plugin can add besides engines; each has its own hook."""
 
     ALGORITHM = "algorithm"
     ADVANTAGE = "advantage"
@@ -43,7 +43,7 @@ class State(StrEnum):
     BROKEN = "broken"
     DISABLED = "disabled"
     ELSEWHERE = "elsewhere"
-    """It lives in an environment of its own, from where it cannot serve."""
+    """It lives in its own environment, from where it cannot serve."""
 
     @property
     def usable(self) -> bool:
@@ -64,7 +64,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """Where a plugin lives that has an environment of its own."""
+    """Where a plugin lives that has its own environment."""
 
     environment: str
     python: str
@@ -87,7 +87,7 @@ class Row:
     """Why it cannot be used, or what to know when it is."""
     spec: BackendSpec | ComponentSpec | None = None
     isolation: Isolation | None = None
-    """Set when the plugin lives in an environment of its own, and cannot be imported here."""
+    """Set when the plugin lives in its own environment, and cannot be imported here."""
     error: BaseException | None = field(default=None, compare=False, repr=False)
     """What was raised, in the process that discovered it."""
 

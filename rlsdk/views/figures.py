@@ -56,7 +56,7 @@ def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]
 
 
 def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
-    """Every metric on a line of its own, with a word on those that need one."""
+    """Every metric on its own line, with a word on those that need one."""
     sets = by_set(metrics)
     width = max(map(len, metrics), default=0) + 2
     for name, value in metrics.items():

@@ -72,7 +72,7 @@ def spans(moments: Sequence[Moment], begin: str, end: str) -> Iterator[Span]:
 
 
 def levels(moments: Sequence[Moment]) -> Iterator[tuple[float, Mapping[int, int]]]:
-    """Groups under way by step, behind each moment that changes them. Of those that had begun before the first moment
+    """Groups under way by step, after each moment that changes them. Of those that had begun before the first moment
     nothing is known: they are taken to have run since then."""
     count: dict[int, int] = {}
     low: dict[int, int] = {}

@@ -15,7 +15,7 @@ def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
     """Discounted returns with mean 0 and variance 1 over the step's response tokens.
 
     REINFORCE++ (Hu et al. 2025, arXiv 2501.03262); made for a KL penalty of k1 inside the reward.
-    Needs no group. (verl's version starts a return anew at every hole of the mask, this one does not.)
+    Needs no group. (verl's version starts a return again at every hole of the mask, this one does not.)
 
     Args:
         batch: a whole step.

@@ -56,7 +56,7 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name that a narrow screen may break behind its dots, underscores and slashes, and so not within words."""
+    """A name that a narrow screen may break after its dots, underscores and slashes, and so not within words."""
     return re.sub(r"([._/])(?=\w)", r"\1<wbr>", escaped(name))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run besides its curves. A further one is a function in a file of its own, named here."""
+"""Pictures of a run besides its curves. A further one is a function in its own file, named here."""
 
 from __future__ import annotations
 
