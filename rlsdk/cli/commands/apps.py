@@ -52,10 +52,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="With an error, its traceback; as RLSDK_TRACEBACK=1.")
+        bool, typer.Option("--traceback", help="Print tracebacks of errors; same as RLSDK_TRACEBACK=1.")
     ] = False,
 ) -> None:
     """`main` reads `--traceback` itself, wherever it stands."""

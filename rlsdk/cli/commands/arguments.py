@@ -18,11 +18,11 @@ ModelPath = Annotated[
 ]
 
 Checkpoint = Annotated[
-    str | None, typer.Option(help="Of a run: best (by checkpoint.best), newest, or a step; unset: newest.")
+    str | None, typer.Option(help="For a run: best (by checkpoint.best), newest, or a step; default: newest.")
 ]
 
 TrustRun = Annotated[
-    bool, typer.Option("--trust-run", help="Also run the code that the run's own config.yaml names: see SECURITY.md.")
+    bool, typer.Option("--trust-run", help="Also run code that the run's config.yaml refers to: see SECURITY.md.")
 ]
 
 

@@ -12,12 +12,12 @@ from rlsdk.cli.commands.arguments import FIELDS, Checkpoint, ModelPath, TrustRun
 from rlsdk.cli.completion import FieldsCommand
 
 
-@app.command("eval", cls=FieldsCommand, context_settings=FIELDS, help="Figures of a checkpoint or model folder.")
+@app.command("eval", cls=FieldsCommand, context_settings=FIELDS, help="Evaluate a checkpoint or model folder.")
 def evaluate(
     context: typer.Context,
     path: ModelPath,
     evaluation_set: Annotated[
-        list[str] | None, typer.Option("--set", help="Of eval.sets, or sampled or greedy; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Name in eval.sets, or sampled or greedy; may be repeated.")
     ] = None,
     checkpoint: Checkpoint = None,
     output: Annotated[Path | None, typer.Option(help="Also write the figures into this JSON file.")] = None,
@@ -30,12 +30,12 @@ def evaluate(
     run(path, arguments, sets=evaluation_set or [], checkpoint=checkpoint, output=output, samples=samples)
 
 
-@app.command(cls=FieldsCommand, context_settings=FIELDS, help="Responses of a checkpoint or model folder.")
+@app.command(cls=FieldsCommand, context_settings=FIELDS, help="Generate responses with a checkpoint or model folder.")
 def generate(
     context: typer.Context,
     path: ModelPath,
     prompt: Annotated[list[str] | None, typer.Option(help="Text of a prompt; may be repeated.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: so many prompts of the data.")] = 5,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: number of prompts from the data.")] = 5,
     n: Annotated[int, typer.Option("-n", "--samples-per-prompt", min=1, help="Responses to each prompt.")] = 1,
     checkpoint: Checkpoint = None,
     trust_run: TrustRun = False,
@@ -45,12 +45,12 @@ def generate(
     run(path, prompt or [], num_prompts, n, checkpoint, with_trust(context.args, trust_run))
 
 
-@app.command(help="A run's model to the Hugging Face hub, with its card.")
+@app.command(help="Upload a run's model, with its card, to the Hugging Face hub.")
 def push(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder.")],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the hub; made where it is not there.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the hub; created if it does not exist.")],
     checkpoint: Checkpoint = None,
-    licence: Annotated[str | None, typer.Option("--license", help="Of the model: apache-2.0, mit, ...")] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="The model's license: apache-2.0, mit, ...")] = None,
     private: Annotated[bool, typer.Option("--private/--public", help="Who can see a new repository.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent.")] = False,
 ) -> None:
@@ -64,13 +64,13 @@ def serve_reward(
     context: typer.Context,
     reward: Annotated[str, typer.Argument(help="Name, file.py:fn, or label in --config; fields of `rewards` follow.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine's need a token.")
+        str, typer.Option(help="Address to listen on; any but a loopback address requires a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8700,
-    token_env: Annotated[str | None, typer.Option(help="Environment variable with the token of clients.")] = None,
-    max_request_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 64 << 20,
-    max_samples: Annotated[int, typer.Option(min=1, help="In one request.")] = 1024,
-    max_requests: Annotated[int, typer.Option(min=1, help="Under way at once.")] = 16,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8700,
+    token_env: Annotated[str | None, typer.Option(help="Environment variable that holds the clients' token.")] = None,
+    max_request_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 64 << 20,
+    max_samples: Annotated[int, typer.Option(min=1, help="Maximum number in a request.")] = 1024,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number at a time.")] = 16,
 ) -> None:
     from rlsdk.cli.reward import serve
     from rlsdk.rewards.serving import ServeOptions

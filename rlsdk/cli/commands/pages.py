@@ -20,7 +20,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder o
 @app.command(help="One HTML page about several runs.")
 def compare(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of two runs or more.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File that is written.")] = Path("comparison.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("comparison.html"),
 ) -> None:
     from rlsdk.cli.compare import run
 
@@ -30,7 +30,7 @@ def compare(
 @app.command(help="The page of a run, live, for a browser on this machine.")
 def watch(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
     opens: Annotated[bool, typer.Option("--open", help="Also open the page in this machine's browser.")] = False,
 ) -> None:
     from rlsdk.cli.watch import run

@@ -10,9 +10,9 @@ import typer
 from rlsdk.cli.commands.apps import plugins_app
 
 
-@plugins_app.command("list", help="Every backend and component that was found, usable or not.")
+@plugins_app.command("list", help="List every backend and component that was found, usable or not.")
 def list_plugins(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     from rlsdk.cli.plugins import list_plugins as run
 
@@ -21,33 +21,33 @@ def list_plugins(
 
 @plugins_app.command("info", help="Capabilities, options and tested engine versions.")
 def plugin_info(
-    name: Annotated[str, typer.Argument(help="Of a backend, component, plugin or distribution.")],
+    name: Annotated[str, typer.Argument(help="Name of a backend, component, plugin or distribution.")],
 ) -> None:
     from rlsdk.cli.plugins import show_plugin
 
     show_plugin(name)
 
 
-@plugins_app.command("check", help="The conformance suite of a backend: what it claims, measured.")
+@plugins_app.command("check", help="Run the conformance suite of a backend.")
 def check_plugin(
-    name: Annotated[str, typer.Argument(help="Of a backend.")],
+    name: Annotated[str, typer.Argument(help="Name of a backend.")],
     kind: Annotated[
-        str | None, typer.Option(help="train or rollout, where backends of both kinds share the name.")
+        str | None, typer.Option(help="train or rollout, if backends of both kinds share the name.")
     ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Of the backend's own: NAME=VALUE; may be repeated.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Backend option NAME=VALUE; may be repeated.")] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Of the suite: NAME=VALUE, as tp_size=2, tolerance=2e-5; may be repeated."),
+        typer.Option("--set", help="Suite setting NAME=VALUE, such as tp_size=2 or tolerance=2e-5; may be repeated."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Requirements to run, as pytest's -k.")] = "",
+    only: Annotated[str, typer.Option(help="Requirements to run, like pytest's -k.")] = "",
     report: Annotated[
         Path | None,
-        typer.Option(help="Also write the report into this JSON file; a check that is cut short writes none."),
+        typer.Option(help="Also write the report to this JSON file; an interrupted check writes none."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show pytest's own output too.")] = False,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="That run the suite together; unset: two for a whole suite on a CPU, else one."),
+        typer.Option(min=1, help="Processes that share the suite; default: two for a whole suite on a CPU, else one."),
     ] = None,
 ) -> None:
     from rlsdk.cli.check import run
@@ -64,34 +64,37 @@ def check_plugin(
     )
 
 
-@plugins_app.command("new", help="A new distribution from a template that passes its tests.")
+@plugins_app.command("new", help="Create a distribution from a template that passes its tests.")
 def new_plugin(
-    name: Annotated[str, typer.Argument(help="Of the backend or component: lower-case letters, digits, dashes.")],
+    name: Annotated[str, typer.Argument(help="Name of the backend or component: lower-case letters, digits, dashes.")],
     kind: Annotated[str, typer.Option(help="train, rollout, sharding, reward, algorithm or tracker.")],
-    folder: Annotated[Path | None, typer.Option(help="New folder; unset: rlsdk-NAME.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="New folder; default: rlsdk-NAME.")] = None,
 ) -> None:
     from rlsdk.cli.new import new_plugin as run
 
     run(name, kind, folder)
 
 
-@plugins_app.command("install", help="Installs a plugin, also into an environment of its own.")
+@plugins_app.command("install", help="Install a plugin, optionally into its own environment.")
 def install_plugin(
     name: Annotated[str, typer.Argument(help="Backend's name, distribution (rlsdk-acme>=1.2), wheel or folder.")],
     isolated: Annotated[
-        bool, typer.Option("--isolated", help="For engines whose pins clash with what is installed here.")
+        bool,
+        typer.Option("--isolated", help="Into a new environment: for engines with conflicting version pins."),
     ] = False,
-    editable: Annotated[bool, typer.Option("--editable", "-e", help="NAME is a folder, used where it is.")] = False,
-    more: Annotated[list[str] | None, typer.Option("--with", help="Further requirement; may be repeated.")] = None,
+    editable: Annotated[
+        bool, typer.Option("--editable", "-e", help="NAME is a folder: install in editable mode.")
+    ] = False,
+    more: Annotated[list[str] | None, typer.Option("--with", help="Additional requirement; may be repeated.")] = None,
     core: Annotated[
-        str | None, typer.Option(help="Where rlsdk itself comes from; unset: from where this one came.")
+        str | None, typer.Option(help="Where to install rlsdk itself from; default: the source of this installation.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto: which of the plugin's recipes is used.")] = "auto",
     python: Annotated[Path | None, typer.Option(help="Interpreter to make the environment with.")] = None,
     environment: Annotated[
-        Path | None, typer.Option(help="One that is there, with the plugin in it: only tested and recorded.")
+        Path | None, typer.Option(help="Existing environment that has the plugin: only tested and recorded.")
     ] = None,
-    allow_direct: Annotated[bool, typer.Option("--allow-direct", help="Also take URLs.")] = False,
+    allow_direct: Annotated[bool, typer.Option("--allow-direct", help="Also accept URLs.")] = False,
 ) -> None:
     from rlsdk.cli.install import Choices, install
 
@@ -107,7 +110,7 @@ def install_plugin(
     install(name, chosen, isolated=isolated)
 
 
-@plugins_app.command("remove", help="Removes a plugin, with its environment if it has one of its own.")
+@plugins_app.command("remove", help="Remove a plugin, with its own environment if it has one.")
 def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.")]) -> None:
     from rlsdk.cli.install import remove
 

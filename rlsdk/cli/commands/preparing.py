@@ -12,19 +12,19 @@ from rlsdk.cli.commands.arguments import FIELDS, TrustRun, with_trust
 from rlsdk.cli.completion import FieldsCommand
 
 
-@app.command(help="Write a commented YAML file; asks for what no flag gives.")
+@app.command(help="Write a commented YAML file; asks for what the flags leave open.")
 def init(
     file: Annotated[Path, typer.Argument(help="New file.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="Folder, or name on the hub.")] = None,
     data: Annotated[str | None, typer.Option(help="File, folder, org/name on the hub, reasoning_gym:TASK.")] = None,
     reward: Annotated[str | None, typer.Option(help="Name, or file.py:fn.")] = None,
-    algorithm: Annotated[str, typer.Option(help="Of `rlsdk algorithms list`.")] = "grpo",
+    algorithm: Annotated[str, typer.Option(help="Name from `rlsdk algorithms list`.")] = "grpo",
     devices: Annotated[int | None, typer.Option(min=1, help="GPUs on each node.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without a GPU.")] = False,
-    train_backend: Annotated[str | None, typer.Option(help="Unset: the first one that is installed.")] = None,
-    rollout_backend: Annotated[str | None, typer.Option(help="Unset: the first one that is installed.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")] = False,
+    train_backend: Annotated[str | None, typer.Option(help="Default: the first installed one.")] = None,
+    rollout_backend: Annotated[str | None, typer.Option(help="Default: the first installed one.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     from rlsdk.cli.init import run
 
@@ -39,7 +39,7 @@ def init(
 @app.command(
     cls=FieldsCommand,
     context_settings=FIELDS,
-    help="Placement, batches and memory of a run; takes no device.",
+    help="Show placement, batches and memory of a run; uses no device.",
 )
 def plan(
     context: typer.Context,
@@ -48,7 +48,7 @@ def plan(
         typer.Option(metavar="NAME[:NODESxDEVICES]", help="h100, 80GiB, cpu, ...; without it, this machine."),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of a run whose phases' seconds the times come from.")
+        Path | None, typer.Option(metavar="RUN", help="Folder of a run whose measured times are used.")
     ] = None,
     schedule: Annotated[
         str | None,
@@ -58,7 +58,7 @@ def plan(
             "folder, or decode_ms=8,decode_us_per_sample=40,train_tokens_per_s=4000,sync_s=3,median=2000,p99=30000.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     trust_run: TrustRun = False,
 ) -> None:
     arguments = with_trust(context.args, trust_run)
@@ -74,9 +74,9 @@ def plan(
 
 @app.command(help="What is wrong with this machine, and how to fix it.")
 def doctor(
-    run_dir: Annotated[Path, typer.Option(help="Folder that runs are written to: is there room?")] = Path("runs"),
-    ray_address: Annotated[str | None, typer.Option(help="Also look at this running Ray cluster.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document in place of text.")] = False,
+    run_dir: Annotated[Path, typer.Option(help="Folder for runs: checks its disk space.")] = Path("runs"),
+    ray_address: Annotated[str | None, typer.Option(help="Also check this running Ray cluster.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     from rlsdk.cli.doctor import run
 
@@ -89,7 +89,7 @@ def make_model(
     architecture: Annotated[str, typer.Option(help="qwen2, qwen3, llama or mistral.")] = "qwen2",
     hidden: Annotated[int, typer.Option(help="Width; a multiple of 64.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 2,
-    context: Annotated[int, typer.Option(min=16, help="Most tokens of prompt and response.")] = 2048,
+    context: Annotated[int, typer.Option(min=16, help="Maximum number of prompt and response tokens.")] = 2048,
 ) -> None:
     from rlsdk.cli.model import make
 
@@ -98,22 +98,22 @@ def make_model(
 
 @config_app.command("schema", help="JSON schema of a run's YAML file, for editors.")
 def config_schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; unset: printed.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: print.")] = None,
 ) -> None:
     from rlsdk.cli.config import schema
 
     schema(output)
 
 
-@algorithms_app.command("list", help="Names of all recipes, each with one line.")
+@algorithms_app.command("list", help="List all recipes, one line each.")
 def list_algorithms() -> None:
     from rlsdk.cli.algorithms import list_recipes
 
     list_recipes()
 
 
-@algorithms_app.command("show", help="What a recipe sets, and where each part is registered.")
-def show_algorithm(name: Annotated[str, typer.Argument(help="Of `rlsdk algorithms list`.")]) -> None:
+@algorithms_app.command("show", help="Show what a recipe sets, and where each part is registered.")
+def show_algorithm(name: Annotated[str, typer.Argument(help="Name from `rlsdk algorithms list`.")]) -> None:
     from rlsdk.cli.algorithms import show_recipe
 
     show_recipe(name)

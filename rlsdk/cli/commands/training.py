@@ -31,7 +31,7 @@ def sft(context: typer.Context) -> None:
 
 
 @app.command(
-    "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="A model of scores, from pairs of answers."
+    "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Train a reward model from pairs of answers."
 )
 def reward_model(context: typer.Context) -> None:
     if not explained(context.args, "reward-model", "A model of scores, from pairs of answers (Bradley-Terry)."):
@@ -64,22 +64,23 @@ def replay(
     run(run_dir, with_trust([], trust_run))
 
 
-@app.command(context_settings=FIELDS, help="Kill processes of a run, and count what that costs.")
+@app.command(context_settings=FIELDS, help="Kill processes of a run, and count what is lost.")
 def chaos(
     context: typer.Context,
     kill: Annotated[
         list[str] | None,
-        typer.Option(help="ROLE@MOMENT, as rollout@update; may be repeated. Unset: every one, in a drawn order."),
+        typer.Option(help="ROLE@MOMENT, such as rollout@update; may be repeated. Default: all, in random order."),
     ] = None,
-    faults: Annotated[int, typer.Option(min=0, help="How many; 0: each once.")] = 0,
-    seed: Annotated[int, typer.Option(help="Draws the order, the step and the process.")] = 0,
+    faults: Annotated[int, typer.Option(min=0, help="Number of faults; 0: each once.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order, the steps and the processes.")] = 0,
     folder: Annotated[
-        Path, typer.Option(help="For the runs and chaos.json: new, or with faults of the same arguments, to add to.")
+        Path,
+        typer.Option(help="Folder of the runs: new, or of an earlier call with the same arguments."),
     ] = Path("chaos"),
     per_run: Annotated[
-        int, typer.Option(min=0, help="Faults of one run, one behind the other; 0: one for every three steps.")
+        int, typer.Option(min=0, help="Faults per run, one after the other; 0: one for every three steps.")
     ] = 0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="Nothing strikes after this; 0: no limit.")] = 0.0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="No new fault after this many minutes; 0: no limit.")] = 0.0,
 ) -> None:
     from rlsdk.cli.chaos import run
 
