@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and on the disk when the call returns."""
+"""Atomic file writes: a file is complete or absent, and on disk when the call returns."""
 
 from __future__ import annotations
 

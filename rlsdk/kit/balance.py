@@ -1,4 +1,4 @@
-"""Cutting weighted items into parts of nearly equal weight."""
+"""Splits weighted items into parts of nearly equal weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float8 weights with a scale for each block: how they are quantized, and read again.
+"""float8 weights with one scale per block: quantization and dequantization.
 
 The rule is that of `per_block_cast_to_fp8` in DeepGEMM, vLLM and SGLang, with float32 scales: of each block the largest
 magnitude, at least `LEAST_MAXIMUM`, over 448 is its scale; values are multiplied by 1 / scale in float32 and rounded to

@@ -1,5 +1,5 @@
-"""Processes that an engine needs on the other nodes of its replica. The cluster gives each of its workers a way to
-start them; no other room knows which."""
+"""Processes that an engine needs on the other nodes of its replica. The cluster package provides each worker with a way
+to start them."""
 
 from __future__ import annotations
 

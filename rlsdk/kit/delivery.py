@@ -1,4 +1,4 @@
-"""Weights that a worker of a rollout engine takes itself: both ends of `RolloutEngine.receive_weights`.
+"""Weights that a worker of a rollout engine receives itself: both ends of `RolloutEngine.receive_weights`.
 
 The replica's process calls `packed` and gives the outcome to its workers, in whichever way the engine calls them; each
 worker calls `taken`; the replica's process gives the answers to `receipts`. All that crosses is plain values.

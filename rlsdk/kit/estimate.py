@@ -1,4 +1,4 @@
-"""What passes through a model take in memory: counted by running it on tensors that have shapes and no memory."""
+"""Memory of passes through a model: measured by running it on meta tensors (shapes without memory)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class _Count:
         hidden = getattr(model, model.base_model_prefix)(input_ids=self.input_ids, use_cache=False).last_hidden_state
         if self.head is not Head.LM:
             return head_numbers(model, hidden.flatten(0, 1) if self.head is Head.VALUE else hidden[:, -1])
-        # Chunks are alike, and only one has its logits at a time.
+        # Chunks are equal, and only one has its logits at a time.
         shown = HEAD_CHUNKS * chunk_tokens(model)
         states, targets = hidden.flatten(0, 1)[:shown], self.input_ids.flatten()[:shown]
         log_probs, _ = token_log_probs(model, states, targets, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Tensors as the files of a checkpoint hold them, where transformers joins them when it loads a model.
+"""Tensors as stored in the files of a checkpoint, for models whose tensors transformers fuses when it loads them.
 
 transformers 5 keeps the experts of a layer in one tensor, and files have one for each expert; engines' own loaders know
 the names of the files. transformers' rules for writing a model are run once, on tensors without values.

@@ -1,4 +1,4 @@
-"""What forecasts of engines (`rlsdk.interfaces.ForecastFn`) have in common: layouts, passes, keys and values."""
+"""Building blocks of engines' forecasts (`rlsdk.interfaces.ForecastFn`): layouts, passes, KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known of a model on the Hugging Face hub before anything of it is loaded."""
+"""Metadata of a model on the Hugging Face hub, without loading the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way into the engine's memory, and the proof of what arrived there."""
+"""Loading weights into the engine's memory, and proving what arrived there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory keys and values take."""
+"""Memory of a KV cache."""
 
 from __future__ import annotations
 

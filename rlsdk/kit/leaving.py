@@ -1,4 +1,4 @@
-"""Work that an interrupted program does not wait for: what runs on other threads and cannot be stopped half-way."""
+"""Work that an interrupted program does not wait for: it runs on other threads and cannot be stopped midway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a rank's rows into passes that fit into memory."""
+"""Splits a rank's rows into micro-batches that fit into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that any worker of a run can fetch. The cluster gives each process its store; no other room knows which."""
+"""Arrays that any worker of a run can fetch. The cluster package provides each process with its store."""
 
 from __future__ import annotations
 

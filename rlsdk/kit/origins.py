@@ -1,4 +1,4 @@
-"""Which values of a tensor are those of which canonical tensor: through cuts, copies and joins."""
+"""Traces which values of a tensor come from which canonical tensor: through slices, copies and concatenations."""
 
 from __future__ import annotations
 

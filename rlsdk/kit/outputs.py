@@ -1,4 +1,4 @@
-"""What training needs of a model: log-probs, entropy, values and scores, flat, each at the token it speaks of."""
+"""Model outputs for training: log-probs, entropy, values and scores, flat, each at the token it belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving memory back on a CPU and taking it again, under tensors that others hold."""
+"""Frees and reallocates CPU memory of tensors that others hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offload to host memory: values wait on the host, and the tensors that show them stay as they are."""
+"""Offload to host memory: values move to the host, and the tensor objects stay valid."""
 
 from __future__ import annotations
 

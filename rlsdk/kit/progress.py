@@ -1,4 +1,4 @@
-"""Signs of progress of the work that a process does: what a deadline runs from.
+"""Progress reports of a process: a deadline counts from the last one.
 
 A pass over a large batch, or a model on its way to a disk, may take any time; what must not happen is that nothing
 happens. So work that takes long calls `advance` at every piece of it (a micro-batch, a tensor), and code that waits for

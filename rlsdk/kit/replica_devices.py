@@ -1,4 +1,4 @@
-"""The devices of a replica whose engine starts processes of its own: what those processes may see."""
+"""Which devices the processes of a replica see, if its engine starts its own processes."""
 
 from __future__ import annotations
 

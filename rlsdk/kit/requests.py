@@ -1,4 +1,4 @@
-"""Requests that can be served, and the words for those that cannot."""
+"""Checks of requests, and error messages for those that cannot be served."""
 
 from __future__ import annotations
 

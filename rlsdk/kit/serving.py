@@ -1,4 +1,4 @@
-"""What rollout engines have in common that serve the whole model at one place, several samples at a time."""
+"""Common parts of rollout engines that serve the whole model in one process, several samples at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way to workers in other processes: memory without a name, filled here and read there."""
+"""Staging memory for weights that other processes load: anonymous memory, filled here and read there."""
 
 from __future__ import annotations
 

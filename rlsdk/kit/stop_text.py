@@ -1,4 +1,4 @@
-"""Stop strings: found in the text of the newest tokens, wherever token borders fall."""
+"""Stop strings: found in the text of the newest tokens, also across token boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks must know of one another: that all went well, and what their metrics add up to."""
+"""Agreement between ranks: errors on one rank raise on all, and metrics sum to the same result."""
 
 from __future__ import annotations
 

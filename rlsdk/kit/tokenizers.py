@@ -1,4 +1,4 @@
-"""Small tokenizers made on the spot: one token per character, or per byte."""
+"""Builds small tokenizers: one token per character, or per byte."""
 
 from __future__ import annotations
 

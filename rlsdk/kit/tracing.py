@@ -1,4 +1,4 @@
-"""Where each canonical tensor lies in the engine's own memory, learned by watching its weight loaders at work.
+"""Finds where each canonical tensor is stored in the engine's own memory, by tracing its weight loaders.
 
 Engines join query, key and value, or gate and up, in one parameter, pad vocabularies and cut over workers. All of that
 is in the loaders of each model class. They are run once on tensors that have a shape and no values: every copy that

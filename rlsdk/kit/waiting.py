@@ -1,4 +1,4 @@
-"""Waiting for work of another thread or loop, whose processes may end meanwhile without a word."""
+"""Waits for work of another thread or loop whose processes may die silently meanwhile."""
 
 from __future__ import annotations
 

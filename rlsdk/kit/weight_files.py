@@ -1,4 +1,4 @@
-"""Where the weights of a Hugging Face model lie, and what a head that they lack begins with."""
+"""Finds the weight files of a Hugging Face model, and initialises a head that they lack."""
 
 from __future__ import annotations
 

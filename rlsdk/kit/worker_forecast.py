@@ -1,5 +1,5 @@
-"""What each worker of a rollout engine would hold of a usual decoder, known from its configuration: for forecasts of
-engines whose workers take their own parts.
+"""Computes from a decoder's configuration what each worker of a rollout engine would hold: for forecasts of engines
+whose workers receive their own parts.
 
 As vLLM cuts: tensor parallelism cuts heads, inner dimensions and the padded vocabulary, pipeline stages have whole
 layers, and experts are cut, or dealt out, over all ranks of a stage.
