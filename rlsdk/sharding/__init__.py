@@ -1,4 +1,4 @@
-"""The swap between the training layout and the inference layout: planner, transports, both ends, and the manager.
+"""Weight transfer from the training layout to the inference layout: planner, transports, both ends, and the manager.
 
 Pull model: the manager in the controller plans and checks; each rollout replica (`WeightTarget`) asks the training
 ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What the hosts of the two roles must serve:

@@ -1,4 +1,4 @@
-"""Who gives what, where several sources hold the same: work spread evenly, by arithmetic and not by trial."""
+"""Which source sends what, if several hold the same box: spreads the work evenly by arithmetic, without search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that were made before: a layout that has not changed is never planned again."""
+"""Cache of plans: an unchanged layout is planned only once."""
 
 from __future__ import annotations
 

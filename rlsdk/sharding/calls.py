@@ -1,4 +1,4 @@
-"""Calls of a group's hosts, typed by the protocol that the hosts are of."""
+"""Typed calls to a group's hosts, by their protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layouts are on one device: the number in `cuda:0` does not say it where every process of a node has its own."""
+"""Which layouts are on the same device: `cuda:0` is ambiguous if every process of a node numbers its own devices."""
 
 from __future__ import annotations
 

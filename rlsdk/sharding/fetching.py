@@ -1,4 +1,4 @@
-"""The target's end of the transports: asks a source for buckets, and takes them one after the other."""
+"""The target's end of the transports: requests buckets from a source, and receives them one after the other."""
 
 from __future__ import annotations
 

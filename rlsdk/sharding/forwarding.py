@@ -1,4 +1,4 @@
-"""Weights that arrive in one process and continue to another, a round at a time, while the next rounds arrive."""
+"""Forwards arriving weights to another process, one round at a time, while the next rounds arrive."""
 
 from __future__ import annotations
 

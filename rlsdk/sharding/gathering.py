@@ -1,4 +1,4 @@
-"""One pull under way: buckets of many sources, taken round by round, as one stream of shards."""
+"""A pull in progress: buckets of many sources, received round by round, as one stream of shards."""
 
 from __future__ import annotations
 

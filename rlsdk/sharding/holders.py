@@ -1,4 +1,4 @@
-"""Who holds what: the atoms of every wanted box, and the sources that hold each."""
+"""Holders: the atoms of every target box, and the sources that hold each."""
 
 from __future__ import annotations
 

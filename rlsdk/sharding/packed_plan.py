@@ -1,4 +1,4 @@
-"""A plan's transfers as columns: some tens of bytes for each, objects only for the rank that carries them out."""
+"""A plan's transfers as columns: some tens of bytes each; objects are made only for the rank that executes them."""
 
 from __future__ import annotations
 

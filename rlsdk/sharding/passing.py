@@ -1,4 +1,4 @@
-"""A replica as a source for others: hands out what it takes itself, while it takes it."""
+"""A replica as a source for others: forwards what it receives while it is receiving."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _device_of(buckets: Sequence[Outgoing]) -> torch.device:
 
 @contextmanager
 def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
-    """Raises: RuntimeError: whoever holds it took too long."""
+    """Raises: RuntimeError: the holder took too long."""
     if not lock.acquire(timeout=timeout_s):
         raise RuntimeError(f"another process group of this process was not opened within {timeout_s:g} s")
     try:

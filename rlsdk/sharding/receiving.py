@@ -1,4 +1,4 @@
-"""The end of a sync in a worker of a rollout engine: a process that is no rank of the run and can call nobody.
+"""The end of a sync in a worker of a rollout engine: a process that is not a rank of the run and cannot call others.
 
 The replica's own process asks the sources, once for each pair of source and worker, and hands the answers on: plain
 values that say where the bytes come from. The bytes go from the source to the worker.

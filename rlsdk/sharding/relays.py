@@ -1,4 +1,4 @@
-"""Targets that pass on what they take: a source sends a byte once to a node, and not once to each replica there.
+"""Targets that forward what they receive: a source sends a byte once per node, not once per replica.
 
 Targets that want the same, none of them beside a source, form chains: on each node, in their order, the first takes
 from the sources and each other one from the one before it. Where the busiest source would still send more than any

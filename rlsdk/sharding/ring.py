@@ -1,6 +1,6 @@
 """A ring of slots in shared memory: one process fills them while another reads, without a call for each.
 
-The slots lie in a block without a name (`SharedBlock`); what was filled and what was read is told through two
+The slots lie in a block without a name (`SharedBlock`); what was filled and what was read is reported through two
 pipes, which the reader opens as `/proc/PID/fd/N` like the block. So nothing can be left behind, waiting costs no CPU,
 and each end learns at once that the other one is gone: its pipe is closed, whatever closed it.
 """

@@ -1,4 +1,4 @@
-"""Targets that quantize: what their layouts must fit, and what proves them.
+"""Targets that quantize: constraints on their layouts, and how they are verified.
 
 A block's scale needs its largest magnitude, and parts of a block may lie on several sources. So a proof has two rounds:
 of blocks that are cut between pieces, each source says the largest magnitude that it holds; then each says the

@@ -1,5 +1,5 @@
-"""Signs of progress of an engine's workers, for the process of their replica: it waits for them, and whoever waits for
-it waits as long as something moves (`rlsdk.kit.progress`)."""
+"""Progress reports of an engine's workers to the process of their replica. Progress extends its wait for them, and
+others' wait for it (`rlsdk.kit.progress`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training side of a sync: hands out buckets, and says what the weights' fingerprints must come to."""
+"""The training side of a sync: provides buckets, and the expected fingerprints of the weights."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WeightSource:
                 own = shard.tensor.dtype
                 dtype = self._sent.get(at, own)
                 if torch.promote_types(dtype, own) != own:
-                    dtype = own  # what is wider is made of it by whoever asks
+                    dtype = own  # the receiver converts it to a wider dtype
                 (self._narrowed.add if dtype != own else self._narrowed.discard)(at)
                 if at == len(self._copies):
                     self._copies.append(_copied(shard, dtype))

@@ -1,4 +1,4 @@
-"""What every way for weights between two processes has to hold."""
+"""The contract of a transport of weights between two processes."""
 
 from __future__ import annotations
 

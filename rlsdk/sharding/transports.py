@@ -1,4 +1,4 @@
-"""The ways a bucket's bytes can go. One object per (source, target) at each end."""
+"""Transports of a bucket's bytes. One object per (source, target) at each end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proves a sync: the sources' fingerprints of what was wanted, against those of what is served."""
+"""Verifies a sync: compares the sources' fingerprints of what was requested with those of what is served."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def added_up(totals: dict[str, int], parts: Sequence[Mapping[str, int]]) -> dict
 def plan_fingerprints(
     source: Sequence[WeightLayout], replicas: Sequence[Sequence[WeightLayout]], *, piece_bytes: int
 ) -> list[FingerprintTask]:
-    """One task per distinct thing that replicas want (one in all, where they are alike), spread over the sources.
+    """One task per distinct thing that replicas need (one in all, if they are identical), spread over the sources.
 
     A box that several sources hold is fingerprinted on one of them, and not on the one that gives it to a single
     replica: sources that have drifted apart are found as well.

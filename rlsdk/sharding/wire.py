@@ -1,4 +1,4 @@
-"""What is on the way: bytes whose dtype and shape the plan told both ends, a version and checksums. No pickle."""
+"""Wire format: bytes whose dtype and shape both ends know from the plan, a version and checksums. No pickle."""
 
 from __future__ import annotations
 

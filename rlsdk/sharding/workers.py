@@ -1,5 +1,5 @@
-"""What a replica's own process does in a sync whose weights its workers take: asks the sources, and hands the answers
-on. Bytes pass through it only where a source cannot reach a worker."""
+"""What a replica's process does in a sync whose weights its workers receive: calls the sources, and forwards the
+answers. Bytes pass through it only where a source cannot reach a worker."""
 
 from __future__ import annotations
 
