@@ -1,4 +1,4 @@
-"""Reinforcement learning as a stage, out of the configuration."""
+"""Builds the reinforcement learning stage from the configuration."""
 
 from __future__ import annotations
 

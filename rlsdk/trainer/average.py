@@ -1,4 +1,5 @@
-"""The exponential moving average of the actor's weights: kept by each rank of what it holds, exported as a model."""
+"""The exponential moving average of the actor's weights: each rank averages the weights it holds; exported as a
+model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card of an export: what it was trained from, on what, how, and what it came to."""
+"""The model card of an export: base model, data, method and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside, sealed by a manifest, and renamed into place."""
+"""Atomic checkpoints: written to a temporary folder, sealed by a manifest, and renamed into place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evaluations need of their own: sampling, and the rewards of sets that have others than the run."""
+"""Sampling and rewards of evaluation sets that differ from the run's."""
 
 from __future__ import annotations
 

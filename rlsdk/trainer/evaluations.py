@@ -1,4 +1,4 @@
-"""When a stage is measured, and what follows: figures, files of samples, the best checkpoint, an early end."""
+"""When a stage is evaluated, and what follows: metrics, sample files, the best checkpoint, early stopping."""
 
 from __future__ import annotations
 

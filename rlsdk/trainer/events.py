@@ -1,4 +1,4 @@
-"""Events of a run. The trainer knows no terminal; a view implements these methods."""
+"""Events of a run. The trainer never prints; a view implements these methods."""
 
 from __future__ import annotations
 

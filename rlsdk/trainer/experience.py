@@ -1,4 +1,4 @@
-"""Cutting and weighing the rows of a step: pure functions, no engine and no Ray."""
+"""Splitting and weighting the rows of a step: pure functions, no engine and no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a run gives out: weights, tokenizer and a card that says what was trained."""
+"""Exports a run's model: weights, tokenizer and model card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of an evaluation: pure arithmetic on what came of several samples of each prompt.
+"""Metrics of an evaluation: pure arithmetic on the results of several samples per prompt.
 
 Samples without a grade are left out before anything is counted here; a prompt without any stands in no figure.
 """

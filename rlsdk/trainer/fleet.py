@@ -1,5 +1,5 @@
-"""The rollout replicas of a run: which of them serve, and with which weights. What is lost is started again, and serves
-again when its own sync, or everybody's next, has ended with its receipt."""
+"""The rollout replicas of a run: which of them serve, and with which weights. A lost replica is restarted, and serves
+again once a sync of its own, or the next sync of all replicas, has returned its receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An output of many rows, some rows a call: between calls a run that is asked to end can end."""
+"""Computes an output for many rows in several calls, so that a run can stop between two calls."""
 
 from __future__ import annotations
 

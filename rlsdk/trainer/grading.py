@@ -1,4 +1,4 @@
-"""What became of samples that were graded: grades, and figures of many of them."""
+"""Grades of samples, and metrics over many of them."""
 
 from __future__ import annotations
 

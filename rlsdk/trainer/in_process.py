@@ -1,4 +1,4 @@
-"""Roles in this process: real engines without a cluster, for tests and for looking into a run with a debugger."""
+"""Roles in this process: real engines without a cluster, for tests and debugging."""
 
 from __future__ import annotations
 

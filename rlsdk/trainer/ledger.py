@@ -1,4 +1,4 @@
-"""Which prompts were taken, and which of them were not trained on yet: what a resume must know of the data."""
+"""Which prompts were used, and which of them were not trained on yet: the data state that a resume needs."""
 
 from __future__ import annotations
 

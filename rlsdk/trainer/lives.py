@@ -1,4 +1,5 @@
-"""A run whose processes die continues within the same command: from its newest whole checkpoint, in a new session."""
+"""Restarts a run whose processes died, within the same command: from its newest complete checkpoint, in a new
+session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made of before a worker exists: data, tokenizer, rewards, trackers."""
+"""What a run needs before a worker exists: data, tokenizer, rewards, trackers."""
 
 from __future__ import annotations
 

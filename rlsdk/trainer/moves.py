@@ -1,4 +1,4 @@
-"""Which calls bring the roles of a pool from what is on its devices to what is needed there: pure."""
+"""Plans the offload and onload calls that bring a pool's devices to the required state. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needs besides engines, made from its configuration: tokenizer, sampling, objective, trackers."""
+"""Builds what a run needs in addition to engines from its configuration: tokenizer, sampling, objective, trackers."""
 
 from __future__ import annotations
 

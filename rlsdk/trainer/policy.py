@@ -1,4 +1,4 @@
-"""The learner: carries out what an algorithm asks of a run's models, from a batch of groups to optimizer steps."""
+"""The learner: executes an algorithm on a run's models, from a batch of groups to optimizer steps."""
 
 from __future__ import annotations
 

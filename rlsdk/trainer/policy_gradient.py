@@ -1,4 +1,4 @@
-"""The policy gradient, whole: every recipe is this algorithm with other parts.
+"""The policy gradient algorithm: every recipe is this algorithm with different parts.
 
 Scores of reward models, log-probs, values, advantages, then one actor step for each mini-batch and epoch, and one of
 the critic where there is one.

@@ -1,4 +1,4 @@
-"""What the evaluations of a run add up to: its best value so far, and whether it still gets better. Pure."""
+"""Progress over the evaluations of a run: best value so far, and whether it still improves. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Syncs weights to some of the rollout ranks: to those that are there."""
+"""Syncs weights to the rollout ranks that are available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some ranks of a group as a group: what a sync calls while others are away."""
+"""A subset of a group's ranks as a group: for a sync while other ranks are unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that send a run's numbers to a server of another maker."""
+"""Trackers that send a run's metrics to a third-party server."""
 
 from __future__ import annotations
 

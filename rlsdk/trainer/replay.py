@@ -1,4 +1,4 @@
-"""Trains again on what a run's journal recorded, and holds the updates against those of the run."""
+"""Trains again on the samples in a run's journal, and compares the updates with those of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of a run out of its configuration: which functions, in which processes."""
+"""Builds a run's rewards from its configuration: which functions, in which processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles on their way to devices: the table with a pool for each, and where pools are."""
+"""Placement of roles: the table of roles with a pool for each, and where the pools are."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rlsdk.trainer.stopping import EvaluationStoppedError
 LOOK_S = 0.1
 """Between two looks at whether the run is asked to end."""
 CANCEL_S = 1.0
-"""How long replicas have to let go, before they are told again."""
+"""How long replicas have to release their samples before they are asked again."""
 
 
 @dataclass(frozen=True, kw_only=True)

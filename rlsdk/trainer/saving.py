@@ -1,4 +1,4 @@
-"""A checkpoint that is written while the run goes on: one at a time, whole or absent."""
+"""Writes a checkpoint in the background: one at a time, atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives a schedule: a thread that reports every event to the state machine and has its commands carried out."""
+"""Drives a schedule: a thread that reports every event to the state machine and executes its commands."""
 
 from __future__ import annotations
 

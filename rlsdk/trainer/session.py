@@ -1,4 +1,5 @@
-"""Everything a run holds while it lives: one group per role, the weights' way between them, whose turn it is."""
+"""Everything that a run holds while it is running: one group per role, the weight sync between them, and device
+turns."""
 
 from __future__ import annotations
 

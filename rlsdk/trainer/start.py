@@ -1,4 +1,4 @@
-"""What every run starts with: its configuration, its cluster and its materials; and what it comes to."""
+"""What every run starts with: configuration, cluster and materials; and what it returns."""
 
 from __future__ import annotations
 

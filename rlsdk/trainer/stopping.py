@@ -1,4 +1,4 @@
-"""How a run is asked to end: after its step, or as soon as can be because the machine is taken away."""
+"""How a run is stopped: after its step, or as soon as possible because the machine is taken away."""
 
 from __future__ import annotations
 

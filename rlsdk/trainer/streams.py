@@ -1,4 +1,4 @@
-"""The stream of a run, and the evaluations that go through it, out of the configuration."""
+"""Builds the stream of a run, and the evaluations that use it, from the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that learn from given answers, out of the configuration: supervised training, reward models, DPO."""
+"""Builds the stages that train on reference answers from the configuration: supervised training, reward models, DPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run takes place: what its report says of the command, the machine and the versions."""
+"""The environment of a run, for its report: command, machine and versions."""
 
 from __future__ import annotations
 

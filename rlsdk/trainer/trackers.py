@@ -1,4 +1,4 @@
-"""Where a run's numbers go. Each tracker is registered by name and built from a `TrackerContext`."""
+"""Trackers receive a run's metrics. Each tracker is registered by name and built from a `TrackerContext`."""
 
 from __future__ import annotations
 

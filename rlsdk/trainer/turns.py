@@ -1,4 +1,4 @@
-"""Whose memory is on a device now: roles that share one take turns, in stages, so that their peaks never add up."""
+"""Device turns: roles that share a device are offloaded and onloaded in stages, so that their peaks never add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Says when a run cannot learn, what it probably is, and where to look: so that nobody waits for hours for nothing."""
+"""Detects a run that cannot learn, and reports the probable cause and where to look, so that nobody waits for hours in
+vain."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class LearningWatch:
         self._shown: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Takes a step's metrics; yields what should be said of it."""
+        """Takes a step's metrics; yields warnings."""
         for symptom in SYMPTOMS:
             count = self._shown.get(symptom.name, 0) + 1 if symptom.shows(metrics) else 0
             self._shown[symptom.name] = count
