@@ -1,4 +1,4 @@
-"""The stream of groups: who makes samples, and when. No engine, no cluster: driven through protocols."""
+"""The stream of groups: which samples are made, where and when. No engine, no cluster: used through protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups to the batch that is trained on."""
+"""Packs groups into the training batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a group as they come: recorded, put in order, and delivered when the last one is there."""
+"""Collects the samples of a group: records them as they arrive, orders them, and delivers the complete group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Made = Mapping[tuple[str, int], Sample]
 
 
 class Record(Protocol):
-    """Told of what is made, on the stream's thread."""
+    """Receives finished samples, on the stream's thread."""
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         """One that was made and graded, with the name of its requests."""

@@ -1,4 +1,4 @@
-"""One replica's side of the client: asks it for what it has made, through any number of its lives."""
+"""The client's side of one replica: fetches its finished samples, across restarts."""
 
 from __future__ import annotations
 

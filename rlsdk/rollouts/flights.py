@@ -1,4 +1,4 @@
-"""Requests on their way to replicas: which wait, what each still has to bring, and how it is issued again."""
+"""Requests in flight: which are waiting, what each still has to return, and how it is sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories on their way to a grade: those that end together are decoded, submitted and delivered together."""
+"""Grading of trajectories: those that end together are decoded, submitted and delivered together."""
 
 from __future__ import annotations
 

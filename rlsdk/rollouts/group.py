@@ -1,4 +1,4 @@
-"""Groups: the samples of one prompt, under an identity that never is a position in a step."""
+"""Groups: the samples of one prompt, with an identity that does not depend on the position in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a replica is: a pure state machine, so that what was lost serves again by one way only, a completed sync."""
+"""Health of a replica: a pure state machine. A lost replica serves again only after a completed sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving replicas as the request client sees them: what can be asked of one, and what it has to do."""
+"""The request client's view of serving replicas: the protocol of one, and its outstanding work."""
 
 from __future__ import annotations
 

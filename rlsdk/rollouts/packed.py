@@ -1,4 +1,4 @@
-"""Finished samples on the wire: one array per field, however many samples there are."""
+"""Wire format of finished samples: one array per field, for any number of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that were interrupted: what is left to ask for, and how the parts are put together. Pure."""
+"""Interrupted samples: the request for the remaining tokens, and joining the parts. Pure."""
 
 from __future__ import annotations
 

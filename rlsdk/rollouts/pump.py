@@ -1,4 +1,4 @@
-"""The serving side of the stream: takes requests one by one, hands out samples as they finish.
+"""The serving side of the stream: takes requests one by one, returns samples as they finish.
 
 Lives beside one rollout engine, on the event loop of the engine's thread. Blocking calls of the engine (an update, a
 pause) run on that loop too, between two decoding steps.

@@ -1,4 +1,4 @@
-"""When: the schedule of a run as a pure state machine. Events in, commands out; no clock, no I/O.
+"""The schedule of a run as a pure state machine. Events in, commands out; no clock, no I/O.
 
 One law: *a group for step k may start once the weights of step k - 1 - max_staleness are served, and nothing older is
 trained on.* `max_staleness` 0 is the synchronous run.

@@ -1,4 +1,4 @@
-"""The stream of groups: makes and grades groups on an event loop of its own, while its owner does other things."""
+"""The stream of groups: makes and grades groups on its own event loop, in the background."""
 
 from __future__ import annotations
 
