@@ -1,4 +1,4 @@
-"""Who may use a local cluster: processes that hold its token, through the loopback interface.
+"""Access to a local cluster: only processes that hold its token, through the loopback interface.
 
 Ray runs what any driver sends, as the user of the run. So a local cluster listens on no other interface, and every
 call needs a token that is in a file which only this user can read. The file's path, never the token, is in the

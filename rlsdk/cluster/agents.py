@@ -1,8 +1,8 @@
 """A raylet that does not wait for its agents.
 
-A raylet starts two Python programs and takes nobody until both have told their ports: most of the time that Ray takes
-to start. The first one serves the dashboard and its metrics, which a cluster of one run does not have. The second makes
-the environments of workers that ask for one; where none does, it may come up after the workers.
+A raylet starts two Python programs and accepts no worker until both have reported their ports: most of the time that
+Ray takes to start. The first one serves the dashboard and its metrics, which a cluster of one run does not have. The
+second makes the environments of workers that ask for one; where none does, it may come up after the workers.
 """
 
 from __future__ import annotations

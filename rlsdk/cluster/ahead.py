@@ -1,4 +1,4 @@
-"""A cluster that starts while its program does other things, and is taken when the program gets to it."""
+"""Starts a cluster in the background, before the program needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a batch on their way to workers: what crosses are references to stored fields, and row numbers.
+"""Sends rows of a batch to workers as references to stored fields, and row numbers.
 
 The controller keeps the batch, so it can cut and balance, and store for each node no more than that node needs. A
 worker reads the store's memory in place: all rows, or a run of neighbouring rows, without a copy; other rows are

@@ -67,7 +67,7 @@ def assign_nodes(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> dic
 
 
 class _Search:
-    """Depth-first search with best fit first. Nodes that are alike are tried once."""
+    """Depth-first search with best fit first. Identical nodes are tried once."""
 
     def __init__(self, demands: Sequence[_Demand], nodes: Sequence[NodeCapacity]) -> None:
         self.demands = demands

@@ -1,4 +1,4 @@
-"""Where each rank of a group stands. Pure functions of where the workers live."""
+"""The position of each rank of a group. Pure functions of where the workers run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the daemons of the local cluster still run: asked in every wait.
+"""Whether the daemons of the local cluster still run: checked in every wait.
 
 Workers answer one another without Ray's daemons, so a run would continue after one is killed, until Ray itself ends the
 program a minute later, without an error that could be caught.

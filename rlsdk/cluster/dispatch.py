@@ -1,4 +1,4 @@
-"""How a host's method is called on the ranks of its group: where arguments go, and what becomes of the results.
+"""How a host's method is called on the ranks of its group: how arguments are split, and how results are joined.
 
 A host is any class whose constructor takes a `RankContext` first. Its methods say with `@dispatch` how they are
 called; a method that says nothing runs on every rank and gives a list.

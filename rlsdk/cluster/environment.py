@@ -1,4 +1,4 @@
-"""What workers on other nodes are given of this process's surroundings: environment variables, a network interface."""
+"""What workers on other nodes inherit from this process: environment variables, a network interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's end of one worker: sends calls in order and says what became of a worker that is gone."""
+"""The controller's end of one worker: sends calls in order and explains why a worker died."""
 
 from __future__ import annotations
 

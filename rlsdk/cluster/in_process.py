@@ -1,4 +1,4 @@
-"""A group whose ranks live in this process, each on an engine thread of its own: no Ray, the same calls."""
+"""A group whose ranks are in this process, each on its own engine thread: no Ray, the same calls."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _check_equal(by_node: Mapping[str, Versions], who: str) -> None:
 
 
 def _comparable(versions: Versions) -> dict[str, str | None]:
-    """Arrays are pickled alike within a major version of numpy."""
+    """The pickle format of arrays is fixed within a major version of numpy."""
     return {**versions, "numpy": (versions["numpy"] or "").partition(".")[0]}
 
 

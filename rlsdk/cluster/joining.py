@@ -1,4 +1,4 @@
-"""Making one result of the answers of many ranks."""
+"""Joins the results of many ranks into one."""
 
 from __future__ import annotations
 

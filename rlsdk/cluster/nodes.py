@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that is there, and asking what its nodes have."""
+"""Joins a running Ray cluster, and reads what its nodes have installed."""
 
 from __future__ import annotations
 

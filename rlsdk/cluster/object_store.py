@@ -1,4 +1,4 @@
-"""Ray's object store, for rooms that know nothing of Ray."""
+"""Ray's object store, for packages that do not import Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One message to a node in place of one to each of its workers: the first worker there passes calls on to the others.
+"""Sends one message per node, not one per worker: the first worker on a node forwards calls to the others.
 
 What a call costs the controller hardly depends on what is in it, so a step of a thousand ranks costs by the node. The
 worker that relays does so on its event loop, whatever its engine is at, and answers at once where one of them fails.

@@ -1,4 +1,4 @@
-"""Whether a folder is one and the same on every node of a run: found out by writing and reading, before anything."""
+"""Checks, by writing and reading, that a folder is shared by every node of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting rows over ranks. Pure functions of numbers."""
+"""Splits rows over ranks. Pure functions of numbers."""
 
 from __future__ import annotations
 

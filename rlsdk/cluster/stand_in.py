@@ -1,5 +1,5 @@
-"""Stands where a raylet wants an agent that nobody needs. A program: it lives as long as who started it, whatever it is
-given as arguments, and imports next to nothing."""
+"""Replaces a raylet's agent that nobody needs. A program: it lives as long as who started it, whatever it is given as
+arguments, and imports next to nothing."""
 
 from __future__ import annotations
 

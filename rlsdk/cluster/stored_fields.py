@@ -1,4 +1,4 @@
-"""What of a run's batches lies in the object store: each field once, whole or in the rows that a node needs.
+"""Batch fields in the object store: each field is stored once, whole or as the rows that a node needs.
 
 Models that read the same tokens in one step share one copy of them, and so do their optimizer steps: a field is known
 by its tensor. A copy is dropped as soon as the tensor is.
