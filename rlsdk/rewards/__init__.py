@@ -1,4 +1,4 @@
-"""Scores out: graders, and the runner that keeps what they do wrong away from the run."""
+"""Rewards: graders, and the runner that isolates the run from their failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and failures of samples as they come, in whatever order, and the result that they add up to."""
+"""Collects values and failures of samples, in any order, into one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain data around grading: what is graded by what, and under which limits."""
+"""Plain data for grading: which rewards, and under which limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thread that owns all grading processes: hands out tasks, books records, replaces processes that are lost."""
+"""The one thread that owns all grading processes: assigns tasks, collects records, replaces lost processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a service over HTTP: one POST with retries, within limits of time and size, and every fault in words."""
+"""Asking a service over HTTP: one POST with retries, within limits of time and size; every error says what is wrong."""
 
 from __future__ import annotations
 

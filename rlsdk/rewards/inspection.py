@@ -1,4 +1,4 @@
-"""What can be told of a reward function from its source, before anything is started: nothing of it is run.
+"""Inspects the source of a reward function before anything is started, without running it.
 
 The grading process loads it for good, and knows more; this is for mistakes that need no process to see.
 """

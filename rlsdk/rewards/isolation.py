@@ -1,4 +1,4 @@
-"""Calls in a forked process of their own: for reward functions that run what a model wrote.
+"""Runs each call in its own forked process: for reward functions that execute what a model wrote.
 
 Such code may do anything to the process that it runs in. So that process has no way to the controller, grades this one
 call, and is ended with all that it started; what it changes in memory is gone, and nothing of it reaches another

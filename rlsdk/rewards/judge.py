@@ -1,4 +1,4 @@
-"""A model as judge: it is asked about every response, and its verdict is the reward.
+"""A model as judge: it rates every response, and its verdict is the reward.
 
 The model is served by anything that speaks the OpenAI chat protocol (`vllm serve`, `sglang`, a hosted API): weights of
 its own that no training touches.

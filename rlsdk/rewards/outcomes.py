@@ -1,4 +1,4 @@
-"""What a reward gave one sample: read from what its function returned, and checked wherever it crosses a process."""
+"""A reward's outcome for one sample: parsed from the function's return value, and checked at every process boundary."""
 
 from __future__ import annotations
 

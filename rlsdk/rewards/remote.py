@@ -1,4 +1,5 @@
-"""A reward that a service computes: samples go out in batches over HTTP, and what goes wrong costs its samples."""
+"""A reward that a service computes: samples are sent in batches over HTTP; an error fails only the samples of its
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What grading made of a batch of samples: arrays by reward, and the sums that follow from them."""
+"""Results of grading a batch of samples: arrays per reward, and their sums."""
 
 from __future__ import annotations
 

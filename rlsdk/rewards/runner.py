@@ -1,4 +1,4 @@
-"""Grades batches in killable processes: whatever a reward function does, it costs its own sample and no more."""
+"""Grades batches in processes that can be killed: a failing reward function costs only its own sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that runs a program of a model: confines itself, then runs, and writes what came of it.
+"""The script that runs a program of a model: confines itself, runs the program, and writes the result.
 
 Started by `rlsdk.rewards.sandbox` as `python -I -S sandbox_child.py JOB RESULT`, two file descriptors. Imports nothing
 of rlsdk, so it starts in a few milliseconds and the program finds nothing of the run in its process.

@@ -1,4 +1,4 @@
-"""Whatever scores samples, and several of them as one."""
+"""Scorers of samples, and several of them combined."""
 
 from __future__ import annotations
 

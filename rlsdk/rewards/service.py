@@ -31,7 +31,7 @@ class SentSample(_Message):
     truncated: bool = False
     extra: dict[str, JsonValue] = Field(default_factory=dict)
     response_ids: list[int] | None = None
-    """Where the client is told to send them (`send_tokens`)."""
+    """Only if the client sends them (`send_tokens`)."""
 
     @classmethod
     def of(cls, sample: RewardSample, *, with_tokens: bool) -> Self:

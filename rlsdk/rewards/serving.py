@@ -35,7 +35,7 @@ class ServeOptions:
     max_samples: int = 1024
     """In one request."""
     max_requests: int = 16
-    """Under way at once; others are told to come again (503)."""
+    """Maximum number at a time; others get status 503."""
     timeout_s: float = 30.0
     """Seconds that a client may leave its connection silent."""
 

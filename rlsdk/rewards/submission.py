@@ -1,4 +1,4 @@
-"""Samples that are graded together: encoded once, cut into tasks, and what came of them."""
+"""Samples that are graded together: encoded once, split into tasks, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of texts: equal, similar, in the asked form, in the asked language."""
+"""Rewards for text: exact match, similarity, required format, required language."""
 
 from __future__ import annotations
 
