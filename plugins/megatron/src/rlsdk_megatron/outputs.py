@@ -99,7 +99,8 @@ def _joined(values: Tensor) -> Tensor:
 
 
 class _OverContext(torch.autograd.Function):
-    """Every rank continues with the whole, and alike; so the gradient of its own share is there already."""
+    """All-reduce forward, identity backward: every rank computes the same from the full tensor, so the gradient of its
+    own part is already complete."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class SglangRolloutEngine(RolloutEngine):
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
-        """Held by whoever begins samples or touches the weights."""
+        """Held while samples are started or weights are changed."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         self._check_alive()

@@ -38,7 +38,7 @@ class Command:
         return cls(name, arguments, tuple(answers_to), data)
 
     def answer(self, value: object = None, error: str | None = None, *, stage: int = 0) -> None:
-        """Called by whoever carried it out, of that pipeline stage."""
+        """Called by the process of that pipeline stage that executed it."""
         text, address = json.dumps({"value": value, "error": error}).encode(), self.answers_to[stage]
         if len(address) > 2:
             mail.send(address, text)

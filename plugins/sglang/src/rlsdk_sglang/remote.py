@@ -102,7 +102,7 @@ class RemoteFront:
         await self._ask("POST", "/update_weight_version", {"new_version": "0", "abort_all_requests": False})
 
     async def generate_request(self, asked: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Reports of a sample; whoever leaves early ends it."""
+        """Reports of a sample; a caller that stops early ends it."""
         body = {
             "rid": asked.rid,
             "input_ids": asked.input_ids,

@@ -44,8 +44,8 @@ PAUSED_S = 0.005
 
 
 class VllmRolloutEngine(RolloutEngine):
-    """All calls of `generate` share vLLM's batches. In this process vLLM is stepped by whoever waits for samples; in a
-    process of its own (`VllmOptions.asynchronous`) it runs by itself, and whoever waits collects what it made.
+    """All calls of `generate` share vLLM's batches. In this process vLLM is stepped by the callers that wait for
+    samples; in a process of its own (`VllmOptions.asynchronous`) it runs by itself, and callers collect its samples.
 
     Weights are written straight into the parameters that the model computes with, wherever vLLM's own loaders would
     have put them, and fingerprints are read back from there. Updates are refused while requests run, unless they are
@@ -90,7 +90,7 @@ class VllmRolloutEngine(RolloutEngine):
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
-        """Held by whoever steps the engine, adds to its work or touches the weights."""
+        """Held while the engine is stepped, gets new work or changes weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()

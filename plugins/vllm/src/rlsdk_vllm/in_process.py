@@ -1,4 +1,4 @@
-"""vLLM's synchronous engine, stepped by whoever waits for samples.
+"""vLLM's synchronous engine, stepped by the callers that wait for samples.
 
 Tested window: 0.31 and 0.32 (their CPU builds).
 """
