@@ -41,8 +41,8 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     shown = lines[mark.line].strip()[:_SHOWN] if mark is not None and mark.line < len(lines) else ""
     for pattern, words in _WORDS:
         if found := re.search(pattern, said):
-            told = words.format(*found.groups())
+            message = words.format(*found.groups())
             if VARIABLE.search(shown):
-                told += "; environment variables such as ${NAME} are not replaced: give such a value as a flag"
-            return f"{told}: {shown!r}" if shown else told
+                message += "; environment variables such as ${NAME} are not replaced: give such a value as a flag"
+            return f"{message}: {shown!r}" if shown else message
     return f"cannot be read here: {shown!r}" if shown else "cannot be read"

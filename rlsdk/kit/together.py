@@ -31,19 +31,19 @@ def agreed(what: str) -> Iterator[None]:
     if any(problems):
         if isinstance(cause, CheckpointError):
             raise cause
-        told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(problems) if text)
-        raise CheckpointError(f"{what}: {told}") from cause
+        messages = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(problems) if text)
+        raise CheckpointError(f"{what}: {messages}") from cause
 
 
 def raise_together(failures: Sequence[Exception]) -> None:
     """Every rank enters after its passes, with what an objective raised there. Where one failed all raise: that one
     its own error, the others an `RlsdkError` that names it."""
     mine = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
-    told: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, mine)
     if failures:
         raise failures[0]
-    if found := [(rank, text) for rank, text in enumerate(told) if text]:
+    if found := [(rank, text) for rank, text in enumerate(messages) if text]:
         raise RlsdkError(f"the objective failed on rank {found[0][0]}: {found[0][1]}")
 
 

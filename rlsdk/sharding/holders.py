@@ -131,7 +131,7 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
     boxes = held.take(first)
     parts: list[BoxTable] = []
     holders: list[Ints] = []
-    mended: dict[tuple[int, ...], int] = {}
+    added: dict[tuple[int, ...], int] = {}
     left_over = np.ones(len(wanted), bool)
     for left, right, shared in overlaps(wanted, boxes):
         measured = np.zeros(len(wanted), np.uint64)
@@ -149,7 +149,9 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
             owning = [np.flatnonzero(owner) for owner in owners]
             members = [np.unique(sets.take(set_of_box[right[pairs]][own]).members).tolist() for own in owning]
             parts.append(BoxTable(np.full(len(cells), row), cells.name, cells.offset, cells.size))
-            holders.append(np.array([len(sets) + mended.setdefault(tuple(m), len(mended)) for m in members], np.int64))
+            holders.append(
+                np.array([len(sets) + added.setdefault(tuple(m), len(added)) for m in members], np.int64)
+            )
     if left_over.any():
         _missing(wanted.take(np.flatnonzero(left_over)[:1]), tensors, 0)
     if not parts:
@@ -157,7 +159,7 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
         return Atoms(wanted, empty, sets)
     atoms, owner = concatenated(parts), np.concatenate(holders)
     order = np.lexsort((*(atoms.offset[:, d] for d in reversed(range(atoms.offset.shape[1]))), atoms.rank))
-    return Atoms(atoms.take(order), owner[order], sets.joined(RankSets.of(list(mended))) if mended else sets)
+    return Atoms(atoms.take(order), owner[order], sets.joined(RankSets.of(list(added))) if added else sets)
 
 
 def _grid(box: BoxTable, shared: BoxTable, tensors: Sequence[TensorMeta]) -> tuple[BoxTable, list[list[bool]]]:

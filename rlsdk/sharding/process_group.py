@@ -69,8 +69,8 @@ class ProcessGroupTransport(Transport):
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         on_one_gpu = (source.node, source.device) == (target.node, target.device) and source.device != "cpu"
         # NCCL refuses two ranks on one device: CUDA IPC is for those.
-        alike = (source.device == "cpu") == (target.device == "cpu")
-        return source.process != target.process and dist.is_available() and alike and not on_one_gpu
+        same_kind = (source.device == "cpu") == (target.device == "cpu")
+        return source.process != target.process and dist.is_available() and same_kind and not on_one_gpu
 
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
         if self._store is None:

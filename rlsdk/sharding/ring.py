@@ -137,10 +137,10 @@ class RingReader:
         while True:
             if not _wait(self._filled, timeout_s):
                 raise WeightSyncError(f"the source sent nothing for {timeout_s:.1f} s")
-            told = os.read(self._filled, _FILLED.size)
-            if len(told) < _FILLED.size:
+            header = os.read(self._filled, _FILLED.size)
+            if len(header) < _FILLED.size:
                 raise WeightSyncError("the source is gone")
-            found, checksum, failed = _FILLED.unpack(told)
+            found, checksum, failed = _FILLED.unpack(header)
             start = self._count % NUM_SLOTS * self._slot_bytes
             slot = self._block[start : start + self._slot_bytes]
             self._count += 1

@@ -208,11 +208,11 @@ def _history(config: RunConfig, materials: Materials) -> History:
 
 def _made_by(config: RunConfig) -> str:
     """A digest of what samples and grades depend on, as far as the configuration says it."""
-    told = config.model_dump(
+    sampling = config.model_dump(
         mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
     )
-    told["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    sampling["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
+    return hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _publisher(
