@@ -149,9 +149,7 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
             owning = [np.flatnonzero(owner) for owner in owners]
             members = [np.unique(sets.take(set_of_box[right[pairs]][own]).members).tolist() for own in owning]
             parts.append(BoxTable(np.full(len(cells), row), cells.name, cells.offset, cells.size))
-            holders.append(
-                np.array([len(sets) + added.setdefault(tuple(m), len(added)) for m in members], np.int64)
-            )
+            holders.append(np.array([len(sets) + added.setdefault(tuple(m), len(added)) for m in members], np.int64))
     if left_over.any():
         _missing(wanted.take(np.flatnonzero(left_over)[:1]), tensors, 0)
     if not parts:

@@ -1,4 +1,4 @@
-"""What a train engine is driven through: batches, an objective, settings; and what came of it."""
+"""Cases for a train engine: batches, an objective and settings; and their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ step would be rounding's too; and a step that ignores the gradient's size would 
 
 @dataclass(frozen=True)
 class Weighted:
-    """Adds up what it asks for, weighed with `loss_weight` and `advantages`; nothing is averaged."""
+    """Sums the requested outputs, weighted with `loss_weight` and `advantages`; nothing is averaged."""
 
     outputs: Sequence[str] = ("log_probs",)
 
@@ -96,7 +96,7 @@ def _weighted(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One engine and what it is driven through."""
+    """One engine and the calls to make."""
 
     model: str
     steps: Sequence[Sequence[Batch]] = ()
@@ -147,7 +147,7 @@ class Case:
 
 @dataclass(kw_only=True)
 class Driven:
-    """What came of a case."""
+    """Results of a case."""
 
     results: list[ForwardBackwardResult] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -165,4 +165,4 @@ class Driven:
     faults: list[str] = field(default_factory=list)
     """What a script found wrong by itself."""
     apart: list[str] = field(default_factory=list)
-    """Answers that differ from plain torch's: told when the requirement has ended, after what it looks at itself."""
+    """Results that differ from plain torch's: reported when the requirement has ended, after its own checks."""

@@ -61,7 +61,7 @@ def scores(off: Tensor, variance: Tensor, largest: Tensor) -> Tensor:
 
 
 def steps_of(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
-    """What drawn tokens tell by a function of them.
+    """The value of a function at each drawn token, minus its expectation.
 
     Args:
         values: `[N, V]`: the function.
@@ -72,7 +72,7 @@ def steps_of(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
     off = values - mean[:, None]
     possible = torch.where(chances > UNSEEN, off.abs(), 0.0)
     found = off.gather(1, tokens[:, None])[:, 0]
-    # A token at a filter's border, which rounding let in, tells nothing.
+    # A token at a filter's border, let in by rounding, is not counted.
     found = torch.where(chances.gather(1, tokens[:, None])[:, 0] > UNSEEN, found, 0.0)
     return Steps(found, (chances * off.square()).sum(-1), possible.amax(-1))
 
@@ -83,7 +83,7 @@ def midpoints(chances: Tensor) -> Tensor:
 
 
 def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
-    """What is asked of every draw of one request's samples: name -> `[N, V]`."""
+    """The functions that are evaluated at every draw of one request's samples: name -> `[N, V]`."""
     chances = torch.cat([sample.chances for sample in samples])
     probabilities = torch.cat([sample.probabilities for sample in samples])
     place, request = midpoints(chances), samples[0].request
@@ -116,7 +116,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class DrawStatistics:
-    """What all draws of some samples tell."""
+    """Statistics of all draws of some samples."""
 
     by_name: Mapping[str, Steps]
     position: Tensor
@@ -171,7 +171,7 @@ class DrawStatistics:
 
 @dataclass(frozen=True)
 class Noise:
-    """Samples of equal length, for whether their noise has anything to do with one another's."""
+    """Samples of equal length, to test whether their noise is independent."""
 
     tokens: Tensor
     """`[S, T]`."""
@@ -194,8 +194,8 @@ class Noise:
         return cls(tokens, chances, off.gather(2, tokens[..., None])[..., 0] / deviation, farthest)
 
     def faults(self) -> list[str]:
-        """Pairs of draws that have more in common than chance gives them: of all samples that lie equally far apart,
-        and of each two."""
+        """Pairs of draws that are more correlated than by chance: over all samples at the same distance, and for each
+        two."""
         found = [*self._steps_apart()]
         count = len(self.tokens)
         if count > 1:
@@ -235,7 +235,7 @@ class Noise:
         off = torch.stack([place * its_place, (later == tokens).double() - chance])
         variance = torch.stack([place.square(), chance * (1 - chance)])
         largest = torch.stack([place.abs() * far, torch.maximum(chance, 1 - chance)])
-        # Where a token cannot come, that it did not tells nothing.
+        # A token that is impossible is not counted.
         largest[1] = torch.where(variance[1] > UNSEEN, largest[1], 0.0)
         if isinstance(one[0], slice):
             return scores(off.sum((1, 2)).abs(), variance.sum((1, 2)), largest.amax((1, 2)))[:, None]

@@ -1,4 +1,4 @@
-"""Driving a train engine through the steps of a case, and putting together what its ranks hold."""
+"""Runs a train engine through the steps of a case, and joins what its ranks hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drive(seat: Seat, case: Case) -> Driven:
 
 
 def driven(engine: TrainEngine, case: Case) -> Driven:
-    """The same, on an engine that is there."""
+    """The same, on an existing engine."""
     found = Driven(collects=engine.parallel.is_collector)
     if case.load is not None:
         engine.load_checkpoint(Path(case.load))
@@ -56,7 +56,7 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
 
 
 def record_final_state(engine: TrainEngine, case: Case, found: Driven) -> None:
-    """Takes down the probe's outputs and what the engine holds; writes the export."""
+    """Records the probe's outputs and what the engine holds; writes the export."""
     if case.probe is not None:
         mine = share(engine, case.probe[0], lonely=case.lonely)
         with unchanged(mine, found):

@@ -1,4 +1,4 @@
-"""What may happen to a rollout engine in its life, one call each, and should leave no trace behind."""
+"""Events in the life of a rollout engine, one call each, that must leave no trace."""
 
 from __future__ import annotations
 

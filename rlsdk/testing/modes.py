@@ -1,4 +1,4 @@
-"""Modes of torch that hold for a whole process, or thread: whoever changes one changes it for all that runs there."""
+"""Modes of torch that hold for a whole process, or thread: a change affects everything that runs there."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _Slope(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Reporting:
-    """Tells metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
+    """Reports metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
     loss is below zero too."""
 
     outputs: Sequence[str] = ("log_probs",)
@@ -81,13 +81,13 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Counting:
-    """Tells counts that single precision does not hold: `LARGE` at one row, 1 at each other, and a loss like that."""
+    """Reports counts that single precision cannot represent: `LARGE` for one row, 1 for each other, and a loss of 0."""
 
     large_row: int
     outputs: Sequence[str] = ("log_probs",)
 
     LARGE = 2**25
-    """Of the first row's tokens, so to speak: adding 1 to it is lost in float32."""
+    """Count of the large row: adding 1 to it is lost in float32."""
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         large = int((batch["row_id"] == self.large_row).sum())

@@ -79,7 +79,7 @@ class Collector:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """Behind a requirement, what holds for every answer is looked at for all that the engine gave meanwhile."""
+        """After a requirement, the checks of every output run on all outputs of the engine."""
         fixtures = getattr(item, "funcargs", {}) if item.get_closest_marker(MARK) is not None else {}
         lab: Any = fixtures.get("rlsdk_lab")
         measured = fixtures.get("measured")

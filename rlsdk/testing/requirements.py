@@ -39,8 +39,7 @@ def requirement(
 
 
 def unmeasured(capability: Capability) -> Callable[..., None]:
-    """A requirement in the place of one that nobody has written: a backend that claims the capability reads "not run"
-    there, and never "passed"."""
+    """Placeholder for a capability without a requirement: a backend that claims it gets "not run", never "passed"."""
 
     def not_run(self: object) -> None:
         pytest.skip(
@@ -66,11 +65,11 @@ class Number:
     name: str
     value: float
     bound: str = ""
-    """What it had to be: `<= 0.0001`, `== 3`, or nothing where it is only told."""
+    """The bound: `<= 0.0001`, `== 3`, or empty for a number without a bound."""
 
 
 class Measured:
-    """Takes the numbers of a requirement down, and fails it with them when one is out of bounds."""
+    """Records the numbers of a requirement, and fails it if one is out of bounds."""
 
     def __init__(self, properties: list[tuple[str, object]]) -> None:
         self.numbers: list[Number] = []
@@ -98,6 +97,6 @@ class Measured:
 
     def _bounded(self, name: str, value: float, bound: str, *, fits: bool) -> None:
         self.numbers.append(Number(name, float(value), bound))
-        # A number that is not one fits nothing.
+        # NaN satisfies no bound.
         if not fits:
             raise AssertionError(f"{name}: {float(value):.6g}, expected {bound}")

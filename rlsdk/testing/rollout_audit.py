@@ -1,4 +1,4 @@
-"""Everything that one sample can say about the engine that made it, held to the plain model."""
+"""Checks single samples against the plain model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """One output, what was asked for, and what its tokens were to be drawn from."""
+    """One output, its request, and the logits that its tokens should be sampled from."""
 
     request: GenerationRequest
     output: GenerationOutput
@@ -77,7 +77,7 @@ def samples_with_logits(
     outputs: Sequence[GenerationOutput],
     plain: PlainModel | None = None,
 ) -> list[Sample]:
-    """Every output that was asked for and has tokens of the vocabulary, beside the plain model's logits."""
+    """Every well-formed output of these requests, with the plain model's logits."""
     asked = {request.request_id: request for request in requests}
     known = [output for output in outputs if output.request_id in asked and _is_readable(lab, output)]
     rows = [(*_text(asked[output.request_id]), *output.token_ids.tolist()) for output in known]
@@ -105,7 +105,8 @@ def samples_with_logits(
 
 
 def _compute_distributions(samples: Sequence[Sample]) -> None:
-    """Works out the distributions of one request's samples at once: one by one they take most of a suite's time."""
+    """Computes the distributions of one request's samples at once: one by one this would take most of a suite's
+    time."""
     sampling, lengths = samples[0].sampling, [len(sample.tokens) for sample in samples]
     logits = torch.cat([sample.logits for sample in samples])
     found = {
@@ -128,7 +129,7 @@ def audit(
     may_abort: Sequence[str] = (),
     room: int | None = None,
 ) -> tuple[list[str], list[Sample]]:
-    """Holds all samples of a call to all that was asked for.
+    """Checks all samples of a call against their requests.
 
     Args:
         lab: of the engine.
@@ -154,7 +155,7 @@ def audit(
 
 
 def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: int | None = None) -> list[str]:
-    """What about one sample is not as its request asked, but for its versions.
+    """What is wrong with one sample, its versions not included.
 
     Args:
         lab: of the engine.

@@ -1,4 +1,4 @@
-"""What replicas may serve, and say of it, that is not so."""
+"""Replicas that serve the wrong weights, or report false receipts."""
 
 from __future__ import annotations
 

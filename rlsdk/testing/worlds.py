@@ -1,4 +1,4 @@
-"""Worlds of ranks: one in this process, or several processes that find each other as those of a run do."""
+"""Process groups for tests: one rank in this process, or several processes that rendezvous as those of a run do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ Job = Callable[..., Any]
 
 
 class World:
-    """So many ranks, each with its seat. All worlds of one size share their processes: a job carries all it needs."""
+    """A number of ranks, each with its seat. All worlds of one size share their processes: a job contains everything it
+    needs."""
 
     def __init__(self, size: int, seat: Seat, *, apart: bool = False) -> None:
         self.size = size

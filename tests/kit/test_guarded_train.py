@@ -13,13 +13,13 @@ from rlsdk.interfaces import ConfigError, ModelSpec, OptimSpec, RankContext, Rls
 from rlsdk.kit import progress
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.cases import Weighed
+from rlsdk.testing.cases import Weighted
 from rlsdk.testing.models import random_batch, write_tiny_model
 
 BATCH = random_batch(2, seed=0)
 ASK: dict[str, Callable[[TrainEngine, Path], Any]] = {
     "forward": lambda engine, path: engine.forward(BATCH, ("log_probs",)),
-    "forward_backward": lambda engine, path: engine.forward_backward(BATCH, Weighed()),
+    "forward_backward": lambda engine, path: engine.forward_backward(BATCH, Weighted()),
     "optim_step": lambda engine, path: engine.optim_step(),
     "shards": lambda engine, path: list(engine.shards()),
     "save_checkpoint": lambda engine, path: engine.save_checkpoint(path),

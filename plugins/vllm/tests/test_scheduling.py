@@ -13,7 +13,7 @@ import pytest
 from rlsdk.interfaces import FinishReason, WeightSyncError
 from rlsdk.testing.rollout_lab import collect, pieces
 from rlsdk.testing.rollout_outputs import tokens_of
-from rlsdk.testing.rollout_scheduling import told_apart
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 
 def from_another_thread(work: Callable[[], object]) -> None:
@@ -158,7 +158,7 @@ def test_after_a_pause_tokens_are_those_of_the_new_weights_and_nothing_old_is_re
         return await task
 
     outputs = lab.wait(with_update())
-    faults, mixed = told_apart(lab, requests, outputs, lab.plain.with_state(state), 3)
+    faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(state), 3)
     assert not faults
     assert len(outputs) == 24
     assert {o.last_policy_version for o in outputs} == {3}
