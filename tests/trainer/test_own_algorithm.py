@@ -39,7 +39,7 @@ def test_an_algorithm_of_a_file_learns_from_the_best_of_each_group(
     assert learned["policy/sft_loss"] == pytest.approx(learned["policy/loss"])
 
 
-class Weighted(PolicyGradient):
+class Weighed(PolicyGradient):
     """The policy gradient, on groups of at least one right sample, with a count that it remembers."""
 
     roles = ("ref",)
@@ -64,7 +64,7 @@ class Weighted(PolicyGradient):
 class Plugin:
     @hookimpl
     def rlsdk_register_algorithms(self, register: object) -> None:
-        register("weighed", Weighted, "For the test.")  # type: ignore[operator]
+        register("weighed", Weighed, "For the test.")  # type: ignore[operator]
 
 
 def test_an_algorithm_of_a_plugin_brings_its_roles_and_its_state(model: str, tmp_path: Path) -> None:
