@@ -45,7 +45,7 @@ def generate(
     run(path, prompt or [], num_prompts, n, checkpoint, with_trust(context.args, trust_run))
 
 
-@app.command(help="Upload a run's model, with its card, to the Hugging Face hub.")
+@app.command(help="Upload a model, with its card, to the Hugging Face hub.")
 def push(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="org/name on the hub; created if it does not exist.")],

@@ -12,7 +12,7 @@ from rlsdk.cli.commands.arguments import FIELDS, TrustRun, with_trust
 from rlsdk.cli.completion import FieldsCommand
 
 
-@app.command(help="Write a commented YAML file; asks for what the flags leave open.")
+@app.command(help="Write a commented YAML file; asks for missing values.")
 def init(
     file: Annotated[Path, typer.Argument(help="New file.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="Folder, or name on the hub.")] = None,
