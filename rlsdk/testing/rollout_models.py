@@ -95,7 +95,7 @@ class ModelRequirements:
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
         with other_model(lab) as other:
             if other is None:
-                return measured.told("models tried", 0)
+                return measured.record("models tried", 0)
             model = ModelSpec(path=str(other.folder), dtype=dtype)
             engine = other.start(max_running=FEW, seed=11, model=model, max_model_tokens=LONGEST)
             try:
@@ -131,7 +131,7 @@ class ModelRequirements:
                 folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
                 other, is_long = RolloutLab(lab.suite, folder, lab.scratch), "max_position_embeddings" in fields
                 tried += _tried_model(other, name, measured, is_long=is_long)
-        return measured.told("models tried", tried)
+        return measured.record("models tried", tried)
 
     @requirement("model.capped", since=(2, 0))
     def test_model_capped(self, lab: RolloutLab, measured: Measured) -> None:
@@ -346,7 +346,7 @@ def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: M
     drawn = {int(output.token_ids[0]) for output in lab.run([request], engine)}
     # Whether one token came makes it less likely that another did: the deviation of independent ones is a bound.
     off = (len(drawn) - float(came.sum())) / float((came * (1 - came)).sum().sqrt())
-    measured.told("different first tokens", len(drawn))
+    measured.record("different first tokens", len(drawn))
     measured.at_most("deviations of their number from what is expected", abs(off), FEWER)
 
 
@@ -356,7 +356,7 @@ def _check_far(lab: RolloutLab, engine: RolloutEngine, near: float, dtype: str, 
     requests = [lab.ask(f"behind {FAR[0]}", lab.prompt(FAR[0], 248), 2, max_tokens=30)]
     outputs = lab.run(requests, engine)
     plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
-    for sample in looked_at(lab, requests, outputs, plain):
+    for sample in samples_with_logits(lab, requests, outputs, plain):
         off, _ = _differences(lab, [sample.output], [sample])
         limit = max(FARTHER * near, lab.suite.tolerance)
         measured.at_most(f"mean difference {sample.request.request_id} tokens", float(off.mean()), limit)

@@ -78,7 +78,7 @@ class StaleRequirements:
                     break
             measured.none(f"wrong samples, {said}", wrong_identities(requests, outputs))
             measured.none(f"samples with other keys and values than they should have, {said}", faults)
-            measured.told(f"samples of all three weights, {said}", sum(len(o.versions) == 3 for o in outputs))
+            measured.record(f"samples of all three weights, {said}", sum(len(o.versions) == 3 for o in outputs))
             lab.restore()
 
 
