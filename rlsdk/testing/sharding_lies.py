@@ -37,6 +37,19 @@ def lies() -> Mapping[str, Lie]:
     }
 
 
+def damages(name: str) -> Lie:
+    """Serves all as it came, but for the last element of this tensor."""
+
+    def lie(host: WatchedRolloutHost, old: SyncReceipt | None, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+        receipt = pull()
+        _, _, tensor = next(served for served in reversed(_served(host)) if served[0] == name)
+        last = (-1,) * tensor.dim()
+        tensor[last] = ~tensor[last] if tensor.dtype is torch.bool else tensor[last] + 1
+        return _told(host, receipt)
+
+    return lie
+
+
 def _served(host: WatchedRolloutHost) -> list[tuple[str, Box, torch.Tensor]]:
     return host.serving.served
 

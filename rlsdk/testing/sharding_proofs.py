@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, SyncReceipt, WeightSyncError
-from rlsdk.testing.layouts import copies, in_one_process, pairs
+from rlsdk.testing.layouts import Pair, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
-from rlsdk.testing.sharding_lies import lies
+from rlsdk.testing.sharding_lies import damages, lies
 
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
 """Where nothing is about buckets: few of them cost less."""
@@ -55,6 +55,33 @@ class ProofRequirements:
             trial = lab.trial(pairs()["tensor parallel to another"], **LARGE)
             trial.replicas[liar].lie = lies()["keeps one element of its experts"]
             accepted += [] if refused(trial, 1, WeightSyncError) else [f"replica {liar} of unlike ones"]
+        measured.none("accepted", accepted)
+
+    @requirement("sync.proven.each", since=(2, 0))
+    def test_proven_each(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica that serves one tensor otherwise is a WeightSyncError, whichever tensor it is, a second copy of a
+        tied one too: also where the trained tensor is as it was at the last sync, and where all of them are."""
+        pair = in_one_process()
+        headed = Pair(source=tied(pair.source), replicas=[placed(with_head(pair.target), process="one")])
+        accepted = []
+        for where, tried in (("", pair), (", beside a head of its own", headed)):
+            trial = lab.trial(tried, **LARGE)
+            trial.sync(4)
+            names = sorted({name for name, _, _ in trial.replicas[0].serving.served})
+            for at, name in enumerate(names):
+                trial.replicas[0].lie = damages(name)
+                how, version, change = UNMOVED[at % len(UNMOVED)]
+                if change:
+                    held = trial.tied.get(name, name)
+                    other = next(known for known in trial.truth if known != held)
+                    trial.truth[other].add_(1)
+                    trial.load()
+                accepted += (
+                    [] if refused(trial, version, WeightSyncError, expect_change=change) else [name + how + where]
+                )
+            trial.replicas[0].lie = None
+            trial.sync(9, expect_change=False)
+            measured.none(f"boxes that differ after the next sync{where}", trial.differing())
         measured.none("accepted", accepted)
 
     @requirement("sync.sources", since=(2, 0))
@@ -135,10 +162,19 @@ class ProofRequirements:
         measured.none("boxes that differ after the next sync", harmed)
 
 
-def refused(trial: Trial, version: int, *errors: type[Exception]) -> bool:
+UNMOVED: Sequence[tuple[str, int, bool]] = (
+    (", where another tensor was trained", 5, True),
+    (", where none was trained", 5, False),
+    (", under the version of before", 4, False),
+    (", under a lower version", 2, False),
+)
+"""Words, version, and whether another tensor than the one that is looked at has changed since the last sync."""
+
+
+def refused(trial: Trial, version: int, *errors: type[Exception], expect_change: bool | None = None) -> bool:
     """Whether a sync ends in one of these errors."""
     try:
-        trial.sync(version)
+        trial.sync(version, expect_change=expect_change)
     except errors:
         return True
     return False

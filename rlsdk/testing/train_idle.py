@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rlsdk.testing.cases import OPTIM, rows_of
+from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.plain_steps import scheduled
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, learn_nothing, look, step
-from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.scripts import Act, learn, learn_nothing, load, look, save, skip, step
+from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 SCHEDULED = replace(OPTIM, schedule="linear", warmup_steps=2, total_steps=8, min_lr_ratio=0.1, weight_decay=0.0)
 
@@ -36,3 +38,27 @@ class IdleRequirements:
             measured.at_least(f"norms of rows, {name}", min(found.norms[1], found.norms[4]), 1e-6)
             moved = found.seen[0]["log_probs"]
             measured.none(f"log-probs that are no number, {name}", moved[~moved.isfinite()].tolist())
+
+    @requirement("checkpoint.idle", since=(2, 0))
+    def test_checkpoint_idle(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint behind steps without any gradient, or behind skipped ones, goes on exactly: what the schedule
+        counts is not what the optimizer does."""
+        batches = [rows_of((8, 3, 13), seed=131 + at) for at in range(2)]
+        unfit = learn(batches[0], Unfit(int(batches[0]["row_id"][0]), math.inf))
+        parts: dict[str, list[Act]] = {
+            "an idle step": [step],
+            "one and an idle step": [learn(batches[0]), step, learn_nothing(batches[0]), step],
+            "a skipped one too": [unfit, skip],
+        }
+        last: list[Act] = [learn(batches[1]), step]
+        folders = {name: lab.new_folder("idle") for name in parts}
+        whole = [act for name, part in parts.items() for act in (*part, save(folders[name]))]
+        expected = lab.play([*whole, *last], optim=SCHEDULED, witness=False)
+        for at, name in enumerate(parts):
+            rest = [act for part in [*parts.values()][at + 1 :] for act in part]
+            found = lab.play([load(folders[name]), *rest, *last], optim=SCHEDULED, witness=False)
+            behind = 4 - len(found.lrs)
+            rates = [abs(rate - scheduled(behind + n, SCHEDULED)) for n, rate in enumerate(found.lrs)]
+            measured.at_most(f"largest difference of the rate, behind {name}", max(rates), 1e-9)
+            off = furthest_weight(whole_of(found), whole_of(expected))
+            measured.equal(f"largest difference of weights, behind {name}", off, 0.0)

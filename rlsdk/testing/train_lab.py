@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
@@ -81,10 +83,14 @@ VARIANTS: Mapping[str, Variant] = {
         shape={**SMALL, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
     ),
     "wide": Variant(architectures=("qwen2", "llama", "qwen3"), shape={**SMALL, "vocab_size": 1031}),
+    "long": Variant(architectures=("qwen2", "llama"), shape={**SMALL, "max_position_embeddings": 2048}),
 }
 """Tied embeddings and a vocabulary that nothing divides; one head of keys, and heads whose sizes do not add up to the
 hidden size; norms of queries and keys; dropout wherever a configuration can ask for it; another vocabulary; logits
-capped by a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens."""
+capped by a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens; positions of
+long rows."""
+ATTENTIVE = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 4.0}
+"""By what a random model's weights are multiplied, so that what attention finds far behind is seen in log-probs."""
 
 
 class TrainLab:
@@ -114,6 +120,20 @@ class TrainLab:
     def headed_model(self) -> str:
         """A model whose head gives one number, saved with it."""
         return write_headed_model(self.model, self.folder / "headed")
+
+    @functools.cached_property
+    def attentive_model(self) -> str | None:
+        """A model for long rows whose log-probs hang on attention; None: the backend runs none of its architecture."""
+        if (plain := self.variant("long")) is None:
+            return None
+        folder = self.folder / "attentive"
+        shutil.copytree(plain, folder)
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if name.endswith(".weight"):
+                tensor *= ATTENTIVE.get(name.split(".")[-2], 1.0)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return str(folder)
 
     @functools.cached_property
     def expert_model(self) -> str:

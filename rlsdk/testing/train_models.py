@@ -27,6 +27,8 @@ NUM_TINY_STEPS = 24
 LINEAR = replace(OPTIM, lr=1e3, eps=1e3, betas=(0.0, 0.0), weight_decay=0.0)
 """Adam with an eps that no gradient comes near: a step is the gradient itself."""
 
+LONG_ROW = 1200
+"""Tokens, at whose end a rotary frequency that is rounded to bfloat16 is a radian off."""
 NUM_EQUAL = 96
 """Rows whose gradients are added: a sum in bfloat16 is some percent off by then."""
 
@@ -139,6 +141,21 @@ class ModelRequirements:
         for head, name in claimed_heads(lab):
             headed = lab.play([look(batch, name)], dtype="bfloat16", head=head)
             measured.none(f"faults, {name}", headed.faults)
+
+    @requirement("model.bfloat16_positions", since=(2, 0))
+    def test_model_bfloat16_positions(self, lab: TrainLab, measured: Measured) -> None:
+        """In bfloat16 the late tokens of a long row are as near to float32 as the early ones: positions and rotary
+        frequencies are not rounded with the weights, nor in a frozen model."""
+        if "bfloat16" not in lab.spec.dtypes or (model := lab.attentive_model) is None:
+            return measured.record("models tried", 0)
+        looking = look(rows_of((LONG_ROW,), seed=8), "log_probs")
+        exact = lab.play([looking], model=model).seen[0]["log_probs"]
+        for name, optim in (("trained", OPTIM), ("frozen", None)):
+            rounded = lab.play([looking], model=model, dtype="bfloat16", optim=optim).seen[0]["log_probs"]
+            off = (rounded - exact).abs()
+            share = float(off[LONG_ROW // 2 :].mean() / off[1 : LONG_ROW // 8].mean())
+            measured.at_most(f"difference of late tokens, as a multiple of that of early ones, {name}", share, 2.5)
+        return None
 
     @requirement("model.small_steps", since=(2, 0))
     def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:

@@ -206,6 +206,16 @@ class RankRequirements:
             again = lab.play_split(case, [*other, learn(rows_of(FEW, seed=1)), load(folder), *plain[2 * at :]])
             self._same(measured, again, on, f"saved after step {at}")
 
+    @requirement("ranks.checkpoint_heads", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:
+        """So does one of a model whose head has fewer rows than there are ranks."""
+        for head, name in claimed_heads(lab)[:1]:
+            case = replace(data_case(lab, head=head), optim=EVERYTHING, probe=None)
+            objective, folder = Weighted((name,)), lab.new_folder("ranks-head")
+            plain = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0], objective), step)]
+            on = lab.play_split(case, [*plain[:4], save(folder), *plain[4:]])
+            self._same(measured, lab.play_split(case, [load(folder), *plain[4:]]), on, name)
+
     @requirement("ranks.widened", needs=Capability.RESHARD_ON_LOAD, since=(2, 0))
     def test_ranks_widened(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of one rank loads on several, and the steps after it are the same but for rounding."""

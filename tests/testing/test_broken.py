@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 TIMEOUT_S = 2400.0
 FEW = 20
 """Engines of a kind; more are run with all others of it."""
-KINDS = {"rollout": "ROLLOUT", "train": "TRAIN", "sharding manager": "SHARDING"}
+KINDS = {"rollout": "ROLLOUT", "train": "TRAIN", "sharding manager": "SHARDING_MANAGER"}
 BROKEN = {"rollout": ROLLOUT, "train": TRAIN, "sharding manager": SHARDING}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from broken.defect import Defect
 from broken.fourth_defects import SHARDING_FOURTH
 from broken.sixth_defects import SHARDING_SIXTH
+from broken.tenth_defects import SHARDING_TENTH
 from broken.trial_defects import SHARDING_TRIAL
 from broken.unseen_defects import SHARDING_UNSEEN
 
@@ -229,4 +230,5 @@ SHARDING = {
     **SHARDING_UNSEEN,
     **SHARDING_FOURTH,
     **SHARDING_SIXTH,
+    **SHARDING_TENTH,
 }

@@ -9,6 +9,7 @@ from broken.known_defects import TRAIN_KNOWN
 from broken.life_defects import RANKS_LIVES, TRAIN_LIVES
 from broken.promise_defects import RANKS_PROMISES, TRAIN_PROMISES
 from broken.sixth_defects import TRAIN_SIXTH
+from broken.tenth_defects import RANKS_TENTH, TRAIN_TENTH
 from broken.trial_defects import TRAIN_TRIAL
 from broken.unseen_defects import RANKS_UNSEEN, TRAIN_UNSEEN
 from rlsdk.interfaces import Capability
@@ -214,7 +215,7 @@ TRIAL = {
     "moments-swapped": Defect("train_trial:MomentsSwapped", {"steady.offload": "largest difference"}),
 }
 """Written after the requirements, and run on them once: they caught 12 of these and of the last two of `RANKS`."""
-RANKS |= RANKS_PROMISES | RANKS_UNSEEN | RANKS_LIVES | RANKS_FOURTH
+RANKS |= RANKS_PROMISES | RANKS_UNSEEN | RANKS_LIVES | RANKS_FOURTH | RANKS_TENTH
 TRAIN = {
     **FIRST,
     **SECOND,
@@ -227,5 +228,6 @@ TRAIN = {
     **TRAIN_FIFTH,
     **TRAIN_SIXTH,
     **TRAIN_KNOWN,
+    **TRAIN_TENTH,
     **RANKS,
 }
