@@ -78,7 +78,8 @@ class OutputRequirements:
         entropy = found["entropy"]
         measured.equal("entropies that are not finite", int((~entropy.isfinite()).sum()), 0)
         measured.at_least("smallest entropy", float(entropy.min()), -lab.suite.tolerance)
-        driven = lab.drive(steps=[[batch]], objective=Weighted(("entropy",)))
+        # Not compared with plain torch: this temperature also multiplies what differs by rounding.
+        driven = lab.drive(steps=[[batch]], objective=Weighted(("entropy",)), witness=False)
         measured.equal("gradient norms that are not finite", sum(not math.isfinite(n) for n in driven.norms), 0)
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)

@@ -16,7 +16,7 @@ from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_handles
-from rlsdk.testing.scripts import Act, export, learn, load, look, offload, onload, play, read, save, step
+from rlsdk.testing.scripts import Act, export, learn, load, look, offload, onload, play, read, reset, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
@@ -103,6 +103,23 @@ class SteadyRequirements:
             script += [offload(*TRAIN_PARTS), *(onload(part) for part in TRAIN_PARTS), step]
         found = self._leaves_no_trace(lab, measured, script)
         measured.equal("largest difference", float((found.seen[0]["log_probs"] - expected).abs().max()), 0.0)
+
+    @requirement("steady.offload_changed", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_steady_offload_changed(self, lab: TrainLab, measured: Measured) -> None:
+        """Memory that was lent before, and changed since by a checkpoint, a reset or a step, comes back as it was
+        last."""
+        first, second, third = three_batches()
+        folder, lent = lab.new_folder("lent"), [offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)]
+        before: list[Act] = [learn(first), step, save(folder), learn(second), step]
+        changes: dict[str, list[Act]] = {"a checkpoint": [load(folder)], "a step": [learn(third), step]}
+        if lab.can_reset:
+            changes["a reset"] = [reset(EVERYTHING)]
+        for name, change in changes.items():
+            rest = [learn(third), step]
+            expected = lab.play([*before, *change, *rest], optim=EVERYTHING, witness=False)
+            found = lab.play([*before, *lent, *change, *lent, *rest], optim=EVERYTHING, witness=False)
+            off = furthest_weight(whole_of(found), whole_of(expected))
+            measured.equal(f"largest difference of weights, changed by {name}", off, 0.0)
 
     @requirement("steady.offload_frozen", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:

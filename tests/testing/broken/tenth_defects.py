@@ -11,6 +11,9 @@ TRAIN_TENTH = {
     "rotary-in-bfloat16": Defect(
         "train_tenth:RotaryInBfloat16", {"model.bfloat16_positions": "difference of late tokens"}
     ),
+    "offloads-what-steps-changed": Defect(
+        "train_tenth:OffloadsWhatStepsChanged", {"steady.offload_changed": "changed by a checkpoint"}
+    ),
 }
 RANKS_TENTH = {
     "least-step": Defect("ranks_tenth:LeastStep", {"ranks.checkpoint_heads": "difference of weights"}),
