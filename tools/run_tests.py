@@ -1,7 +1,7 @@
-"""Runs every test folder in its own pytest process, two at a time, then prints one total; `--coverage`: lines that ran.
+"""Runs every test folder in its own pytest process, some at a time, and prints one total; `--coverage`: lines run.
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
-is waiting for processes to start, so two share two cores well. A test that fails, or a folder whose process died, is
+is waiting for processes to start, so three share two cores well. A test that fails, or a folder whose process died, is
 run once more when nothing else runs: what then passes does not stop a landing, but is written into `tests/unsteady.txt`
 with the date, and named at the end. A test that stands in that list gets no second try: fix it, and remove its line.
 """
@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = ("plugins/vllm", "plugins/sglang", "plugins/megatron", "tests/e2e", "tests/isolated", "tests/testing")
 """These begin first, so that none is left to run alone at the end."""
+JOBS = min(3, 1 + (os.cpu_count() or 1))
+"""Folders at a time."""
 HOME = {"vllm": "megatron"}
 """A plugin that is tested in the environment of another, which has all that its own would have."""
 LINES = ROOT / ".coverage-lines"
@@ -87,7 +89,7 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="folders at a time")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")
     parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
     args = parser.parse_args()
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]

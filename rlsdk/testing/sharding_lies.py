@@ -45,7 +45,7 @@ def damages(name: str) -> Lie:
         _, _, tensor = next(served for served in reversed(_served(host)) if served[0] == name)
         last = (-1,) * tensor.dim()
         tensor[last] = ~tensor[last] if tensor.dtype is torch.bool else tensor[last] + 1
-        return _told(host, receipt)
+        return _with_own_fingerprints(host, receipt)
 
     return lie
 
