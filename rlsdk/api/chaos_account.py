@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,11 @@ CLOCK = (
     "rollout/concurrency",
 )
 """Beginnings of the metrics that say how long it took, or that a fault happened."""
+MOST_NAMED = 4
+"""Metrics."""
+RELATIVE, ABSOLUTE = 1e-2, 1e-5
+"""Metrics further apart are other numbers, and no rounding: which samples share a decoding step, and so the last digits
+of what is computed, may differ after a fault."""
 
 
 @dataclass(kw_only=True)
@@ -74,6 +79,9 @@ def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_o
         outcome.difference = max(outcome.difference, difference)
     if not is_over:
         return
+    if promises_equal_numbers(whole.run_dir):
+        for step, names in changed_metrics(run.run_dir, whole.run_dir).items():
+            last_before(step, struck).wrong.append(f"step {step}: other metrics: {', '.join(names[:MOST_NAMED])}")
     newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest()
     struck[-1].wrong += [f"checkpoint: {what}" for what in damage(newest)] if newest is not None else []
 
@@ -116,15 +124,49 @@ def _steps_of_groups(run: ChaosRun) -> dict[int, set[int]]:
     return found
 
 
+def promises_equal_numbers(run_dir: Path) -> bool:
+    """Whether a fault may change no number of this run: a step trains its own prompts, with weights that the schedule
+    alone decides."""
+    import yaml
+
+    schedule = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["schedule"]
+    return bool(schedule["order"] == "prompt" and schedule["on_new_weights"] == "drain")
+
+
+def changed_metrics(mine: Path, theirs: Path) -> dict[int, list[str]]:
+    """The first step with metrics that are missing or further apart than rounding, and their names; empty without such
+    a step. All later steps follow from it."""
+    found, expected = _metrics(mine), _metrics(theirs)
+    for step in sorted(found.keys() | expected.keys()):
+        one, other = found.get(step, {}), expected.get(step, {})
+        names = [name for name in sorted((one.keys() | other.keys()) - {"step"}) if not name.startswith(CLOCK)]
+        changed = [
+            name
+            for name in names
+            if name not in one
+            or name not in other
+            or not (
+                one[name] == other[name] or math.isclose(one[name], other[name], rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+            )
+        ]
+        if changed:
+            return {step: changed}
+    return {}
+
+
+def _metrics(folder: Path) -> dict[int, Mapping[str, float]]:
+    """By step, of the steps that trained."""
+    from rlsdk.trainer.trackers import read_metrics
+
+    return {
+        int(line["step"]): line for line in read_metrics(folder) if any(name.startswith("policy/") for name in line)
+    }
+
+
 def differences(mine: Path, theirs: Path, *, is_over: bool = True) -> dict[int, float]:
     """Largest relative difference, by step, of the metrics that do not depend on the clock; infinite where one is
     missing. Steps without a difference are left out, and those that come while the run is not over."""
-    from rlsdk.trainer.trackers import read_metrics
-
-    found, expected = (
-        {int(line["step"]): line for line in read_metrics(folder) if any(name.startswith("policy/") for name in line)}
-        for folder in (mine, theirs)
-    )
+    found, expected = _metrics(mine), _metrics(theirs)
     largest: dict[int, float] = {}
     last = math.inf if is_over else max(found, default=0)
     for step in sorted(step for step in found.keys() | expected.keys() if step <= last):

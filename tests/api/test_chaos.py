@@ -19,7 +19,7 @@ import pytest
 
 from rlsdk.api import chaos_run as chaos_runs
 from rlsdk.api.chaos import Fault, strike
-from rlsdk.api.chaos_account import Outcome, account, differences
+from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.interfaces import ConfigError
@@ -37,6 +37,7 @@ def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> Chaos
     (run.run_dir / "journal").mkdir(parents=True)
     text = "".join(json.dumps(event) + "\n" for event in events)
     (run.run_dir / "journal" / "segment_000000_step_00000000.jsonl").write_text(text)
+    (run.run_dir / "config.yaml").write_text("schedule: {order: prompt, on_new_weights: drain}\n")
     run.output.write_text("")
     return run
 
@@ -121,9 +122,13 @@ def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
     account(run, whole, [outcome, Outcome(fault="gcs@save")])
     assert (outcome.prompts_lost, outcome.trained_twice, outcome.steps_again) == (1, 1, 1)
     assert outcome.difference == pytest.approx(1 / 3)
+    assert outcome.cost == "1 prompts lost; 1 trained twice; step 1: other metrics: policy/loss"
     assert differences(whole.run_dir, whole.run_dir) == {}
     (run.run_dir / "metrics.jsonl").write_text("")
     assert differences(run.run_dir, whole.run_dir) == {1: math.inf}
+    assert changed_metrics(run.run_dir, whole.run_dir) == {1: ["policy/loss"]}
+    (run.run_dir / "metrics.jsonl").write_text('{"step": 1, "policy/loss": 1.000001}\n')
+    assert changed_metrics(run.run_dir, whole.run_dir) == {}
     table = table_of([outcome, Outcome(fault="gcs@save", step=1)])
     assert [list(column.cells) for column in table.columns][:5] == [
         ["actor", "gcs"], ["update", "save"], ["1", "-"], ["1", "-"], ["1", "-"],
