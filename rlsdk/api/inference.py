@@ -110,9 +110,10 @@ def run_generation(
     path: Path, settings: Settings, texts: Sequence[str], *, num_prompts: int, n: int, checkpoint: str | None
 ) -> Table:
     """Responses to the given prompts, or to the first evaluation prompts of the data."""
+    config, registry = configured(path, settings, checkpoint=checkpoint, sections=GENERATION)
+
     from rlsdk.trainer.inference import sample_prompts
 
-    config, registry = configured(path, settings, checkpoint=checkpoint, sections=GENERATION)
     rows = Table()
     sampled = sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
     for prompt, responses in sampled:
@@ -137,7 +138,7 @@ def configured(
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         sections: of the configuration that the command acts on; None: all.
     """
-    from rlsdk.trainer.inference import find_model
+    from rlsdk.trainer.model_source import find_model
 
     registry = Registry.discover()
     source = find_model(path, _to_stderr, checkpoint=checkpoint)

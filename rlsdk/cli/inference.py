@@ -35,13 +35,14 @@ def evaluate(
     Raises:
         EvaluationError: too many samples have no grade; the figures are printed and written all the same.
     """
+    config, registry = configured(path, Settings(flags=args), checkpoint=checkpoint)  # before torch is imported
+
     from rlsdk.trainer.evaluations import EvaluationError
     from rlsdk.trainer.inference import evaluate_model
     from rlsdk.trainer.samples import write_eval_samples
     from rlsdk.views.console import ConsoleView
     from rlsdk.views.figures import figure_lines
 
-    config, registry = configured(path, Settings(flags=args), checkpoint=checkpoint)
     view = ConsoleView()
     found, rules = evaluate_model(config, registry, view, sets=sets)
     for line in figure_lines(found.metrics, rules):

@@ -66,7 +66,7 @@ def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | Non
         ConfigError: no model there, no weights in it, or no such name.
     """
     from rlsdk.trainer.card import FILE, with_licence
-    from rlsdk.trainer.inference import find_model
+    from rlsdk.trainer.model_source import find_model
 
     if not HUB_NAME.fullmatch(repo) or "/" not in repo:
         raise ConfigError(f"REPO {repo!r}: expected org/name, as in my-name/qwen2.5-0.5b-gsm8k")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,7 @@ from rlsdk.config.explain import shown
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
-from rlsdk.interfaces import CheckpointError, ConfigError, nearest
-from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
+from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
@@ -23,7 +22,7 @@ from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
 from rlsdk.trainer.roles import resolve_device, roles
 from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_format
-from rlsdk.trainer.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
+from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import leave_processors_to_workers, start_role
 from rlsdk.trainer.streams import evaluation_of, open_stream
@@ -31,89 +30,6 @@ from rlsdk.trainer.streams import evaluation_of, open_stream
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
     from rlsdk.trainer.events import RunView
-
-BEST, NEWEST = "best", "newest"
-"""Names of checkpoints, besides their steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """What a path stands for."""
-
-    model: Path
-    """Folder in Hugging Face form."""
-    config: Path | None
-    """The configuration it was trained with, when it comes from a run."""
-
-
-def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = None) -> ModelSource:
-    """Takes a run, a checkpoint or a model folder.
-
-    Args:
-        path: of one of these.
-        notice: receives a line for each damaged checkpoint of a run that is skipped.
-        checkpoint: of a run: `best`, `newest`, or a step, as `20` or `step_00000020`; None: the newest.
-
-    Raises:
-        ConfigError: it is none of these, or damaged; says what was looked for.
-    """
-    if checkpoint not in (None, NEWEST):
-        return _of_checkpoint(_chosen(path, str(checkpoint)))
-    try:
-        store = CheckpointStore(path / CHECKPOINTS, 1)
-        found = path if not faults(path) else store.newest_intact(notice, "model")
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from None
-    if found is not None:
-        return _of_checkpoint(found)
-    if (path / "config.json").is_file():
-        return ModelSource(model=path, config=None)
-    if (path / CONFIG_FILE).is_file():
-        raise ConfigError(
-            f"{str(path)!r} is a run without a checkpoint yet: it ended before its first one, or still trains "
-            "(trainer.save_every_steps)"
-        )
-    raise ConfigError(
-        f"{str(path)!r} is no run (checkpoints/step_N), no whole checkpoint ({faults(path)[0]}) and no model folder "
-        "(config.json); give one of the three"
-    )
-
-
-def _of_checkpoint(checkpoint: Path) -> ModelSource:
-    if not (checkpoint / "model" / "config.json").is_file():
-        exported = [str(path) for _, path in CheckpointStore(checkpoint.parent, 1).whole() if holds_model(path)]
-        others = f"those with one: {', '.join(exported[-3:])}" if exported else "its train backend cannot export one"
-        raise ConfigError(
-            f"checkpoint {str(checkpoint)!r} has no model/ (trainer.export_every_steps says which have); {others}"
-        )
-    if problems := damage(checkpoint, "model"):
-        raise ConfigError(
-            f"checkpoint {str(checkpoint)!r} is damaged: {'; '.join(problems[:3])}{older_whole(checkpoint)}"
-        )
-    return ModelSource(model=checkpoint / "model", config=checkpoint / "config.yaml")
-
-
-def _chosen(run: Path, name: str) -> Path:
-    """The checkpoint of a run that goes by this name.
-
-    Raises:
-        ConfigError: there is none; lists those that there are.
-    """
-    store = CheckpointStore(run / CHECKPOINTS, 1)
-    if name == BEST:
-        best = store.best()
-        if best is not None:
-            return store.path_of(best.step)
-        wrong = "no best checkpoint is recorded there: set checkpoint.best.metric when you train"
-    else:
-        digits = name.removeprefix("step_")
-        if digits.isdecimal() and not faults(store.path_of(int(digits))):
-            return store.path_of(int(digits))
-        wrong = f"expected {BEST!r}, {NEWEST!r} or a step"
-    steps = [str(step) for step, _ in store.whole()]
-    raise ConfigError(
-        f"--checkpoint {name!r}: {wrong}; {str(run)!r} has checkpoints of steps {', '.join(steps) or '(none)'}"
-    )
 
 
 def evaluate_model(

@@ -9,7 +9,8 @@ import pytest
 from rlsdk.data import DataRow, PromptFormat
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.inference import find_model, typed_format
+from rlsdk.trainer.inference import typed_format
+from rlsdk.trainer.model_source import find_model
 
 
 def save(run: Path, step: int) -> Path:
