@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlsdk.api.machine import findings as look
 from rlsdk.diagnosis import Finding, Health, verdict
+from rlsdk.kit.quantities import counted
 
 MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}
 NAME_WIDTH = 20
@@ -47,18 +48,14 @@ def conclude(findings: list[Finding]) -> None:
     faults = sum(finding.state is Health.FAULT for finding in bad)
     said = {
         Health.OK: "[green]well[/]: nothing to fix",
-        Health.WARNING: f"[yellow]usable[/]: {_counted(len(bad), 'warning')}",
-        Health.FAULT: f"[bold red]{_counted(faults, 'fault')}[/] and {_counted(len(bad) - faults, 'warning')}",
+        Health.WARNING: f"[yellow]usable[/]: {counted(len(bad), 'warning')}",
+        Health.FAULT: f"[bold red]{counted(faults, 'fault')}[/] and {counted(len(bad) - faults, 'warning')}",
     }
     _print(f"\nverdict: {said[verdict(findings)]}")
     for finding in bad:
         if finding.fix:
             _print(f"\n{MARKS[finding.state].replace(' ', '')} {escape(finding.check)}")
             _print(escape(textwrap.indent(finding.fix, "  ")))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _print(text: str) -> None:

@@ -14,8 +14,8 @@ from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.config.trust import TRUST_FLAG, code_in
+from rlsdk.kit.quantities import counted
 from rlsdk.views.console import ConsoleView
-from rlsdk.views.durations import counted
 from rlsdk.views.figures import gains
 from rlsdk.views.terminal import SafeConsole
 

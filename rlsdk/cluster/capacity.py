@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.interfaces import PlacementError
+from rlsdk.kit.quantities import counted
 
 _MAX_TRIES = 20_000
 
@@ -129,8 +130,9 @@ def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: S
     have_gpus, have_cpus = sum(n.gpus for n in nodes), sum(n.cpus for n in nodes)
     return "\n".join(
         [
-            f"the placement asks for {gpus:g} GPUs and {cpus:g} CPUs, the cluster has {have_gpus:g} GPUs and "
-            f"{have_cpus:g} CPUs free on {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}: {_why(demands, nodes)}",
+            f"the placement asks for {counted(gpus, 'GPU')} and {counted(cpus, 'CPU')}, the cluster has "
+            f"{counted(have_gpus, 'GPU')} and {counted(have_cpus, 'CPU')} free on {counted(len(nodes), 'node')}: "
+            f"{_why(demands, nodes)}",
             "asked:",
             *_table(("pool", "roles", "devices by node", "each device"), asked),
             "available:",
@@ -151,8 +153,9 @@ def _why(demands: Sequence[_Demand], nodes: Sequence[NodeCapacity]) -> str:
     for demand in demands:
         if not any(node.gpus >= demand.gpus and node.cpus >= demand.cpus for node in nodes):
             count = demand.pool.devices_per_node[demand.group]
-            gpus = f"{demand.gpus:g} GPUs and " if demand.gpus else ""
-            return f"no node has the {gpus}{demand.cpus:g} CPUs of pool {demand.pool.name!r}'s {count} devices"
+            gpus = f"{counted(demand.gpus, 'GPU')} and " if demand.gpus else ""
+            devices = f"{counted(count, 'device')} of pool {demand.pool.name!r}"
+            return f"no node has {gpus}{counted(demand.cpus, 'CPU')} free for the {devices}"
         wide = len(demand.pool.devices_per_node)
         if wide > len(nodes):
             return f"pool {demand.pool.name!r} wants {wide} different nodes"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from rlsdk.kit.quantities import counted, duration
 from rlsdk.trainer.step_times import phase_names
-from rlsdk.views.durations import counted, duration
 
 RECENT = 20
 """Steps that say how long the next ones will take."""

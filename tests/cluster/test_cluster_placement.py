@@ -137,7 +137,7 @@ def test_gpus_that_no_node_has_name_the_way_without() -> None:
 @pytest.mark.parametrize(
     ("devices", "gpus", "why"),
     [
-        ((9,), (8, 8), "no node has the 9 GPUs and 9 CPUs of pool 'a''s 9 devices"),
+        ((9,), (8, 8), "no node has 9 GPUs and 9 CPUs free for the 9 devices of pool 'a'"),
         ((2, 2, 2), (8, 8), "pool 'a' wants 3 different nodes"),
         ((1,), (), "on 0 nodes"),
     ],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rlsdk.kit.quantities import duration
 from rlsdk.views.console import HEADER_EVERY, ConsoleView
-from rlsdk.views.durations import duration
 from rlsdk.views.summary import Totals, memory_of_processes
 
 STEP = {"time/step_s": 4.0, "time/rollout_s": 2.0, "time/update_s": 1.5, "time/other_s": 0.499, "time/sync_s": 0.001,

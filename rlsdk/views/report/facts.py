@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlsdk.config import RunConfig
-from rlsdk.views.durations import counted, duration
+from rlsdk.kit.quantities import counted, duration
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 

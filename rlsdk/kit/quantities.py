@@ -15,6 +15,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
-def counted(count: int, word: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def counted(count: float, word: str) -> str:
+    """`1 step`, `2 steps`, `0.5 GPUs`."""
+    return f"{count:g} {word}" if count == 1 else f"{count:g} {word}s"
