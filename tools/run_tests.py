@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,8 @@ class Outcome:
 
 
 def main() -> None:
+    # A shell's background job has SIGINT ignored, and so has all that it starts: tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")

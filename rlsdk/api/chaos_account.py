@@ -125,12 +125,23 @@ def _steps_of_groups(run: ChaosRun) -> dict[int, set[int]]:
 
 
 def promises_equal_numbers(run_dir: Path) -> bool:
-    """Whether a fault may change no number of this run: a step trains its own prompts, with weights that the schedule
-    alone decides."""
+    """Whether a fault may change no number of this run, but by rounding in float32: a step trains its own prompts, of
+    one turn each, with weights that the schedule alone decides (docs/schedules.md, "What is certain")."""
     import yaml
 
-    schedule = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["schedule"]
-    return bool(schedule["order"] == "prompt" and schedule["on_new_weights"] == "drain")
+    file = run_dir / "config.yaml"
+    if not file.exists():
+        return False
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    schedule, rollout = config["schedule"], config["rollout"]
+    return bool(
+        schedule["order"] == "prompt"
+        and schedule["on_new_weights"] == "drain"
+        and rollout["rollouter"] == "single_turn"
+        and not config["algorithm"]["dynamic_sampling"]["enabled"]
+        and config["model"]["dtype"] == "float32"
+        and rollout["dtype"] in (None, "float32")
+    )
 
 
 def changed_metrics(mine: Path, theirs: Path) -> dict[int, list[str]]:
@@ -140,18 +151,19 @@ def changed_metrics(mine: Path, theirs: Path) -> dict[int, list[str]]:
     for step in sorted(found.keys() | expected.keys()):
         one, other = found.get(step, {}), expected.get(step, {})
         names = [name for name in sorted((one.keys() | other.keys()) - {"step"}) if not name.startswith(CLOCK)]
-        changed = [
-            name
-            for name in names
-            if name not in one
-            or name not in other
-            or not (
-                one[name] == other[name] or math.isclose(one[name], other[name], rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-            )
-        ]
+        changed = [name for name in names if not _is_equal(one.get(name), other.get(name))]
         if changed:
             return {step: changed}
     return {}
+
+
+def _is_equal(one: float | None, other: float | None) -> bool:
+    """But for rounding; NaN equals NaN, a missing metric equals none."""
+    if one is None or other is None:
+        return False
+    return (
+        one == other or (one != one and other != other) or math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    )
 
 
 def _metrics(folder: Path) -> dict[int, Mapping[str, float]]:

@@ -230,9 +230,10 @@ def _lines(fields: Mapping[str, Any], path: str, texts: Mapping[str, str]) -> It
 
 def _written(name: str, value: Any) -> Iterator[str]:
     """A field as YAML; a text of several lines line by line, as it is."""
-    if isinstance(value, str) and "\n" in value and value == value.strip():
+    lines = value.split("\n") if isinstance(value, str) else []
+    if len(lines) > 1 and value == value.strip() and all(line.isprintable() for line in lines):
         yield f"{name}: |-"
-        yield from (f"  {line}" for line in value.split("\n"))
+        yield from (f"  {line}" for line in lines)
     else:
         yield from yaml.safe_dump({name: value}, allow_unicode=True, width=10_000).rstrip("\n").splitlines()
 

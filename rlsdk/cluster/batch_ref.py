@@ -29,6 +29,8 @@ class StoredRows:
     rows: Any
     """None for all rows, a `(start, stop)` pair, or a numpy int64 array of row numbers."""
     meta: Mapping[str, float] = field(default_factory=dict)
+    of_node: bool = False
+    """True: the pieces hold only the rows of one node's workers; False: the whole batch, stored once for all nodes."""
 
     def load(self) -> Batch:
         """The rows, in this order; tensors are read-only views of the store where no gather was needed."""
@@ -139,7 +141,7 @@ class BatchRef:
             start = 0
             for at in shares:
                 stop = start + len(cut[at])
-                found[at][node] = StoredRows(pieces, (start, stop), self.batch.meta)
+                found[at][node] = StoredRows(pieces, (start, stop), self.batch.meta, of_node=True)
                 start = stop
         return found
 

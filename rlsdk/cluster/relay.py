@@ -126,8 +126,8 @@ class StoredAgain:
         return replace(call, args=args, kwargs=kwargs)
 
     async def _own(self, value: Any) -> Any:
-        # All rows, or a choice of them, are of a batch that is stored once for all: not copied.
-        if not isinstance(value, StoredRows) or not isinstance(value.rows, tuple):
+        # Rows of a batch that is stored once for all nodes are not copied.
+        if not isinstance(value, StoredRows) or not value.of_node:
             return value
         # Ranks with the same rows are sent the same object, so it is stored once for them.
         if id(value) not in self._made:

@@ -219,11 +219,12 @@ def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
         return
     said = f"rollout backend {spec.name!r} gives log-probs {spec.log_prob_kind.value!r}, which differ with {why}"
     choice, correction = config.algorithm.old_log_probs, config.algorithm.correction
+    stale = " with `--schedule.uncorrected true`" if config.schedule.overlaps else ""
     if choice in ("rollout", "decoupled"):
-        yield Problem("algorithm.old_log_probs", f"{choice!r}: {said}; use 'always'")
+        yield Problem("algorithm.old_log_probs", f"{choice!r}: {said}; change that, or use 'always'{stale}")
     if correction.is_on:
         field = "mode" if correction.mode != "none" else "reject"
-        yield Problem(f"algorithm.correction.{field}", f"{getattr(correction, field)!r}: {said}; use 'none'")
+        yield Problem(f"algorithm.correction.{field}", f"{getattr(correction, field)!r}: {said}; use 'none'{stale}")
     if config.trainer.parity_action == "error":
         yield Problem("trainer.parity_action", f"'error': {said}; use 'warn'")
 
@@ -326,7 +327,10 @@ def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: Lo
     algorithm, schedule = config.algorithm, config.schedule
     choice, at = algorithm.old_log_probs, f"at schedule.max_staleness {schedule.max_staleness}"
     has_no_ratio = (
-        choice == "rollout" and algorithm.name == POLICY_GRADIENT and _ignores_ratio(registry, algorithm.loss)
+        choice == "rollout"
+        and not differs  # reported by itself
+        and algorithm.name == POLICY_GRADIENT
+        and _ignores_ratio(registry, algorithm.loss)
     )
     if differs and choice == "auto" and not schedule.uncorrected:
         yield Problem(

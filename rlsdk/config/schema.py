@@ -90,7 +90,7 @@ class DataConfig(Section):
     max_prompt_tokens: PositiveInt = 1024
     """Tokens; longer prompts are left out and counted."""
     shuffle: bool = True
-    """Takes rows in an order drawn with `trainer.seed`, again each epoch."""
+    """Takes rows in an order drawn with `trainer.seed`, a new one each epoch."""
     num_train_rows: PositiveInt | None = None
     """Rows; uses the first so many, or generates so many; null: all that there are (the source's own default where
     rows are generated)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -186,12 +187,16 @@ class InterleavingRequirements:
 
 
 async def some_tokens_later(engine: RolloutEngine) -> None:
-    """Waits, a while at most, until an engine that was resumed has sampled a few tokens."""
+    """Waits until an engine that was resumed has sampled a few tokens, or samples none for a second."""
     made = engine.num_decoded()
-    for _ in range(20 if made is None else 500):
-        await asyncio.sleep(0.001)  # of real time: an engine may look up from a pause some time later
-        if made is not None and (engine.num_decoded() or 0) > made + 12:
-            break
+    if made is None:
+        await asyncio.sleep(0.02)  # of real time: an engine may return from a pause some time later
+        return
+    seen, changed = made, time.monotonic()
+    while seen <= made + 12 and time.monotonic() < changed + 1.0:
+        await asyncio.sleep(0.001)
+        if (now := engine.num_decoded() or 0) != seen:
+            seen, changed = now, time.monotonic()
 
 
 def wrong_runs(

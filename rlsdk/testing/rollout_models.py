@@ -241,7 +241,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: b
 
 
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
-    """A model whose configuration says what few do, with defaults for its own sampling."""
+    """A model whose configuration says what few do, and whose folder has sampling defaults of its own."""
     if not folder.exists():
         write_tiny_model(folder, architecture=family, seed=9, num_key_value_heads=4, **fields)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.interfaces import Capability, ConfigError, RlsdkError
+from rlsdk.interfaces import Capability, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.evaluations import EvaluationError
@@ -122,7 +122,7 @@ class Trainer:
             if self.preempted() and failed is None:
                 break
             if self._is_save_due(last=last, ending=ending) or self.stage.evaluations.is_best(self.stage.step):
-                self.save()
+                self.save() if failed is None else self._rescue()
             if failed is not None:
                 raise failed
         if self.preempted():
@@ -266,12 +266,13 @@ class Trainer:
             )
 
     def _rescue(self) -> None:
-        """Saves the last whole step where that can still be done; what keeps it from that is said, not raised."""
+        """Saves the last whole step where that can still be done, before another error is raised. What keeps it from
+        that is reported, not raised."""
         try:
             if self.output.run_dir.is_dir() and self.stage.settings.save_every is not None:
                 self.save()
                 self._finish_save()
-        except (RlsdkError, OSError) as error:
+        except Exception as error:
             self.output.view.notice(f"no checkpoint of step {self.stage.step}: {error}")
 
     def restore(self, checkpoint: Path) -> None:

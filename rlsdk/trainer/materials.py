@@ -75,8 +75,8 @@ def build_materials(
         run_dir: the run's folder.
         view: receives notices of what was left out of the data.
         rewarded: samples are graded.
-        supervised: supervised training comes first, where `sft` asks for it; False: it is after the run already, or
-            not what the run is about.
+        supervised: supervised training comes first, where `sft` asks for it; False: the run has completed it,
+            or it is not part of the run.
         resume: the checkpoint that the run continues from.
 
     Raises:

@@ -19,7 +19,7 @@ import pytest
 
 from rlsdk.api import chaos_run as chaos_runs
 from rlsdk.api.chaos import Fault, strike
-from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences
+from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences, promises_equal_numbers
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.interfaces import ConfigError
@@ -37,11 +37,17 @@ def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> Chaos
     (run.run_dir / "journal").mkdir(parents=True)
     text = "".join(json.dumps(event) + "\n" for event in events)
     (run.run_dir / "journal" / "segment_000000_step_00000000.jsonl").write_text(text)
-    (run.run_dir / "config.yaml").write_text("schedule: {order: prompt, on_new_weights: drain}\n")
+    (run.run_dir / "config.yaml").write_text(CONFIG)
     run.output.write_text("")
     return run
 
 
+CONFIG = """
+model: {dtype: float32}
+rollout: {rollouter: single_turn, dtype: null}
+algorithm: {dynamic_sampling: {enabled: false}}
+schedule: {order: prompt, on_new_weights: drain}
+"""
 START = {"event": "start", "step": 1, "groups": [0, 1]}
 TRAIN = {"event": "train", "step": 1, "groups": [0, 1]}
 UPDATE = {"event": "update", "step": 1, "groups": [0, 1], "rejected": [], "figures": {}}
@@ -78,6 +84,7 @@ def test_a_process_is_known_by_the_file_of_its_output(tmp_path: Path) -> None:
     with (run.run_dir / "logs" / "rollout-1.log").open("w") as log:
         sleep = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
         run.process = subprocess.Popen([sys.executable, "-c", sleep], stdout=log)
+        run.commands = 1
         try:
             assert run.wait(lambda: run.processes("rollout"), 10)
             assert run.processes("actor") == []
@@ -94,6 +101,7 @@ def test_a_grader_is_at_work_between_what_it_reads_and_what_it_writes(tmp_path: 
     command = [sys.executable, "-u", "-c", f"'rlsdk.rewards'; {grade}; sys.stdin.readline(); time.sleep(60)"]
     parent = f"import subprocess; subprocess.run({command!r})"
     run.process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    run.commands = 1
     tasks, answers = run.process.stdin, run.process.stdout
     assert tasks is not None
     assert answers is not None
@@ -129,6 +137,9 @@ def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
     assert changed_metrics(run.run_dir, whole.run_dir) == {1: ["policy/loss"]}
     (run.run_dir / "metrics.jsonl").write_text('{"step": 1, "policy/loss": 1.000001}\n')
     assert changed_metrics(run.run_dir, whole.run_dir) == {}
+    for promised, other in (("drain", "recompute"), ("single_turn", "tools"), ("float32", "bfloat16")):
+        (run.run_dir / "config.yaml").write_text(CONFIG.replace(promised, other))
+        assert not promises_equal_numbers(run.run_dir)
     table = table_of([outcome, Outcome(fault="gcs@save", step=1)])
     assert [list(column.cells) for column in table.columns][:5] == [
         ["actor", "gcs"], ["update", "save"], ["1", "-"], ["1", "-"], ["1", "-"],

@@ -188,7 +188,7 @@ def test_neighbours_read_rows_that_the_relaying_worker_owns_once_for_ranks_that_
     stored: dict[str, Batch],
 ) -> None:
     """Else each asks the controller where the rows are, and is counted by it: more work than the call itself."""
-    first, second = StoredRows(PIECES, (0, 3), {"temperature": 0.5}), StoredRows(PIECES, (3, 8))
+    first, second = (StoredRows(PIECES, rows, {"temperature": 0.5}, of_node=True) for rows in ((0, 3), (3, 8)))
     calls = send_again([call_with(first), call_with(first), call_with(second)])
     read = [call.args[0] for call in calls]
     assert [ref for own in read for ref, _ in own.pieces] == ["own 1", "own 1", "own 2"]
@@ -199,7 +199,7 @@ def test_neighbours_read_rows_that_the_relaying_worker_owns_once_for_ranks_that_
 
 
 def test_rows_of_a_batch_that_all_nodes_read_are_not_copied(stored: dict[str, Batch]) -> None:
-    calls = [call_with(StoredRows(PIECES, None)), call_with(StoredRows(PIECES, np.array([5, 1])))]
+    calls = [call_with(StoredRows(PIECES, rows)) for rows in (None, (0, 3), np.array([5, 1]))]
     assert send_again(calls) == calls
     assert list(stored) == ["controller's"]
 
@@ -213,5 +213,5 @@ def test_rows_that_cannot_be_stored_again_are_read_from_the_controller(
         raise ray.exceptions.ObjectStoreFullError("full")
 
     monkeypatch.setattr(ray, "put", full)
-    call = call_with(StoredRows(PIECES, (0, 3)))
+    call = call_with(StoredRows(PIECES, (0, 3), of_node=True))
     assert send_again([call]) == [call]

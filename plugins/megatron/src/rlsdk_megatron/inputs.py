@@ -51,7 +51,7 @@ def one_row(batch: Batch, length: int) -> Inputs:
 
     Args:
         batch: on the device.
-        length: of the result; what is left behind the last row is its own row that nobody reads.
+        length: of the result; the rest after the last row forms one more row that nobody reads.
     """
     padding = length - batch.num_tokens
     lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([padding] if padding else [])])
