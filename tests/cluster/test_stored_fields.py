@@ -129,6 +129,17 @@ def test_a_node_is_stored_the_rows_of_its_own_ranks_and_no_others(store: Store) 
     assert all(same(part, rows_of(batch, part)) for part in parts)
 
 
+def test_rows_say_whether_they_are_stored_for_one_node_or_for_all(store: Store) -> None:
+    """A worker that relays stores those of its node again, and leaves those of the whole batch where they are."""
+    whole = BatchRef.of(batch_of(8), store.fields)
+    cut = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    here = whole.shares(cut, [frozenset({"n0"}), frozenset({"n0"})])
+    apart = whole.shares(cut, [frozenset({"n0"}), frozenset({"n1"})])
+    assert [rows.of_node for share in here for rows in share.values()] == [False, False]
+    assert [rows.of_node for share in apart for rows in share.values()] == [True, True]
+    assert not whole.select(range(2, 6)).stored().of_node
+
+
 def test_selected_rows_reach_the_nodes_that_need_them(store: Store) -> None:
     group, batch = group_on(store, ["n0", "n1"]), batch_of(30)
     group.submit("update", BatchRef.of(batch, store.fields).select([7, 3, 29, 11]), object())
