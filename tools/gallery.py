@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,10 @@ RUNS = (
         name="quickstart",
         title="The quickstart: GRPO, synchronous",
         flags=SMALL,
-        about="A Llama of 1.1 million random parameters learns to spell words backward: 50 supervised steps for the "
-        "form of an answer, 60 steps of GRPO for its content. Both engines take turns on the same device.",
+        about="A Llama with 1.1 million random parameters learns to spell words backward: 50 supervised steps teach "
+        "the answer format, 60 steps of GRPO the content. Both engines take turns on the same device.",
         look="*Time by phase*: generation and update alternate. *Samples*: the first and the last answer to the same "
-        "prompt stand beside each other.",
+        "prompt are shown side by side.",
     ),
     Shown(
         name="one-step-off",
@@ -61,9 +62,10 @@ RUNS = (
             *SMALL, "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
             "--placement.cpus_per_device", "1", "--schedule.max_staleness", "1", "--algorithm.old_log_probs", "auto",
         ),
-        about="The same task with a device for each engine: the samples of the next step are made while a step trains.",
-        look="*Pools over time*: both lanes are busy at once. *Age of tokens*: all but the first step train on samples "
-        "that are one update old. The comparison below shows what that costs.",
+        about="The same task with a separate device for each engine: the samples of the next step are generated while "
+        "a step trains.",
+        look="*Pools over time*: both pools are busy at the same time. *Age of tokens*: all steps but the first train "
+        "on samples that are one update old. The comparison below shows the cost.",
     ),
     Shown(
         name="calculator",
@@ -72,10 +74,10 @@ RUNS = (
                "--trainer.prompts_per_step", "24", "--tracking.samples_per_step", "4",
                "--tracking.tokens_per_sample", "128"),
         prepare=("examples/calculator/prepare.py",),
-        about="Sums of three-digit numbers. The model may answer at once or call a calculator; it was shown both, half "
-        "of the rows each. The reward looks at the answer only.",
-        look="*rollout/tool_calls*, among all other metrics: calls rise with the accuracy. *Samples*: what the tool "
-        "returned is grey: it was given, not sampled, and no loss sees it.",
+        about="Sums of three-digit numbers. The model may answer directly or call a calculator; supervised training "
+        "showed it both, each on half of the rows. The reward depends only on the answer.",
+        look="*rollout/tool_calls*, under all other metrics: the number of calls rises with the accuracy. *Samples*: "
+        "output of the tool is grey: it is not sampled, and the loss masks it.",
     ),
 )  # fmt: skip
 COMPARED = ("quickstart", "one-step-off")
@@ -126,29 +128,42 @@ def text(folder: Path) -> str:
     """The page."""
     parts = [
         "# Gallery of runs\n",
-        "Real runs on two cores of a CPU, each made by the command above its report; `make gallery` makes all of them. "
-        "Seconds are of a machine that other programs shared; for times see [Benchmarks](benchmarks.md). Every picture "
-        "leads to the run's page: curves, time by phase, samples with the log-prob of each token, all settings. `rlsdk "
-        "report RUN` writes the same for your runs, `rlsdk watch RUN` shows it while they run.\n",
-        "Recipes for models that people use are in [examples/recipes](../examples/recipes); they are planned, and not "
-        "yet run on a GPU.\n",
+        _wrapped(
+            "These are real runs on two CPU cores, each produced by the command above its report; `make gallery` runs "
+            "all of them. The times come from a machine that other programs shared; for timings see "
+            "[Benchmarks](benchmarks.md). Every picture links to the run's report: curves, time by phase, samples with "
+            "the log-prob of each token, all settings. `rlsdk report RUN` writes the same report for your runs; `rlsdk "
+            "watch RUN` shows it while they run."
+        ),
+        _wrapped(
+            "[examples/recipes](../examples/recipes) has recipes for widely used models; they pass `rlsdk plan`, and "
+            "have not yet been run on a GPU."
+        ),
     ]
     parts += [_section(shown, rlsdk.Run(folder / "runs" / shown.name)) for shown in RUNS]
     parts.append(
         f"## Two runs on one page\n\n```\nrlsdk compare {' '.join(f'runs/{name}' for name in COMPARED)}\n```\n\n"
-        "[Open the comparison](gallery/comparison.html): curves over each other, figures with intervals, and the "
-        "settings that differ.\n"
+        + _wrapped(
+            "[Open the comparison](gallery/comparison.html): overlaid curves, metrics with intervals, and "
+            "the settings that differ."
+        )
     )
     return "\n".join(parts)
 
 
+def _wrapped(paragraph: str) -> str:
+    """A paragraph of the page, with its line break."""
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def _section(shown: Shown, run: rlsdk.Run) -> str:
+    look = f"**Look at** {shown.look[0].lower() if shown.look[0] != '*' else '*'}{shown.look[1:]}"
     script = f"python {' '.join(shown.prepare)}\n" if shown.prepare else ""
     return (
-        f"## {shown.title}\n\n{shown.about}\n\n```\n{script}{_command(shown.flags, shown.name)}\n```\n\n"
+        f"## {shown.title}\n\n{_wrapped(shown.about)}\n```\n{script}{_command(shown.flags, shown.name)}\n```\n\n"
         f"{_figures(run)}\n\n"
         f"[![Curves of {shown.name}](gallery/{shown.name}.svg)](gallery/{shown.name}.html)\n\n"
-        f"**Look at** {shown.look[0].lower() if shown.look[0] != '*' else '*'}{shown.look[1:]}\n\n"
+        f"{_wrapped(look)}\n"
         f"[Open the report](gallery/{shown.name}.html)\n"
     )
 
