@@ -86,8 +86,8 @@ def test_what_pages_ask_a_run_s_metrics_for_is_there_when_it_ends_with_an_evalua
 
 
 def lines(page: Path) -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    text = "".join(blocks).replace("\\\n", " ")
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "".join(body for language, body in blocks if language in ("", "bash")).replace("\\\n", " ")
     inline = re.findall(r"`(rlsdk [^`]+)`", page.read_text())
     found = [*(line for line in text.splitlines() if line.startswith("rlsdk ")), *inline]
     return [line for line in found if not line.startswith("rlsdk 0.")]  # a report's last line
