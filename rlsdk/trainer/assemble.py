@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
-    """Reinforcement learning on a running session."""
+    """Builds the reinforcement learning stage on a running session."""
     view, exact = materials.output.view, session.actor.role.model.dtype == "float32"
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
@@ -82,7 +82,7 @@ def rl_stage(config: RunConfig, registry: Registry, materials: Materials, sessio
 def _sampling(
     session: Session, weights: ServedWeights, state: TrainerState, *, expects_change: bool
 ) -> Callable[[], AbstractContextManager[SyncReport]]:
-    """The context in which samples are made: the rollout has the devices, and serves the newest weights."""
+    """Returns the context for sampling: inside, the rollout engine has the devices and serves the newest weights."""
 
     def sync() -> SyncReport:
         report = weights.sync(state.policy_version, expect_change=expects_change and state.expects_change)
@@ -103,7 +103,7 @@ def _sampling(
 def _source(
     config: RunConfig, materials: Materials, stream: RolloutStream, publisher: Publisher, algorithm: Algorithm
 ) -> GroupSource:
-    """Where the groups of a step come from."""
+    """Builds the source of each step's groups."""
     return GroupSource(
         stream,
         prompts_of(config, materials),
@@ -147,7 +147,7 @@ def _settings(config: RunConfig) -> StageSettings:
 
 
 def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
-    """The moving average of the policy's weights, where it is asked for."""
+    """The moving average of the policy's weights; None if not configured."""
     if (decay := config.train.ema_decay) is None:
         return None
     deadlines = config.deadlines
@@ -155,7 +155,7 @@ def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
 
 
 def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:
-    """What starts lost replicas again, where that can be done."""
+    """The fleet that restarts lost replicas; None where they cannot be restarted."""
     actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
     timeout_s = config.deadlines.sync_s
     return fleet_of(
@@ -182,7 +182,7 @@ def prompts_of(config: RunConfig, materials: Materials) -> PromptStream:
 
 
 def draw_of(algorithm: Algorithm, materials: Materials) -> Draw:
-    """How training groups are sampled."""
+    """The sampling settings of training groups."""
     return Draw(
         source="train",
         num_samples=algorithm.num_samples,
@@ -192,7 +192,7 @@ def draw_of(algorithm: Algorithm, materials: Materials) -> Draw:
 
 
 def text_of(materials: Materials) -> Callable[[Trajectory], str]:
-    """What rewards saw of a trajectory."""
+    """Returns a function that gives the text of a trajectory as the rewards saw it."""
     codec, stops = TokenCodec(materials.tokenizer), materials.sampling.stop_token_ids
     return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
 
@@ -207,7 +207,7 @@ def _history(config: RunConfig, materials: Materials) -> History:
 
 
 def _made_by(config: RunConfig) -> str:
-    """A digest of what samples and grades depend on, as far as the configuration says it."""
+    """Digest of all settings on which samples and grades depend."""
     sampling = config.model_dump(
         mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
     )
@@ -225,7 +225,7 @@ def _publisher(
     *,
     expects_change: bool,
 ) -> Publisher:
-    """How weights get to the replicas: between steps, or while the next one trains."""
+    """Builds what publishes weights to the replicas: between steps, or while the next step trains."""
     if not config.schedule.overlaps:
         return TurnsPublisher(phase)
     return OverlappedPublisher(
@@ -240,7 +240,7 @@ def _publisher(
 
 
 def learner_options(config: RunConfig, session: Session) -> LearnerOptions:
-    """How a run's learner works."""
+    """The options of a run's learner."""
     weights = [model.weight for model in config.reward_models]
     return LearnerOptions(
         reward_weights=dict(zip(session.reward_models, weights, strict=True)),

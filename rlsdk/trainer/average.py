@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 AVERAGE_FOLDER = "model_average"
-"""Of a checkpoint: the average in Hugging Face form."""
+"""Folder in a checkpoint: the average in Hugging Face format."""
 _PARTS_FOLDER = "actor_average"
-"""Of a checkpoint: what each rank holds of the average."""
+"""Folder in a checkpoint: each rank's part of the average."""
 _BOXES = "boxes"
-"""Key in a file's metadata: its boxes, in the order of its tensors."""
+"""Key in a file's metadata: the boxes (slices) that it holds, in the order of its tensors."""
 
 
 class WeightAverage:
-    """Of one rank, in float32 in main memory. Begins as the weights of now."""
+    """Average of one rank's weights, float32 in host memory. Initialized to the current weights."""
 
     def __init__(self, engine: TrainEngine, decay: float) -> None:
         """
         Args:
-            engine: whose weights are on its device.
-            decay: share of the average that stays at an update.
+            engine: train engine whose weights are averaged; they must be on its device.
+            decay: share of the old average that is kept at an update.
         """
         self._engine = engine
         self._decay = decay
@@ -46,7 +46,7 @@ class WeightAverage:
         self._means = {key: tensor.clone() for key, tensor in self._weights()}
 
     def update(self) -> None:
-        """Takes the weights of now in, shard by shard."""
+        """Updates the average with the current weights, shard by shard."""
         for key, weights in self._weights():
             update_average({key: self._means[key]}, {key: weights}, self._decay)
 
@@ -56,7 +56,7 @@ class WeightAverage:
         save_file(self._means, file, metadata={_BOXES: json.dumps(boxes)})
 
     def load(self, folder: Path) -> None:
-        """Takes its boxes out of what any number of ranks wrote.
+        """Reads this rank's boxes from the parts that any number of ranks wrote.
 
         Raises:
             CheckpointError: a part of a tensor is missing.
@@ -75,7 +75,7 @@ def export_average(parts: Path, model: Path, target: Path) -> None:
 
     Args:
         parts: what the ranks wrote.
-        model: the folder of the model whose average it is; what it holds besides weights is copied.
+        model: folder of the averaged model; its files other than weights are copied.
         target: a new folder.
     """
     target.mkdir()
@@ -93,18 +93,18 @@ def export_average(parts: Path, model: Path, target: Path) -> None:
 
 
 class PolicyAverage:
-    """The average of a run's policy, over all its ranks. Lives in the controller."""
+    """The averaged weights of a run's policy, over all its ranks. Runs in the controller."""
 
     def __init__(
         self, session: Session, decay: float, *, timeout_s: float | None = None, update_timeout_s: float | None = None
     ) -> None:
-        """Begins it as the weights of now.
+        """Initializes the average to the current weights.
 
         Args:
             session: whose actor is averaged.
-            decay: share of the average that stays at an update.
-            timeout_s: for each part of a checkpoint; None: that of the actor's group.
-            update_timeout_s: to take the weights of now in; None: that of the actor's group.
+            decay: share of the old average that is kept at an update.
+            timeout_s: for each part of a checkpoint; None: the timeout of the actor's group.
+            update_timeout_s: for an update; None: the timeout of the actor's group.
         """
         self._update_timeout_s = update_timeout_s
         self._session = session
@@ -113,17 +113,18 @@ class PolicyAverage:
         self._start()
 
     def update(self) -> None:
-        """Takes the weights of now in."""
+        """Updates the average with the current weights."""
         with self._session.turns.using(ACTOR):
             self._session.actor.run("update_average", timeout_s=self._update_timeout_s)
 
     def save(self, checkpoint: Path) -> None:
-        """Writes it into a checkpoint, and beside the exported model, where there is one, the model that it is."""
+        """Writes the average into a checkpoint; if the checkpoint has an exported model, exports the averaged model
+        too."""
         self.begin_save(checkpoint)()
 
     def begin_save(self, checkpoint: Path) -> Callable[[], None]:
-        """As `save`, without waiting: each rank writes its part before it does what it is asked for later, an `update`
-        included. Returns what waits for the parts and writes the model; to be called when the exported model is there.
+        """As `save`, without waiting: each rank writes its part before any later call, `update` included. Returns a
+        function that waits for the parts and exports the averaged model; call it once the exported model exists.
         """
         parts = checkpoint / _PARTS_FOLDER
         parts.mkdir()
@@ -137,7 +138,7 @@ class PolicyAverage:
         return finish
 
     def load(self, checkpoint: Path) -> None:
-        """Goes on from a checkpoint; from its weights, where the run had no average until then."""
+        """Restores the average from a checkpoint; uses its weights if the run had no average until then."""
         parts = checkpoint / _PARTS_FOLDER
         if parts.is_dir():
             self._session.actor.run("load_average", str(parts), timeout_s=self._timeout_s)
@@ -172,7 +173,7 @@ class _Parts:
         return name in self._of
 
     def read(self, name: str, box: Box) -> Tensor:
-        """`box.size` float32."""
+        """Returns the values of a box: float32, shape `box.size`."""
         values = torch.full(box.size, torch.nan)
         for file, key, here in self._of.get(name, ()):
             common = here.intersect(box)

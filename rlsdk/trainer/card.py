@@ -17,7 +17,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 SETTINGS = ("algorithm", "train.optim", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens",
             "trainer.prompts_per_step", "trainer.samples_per_prompt", "trainer.updates_per_step", "trainer.seed",
             "preferences.beta", "sft.steps", "sft.lr")  # fmt: skip
-"""What a reader needs to do it again. Paths and options of functions stay where they are: they may be private."""
+"""Settings needed to reproduce the run. Paths and options of functions are left out: they may be private."""
 LICENCE = "license"
 
 
@@ -29,17 +29,17 @@ def model_card(
     after: Mapping[str, float] | None = None,
     trained_by: str = "",
 ) -> str:
-    """Markdown with the fields that the Hugging Face hub reads at its head.
+    """Returns Markdown, headed by the metadata that the Hugging Face hub reads.
 
-    No licence is stated: it is that of the base model and of the data that decides, and nobody here knows them.
+    No licence is stated: it depends on the licences of the base model and the data, which are not known here.
     `rlsdk push --license` writes it.
 
     Args:
         config: of the run.
         step: after which the model was exported.
-        before: figures of the first evaluation.
-        after: those of the last one.
-        trained_by: what the training was, in a word; empty: the algorithm's name.
+        before: metrics of the first evaluation.
+        after: metrics of the last evaluation.
+        trained_by: name of the training method; empty: the algorithm's name.
     """
     base, data = config.model.path or "", config.data.train or ""
     kind = trained_by or config.algorithm.recipe or config.algorithm.advantage
@@ -93,18 +93,18 @@ def with_licence(card: str, licence: str) -> str:
 
 
 def _front_matter(fields: Mapping[str, Any]) -> str:
-    """YAML whose values are JSON, which is YAML, too, whatever a name holds."""
+    """YAML with JSON values, which are valid YAML whatever characters a name has."""
     return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---"])
 
 
 def _hub_name(name: str) -> str:
-    """`org/name` of something on the hub; empty for a path of this machine, or a registered source."""
+    """`org/name` of a model or data set on the hub; empty for a local path or a registered source."""
     stem = name.partition(":")[0]
     return stem if HUB_NAME.fullmatch(stem) else ""
 
 
 def _shown(name: str) -> str:
-    """A name of the hub as it is; of a path only its last part, since the rest says who trained where."""
+    """A hub name unchanged; only the last part of a path, since the rest may be private."""
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", ".", "~")) else name
 
 
@@ -154,5 +154,5 @@ def _rows(rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """As text in a table: no further column, line or tag."""
+    """Escapes text for a table cell, so that it adds no column, line or tag."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")

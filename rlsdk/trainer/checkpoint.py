@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BEST_FILE = "best.json"
-"""Beside the checkpoints: names the best one."""
+"""File beside the checkpoints that names the best one."""
 MAX_BEST_BYTES = 1 << 16
 _NAME = re.compile(r"step_(\d{8,16})")
 _REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
@@ -39,18 +39,18 @@ _REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A folder that has a checkpoint's name."""
+    """A folder with a checkpoint's name, whole or damaged."""
 
     path: Path
     step: int
     order: int
     """See `Manifest.order`; -1 where the manifest cannot be read."""
     problems: tuple[str, ...]
-    """What keeps it from being whole, by its manifest and its files' sizes; empty when it is."""
+    """Why it is not whole, by its manifest and its files' sizes; empty if it is whole."""
 
 
 class BestRecord(BaseModel):
-    """Content of `best.json`: which checkpoint is the best one, and by what."""
+    """Content of `best.json`: the best checkpoint, and the metric that decided it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -60,7 +60,7 @@ class BestRecord(BaseModel):
     value: float = Field(allow_inf_nan=False)
 
     def line(self) -> str:
-        """In words."""
+        """One line of text."""
         return f"step {self.step}, {self.metric} {self.value:.4g}"
 
 
@@ -79,8 +79,8 @@ class CheckpointStore:
     def write(self, step: int, state: Mapping[str, Any], *, best: BestRecord | None = None) -> Iterator[Path]:
         """Yields an empty folder to fill; on a clean exit it becomes the checkpoint of `step`.
 
-        Afterwards the `keep` newest by time of writing are left, the best one, and the newest that holds a model:
-        higher steps of an earlier attempt give way.
+        Afterwards only the `keep` checkpoints that were written last are kept, the best one, and the newest that holds
+        a model: higher steps of an earlier attempt are removed.
 
         Args:
             step: of the checkpoint.
@@ -88,7 +88,7 @@ class CheckpointStore:
             best: this checkpoint is the best one so far; None: another is, or none.
 
         Raises:
-            CheckpointError: the disk refused; whatever was whole before still is.
+            CheckpointError: it could not be written; checkpoints that were whole before still are.
         """
         final = self.folder / _name(step)
         draft = self.folder / f".{final.name}.tmp"
@@ -127,8 +127,8 @@ class CheckpointStore:
         return next((step for step, path in reversed(self.whole()) if holds_model(path)), None)
 
     def best(self) -> BestRecord | None:
-        """Which checkpoint is the best one, as `best.json` says; None where nothing does that can be read, or that
-        checkpoint is not whole."""
+        """The best checkpoint by `best.json`; None if the file is missing or unreadable, or the checkpoint is not
+        whole."""
         try:
             record = BestRecord.model_validate_json((self.folder / BEST_FILE).read_bytes()[:MAX_BEST_BYTES])
         except (OSError, ValidationError):
@@ -136,10 +136,10 @@ class CheckpointStore:
         return None if faults(self.folder / _name(record.step)) else record
 
     def mark_best(self, record: BestRecord | None) -> None:
-        """Says which checkpoint is the best one, and is kept; None: there is none.
+        """Records the best checkpoint, which is then kept; None: there is none.
 
         Raises:
-            CheckpointError: the disk refused.
+            CheckpointError: it could not be written.
         """
         try:
             if record is None:
@@ -150,7 +150,7 @@ class CheckpointStore:
             raise CheckpointError(f"cannot write {self.folder / BEST_FILE}: {error}") from error
 
     def path_of(self, step: int) -> Path:
-        """The folder that the checkpoint of a step has."""
+        """Path of the folder for the checkpoint of a step."""
         return self.folder / _name(step)
 
     def find(self) -> list[Found]:
@@ -174,7 +174,7 @@ class CheckpointStore:
         return next((path for _, path in reversed(self.whole())), None)
 
     def newest_intact(self, notice: Callable[[str], None], part: str | None = None) -> Path | None:
-        """The newest checkpoint whose every byte is as it was written; None where the folder holds none at all.
+        """The newest checkpoint whose checksums all match; None if the folder has no checkpoint at all.
 
         Args:
             notice: receives one line for each newer checkpoint that is damaged.
@@ -216,7 +216,7 @@ class CheckpointStore:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What was given to `CheckpointStore.write` with this checkpoint.
+    """Returns the `state` that was given to `CheckpointStore.write` for this checkpoint.
 
     Raises:
         CheckpointError: the folder is not a whole checkpoint; says what is wrong with it.
@@ -236,8 +236,8 @@ def step_of(path: Path) -> int:
 
 
 def faults(path: Path) -> list[str]:
-    """What keeps a folder from being a whole checkpoint, by its manifest and the sizes of its files; empty when it is
-    one. Cheap: reads no content."""
+    """Why a folder is not a whole checkpoint, by its manifest and the sizes of its files; empty if it is one. Cheap:
+    reads no content."""
     try:
         return wrong_sizes(path, read_manifest(path))
     except CheckpointError as error:
@@ -263,7 +263,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def older_whole(path: Path) -> str:
-    """What else a run could resume from when the checkpoint at `path` is refused, in words; may be empty."""
+    """Text that lists other checkpoints to resume from when the one at `path` is refused; may be empty."""
     others = [str(other) for _, other in CheckpointStore(path.parent, 1).whole() if other.name != path.name]
     if not others:
         return "; there is no other whole checkpoint beside it"
@@ -287,5 +287,5 @@ def _look(path: Path, step: int) -> Found:
 
 
 def _order_before(step: int, order_of: Mapping[int, int]) -> float:
-    """Where a checkpoint without a readable manifest stands among the others: after all of lower steps."""
+    """Sort key of a checkpoint without a readable manifest: after all those of lower steps."""
     return max((order for other, order in order_of.items() if other < step), default=0) + 0.5

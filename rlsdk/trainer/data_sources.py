@@ -1,4 +1,4 @@
-"""Which data a run names, and whether they are there. Imports no torch: a command is refused before that."""
+"""Which data sources a run names, and whether they exist. Imports no torch: the check precedes that import."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.gradable import check_gradable
 
 SMALL_BYTES = 4 << 20
-"""Of a file that is read whole before a run starts: a tenth of a second."""
+"""Largest file, in bytes, that is read whole before a run starts (takes about 0.1 s)."""
 TEXT_FILES = ("jsonl", "json", "csv")
-"""Kinds of sources."""
+"""Data source kinds that are text files."""
 
 
 def source_names(config: RunConfig) -> dict[str, str]:
-    """Field of the configuration -> the data source that it names."""
+    """Maps each configuration field to the data source that it names."""
     data = config.data
     found = {f"data.mixture.{at}.source": part.source for at, part in enumerate(data.mixture)}
     found |= {} if data.train is None else {"data.train": data.train}
@@ -45,18 +45,18 @@ def source_names(config: RunConfig) -> dict[str, str]:
 def check_rows(
     config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False
 ) -> Sequence[str]:
-    """Refuses rows that cannot be used before the run has a process: all of a small file's, the first one of others.
+    """Checks rows before the run starts a process: all rows of a small file, the first row of others.
 
-    Files of text only; what a library or the network reads is read when the run starts.
+    Text files only; sources that need a library or the network are read when the run starts.
 
     Args:
         config: of the run.
         registry: of what is installed.
         of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
-        rewarded: rewards grade the rows; those of rlsdk's own are asked whether they can.
+        rewarded: rewards grade the rows; rlsdk's own rewards are asked whether they can grade them.
 
     Returns:
-        What a person should know of the rows.
+        Notices about the rows.
 
     Raises:
         ConfigError, DataError: a file cannot be read, a row has no prompt, or too few questions to hold some out; the
@@ -102,7 +102,7 @@ def _check_pair(row: DataRow, config: RunConfig) -> None:
 def _text_rows(
     name: str, registry: Registry, options: Mapping[str, Any], limit: int | None
 ) -> tuple[list[DataRow], bool]:
-    """Rows of a file of text, and whether these are all that the run will read."""
+    """Rows of a text file, and whether these are all the rows that the run will read."""
     kinds = registry.usable(ComponentKind.DATASET)
     source = parse_source(name, kinds)
     if source.kind not in TEXT_FILES:
@@ -120,8 +120,8 @@ def _holds_out(config: RunConfig) -> bool:
 
 
 def source_checks(config: RunConfig, registry: Registry) -> Iterator[Callable[[], bool]]:
-    """A check for each source of data that the configuration names: returns True, or raises ConfigError or DataError
-    where it is not there; the message begins with its field. They need no folder and no process."""
+    """Yields a check for each data source that the configuration names. A check returns True, or raises ConfigError or
+    DataError if the source does not exist; the message begins with its field. Checks need no folder and no process."""
     kinds = registry.usable(ComponentKind.DATASET)
     for field, name in source_names(config).items():
         yield functools.partial(_check_source, field, name, kinds)

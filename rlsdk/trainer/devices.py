@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rlsdk.registry import Registry
 
 PRELOAD = ("transformers.modeling_utils",)
-"""What nearly every engine imports, and imports for longest: workers begin with it before they know their role."""
+"""The slowest import of nearly every engine: workers start it before they know their role."""
 HOSTS = {BackendKind.TRAIN: "rlsdk.trainer.hosts:TrainHost", BackendKind.ROLLOUT: "rlsdk.trainer.hosts:RolloutHost"}
-"""What stands around an engine in its worker."""
+"""Class that hosts an engine in its worker, by kind of backend."""
 
 
 def start_cluster(
@@ -32,7 +32,7 @@ def start_cluster(
     before_connect: Callable[[], None] = lambda: None,
     before_workers: Callable[[], None] = lambda: None,
 ) -> Cluster:
-    """Takes the devices that the roles need, or fails saying what is missing; use it as a context manager.
+    """Reserves the devices that the roles need, or raises an error that says what is missing. Use as a context manager.
     `before_connect`, `before_workers`: see `Cluster.start`."""
     specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
     isolated = {name: registry.isolation(spec) for name, spec in specs.items()}

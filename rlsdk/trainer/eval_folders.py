@@ -1,15 +1,15 @@
-"""Where a run keeps the samples of its evaluations."""
+"""Folders with the samples of a run's evaluations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 EVAL_FOLDER = "eval_samples"
-"""Of a run: `step_N/SET.jsonl.gz`, every sample of each evaluation."""
+"""Folder in a run's folder: `step_N/SET.jsonl.gz` has every sample of each evaluation."""
 
 
 def eval_folder(run_dir: Path, step: int) -> Path:
-    """Where the samples of the evaluation after a step are."""
+    """Folder with the samples of the evaluation after a step."""
     return run_dir / EVAL_FOLDER / f"step_{step:08d}"
 
 

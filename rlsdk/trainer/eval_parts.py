@@ -17,20 +17,20 @@ from rlsdk.trainer.reward_sources import load_judges, start_rewards
 
 @dataclass(frozen=True, kw_only=True)
 class RunRewards:
-    """What scores the samples of a run."""
+    """The scorers and judges of a run's samples."""
 
     train: Scorer | None = None
-    """Of training, and of evaluation sets without rewards of their own; None: nothing is graded."""
+    """Scorer for training, and for evaluation sets without rewards of their own; None: nothing is graded."""
     sets: Mapping[str, Scorer] = field(default_factory=dict)
-    """By name of the evaluation set; sets with equal rewards share one."""
+    """Scorers by name of the evaluation set; sets with equal rewards share one."""
     judges: Mapping[str, EngineJudge] = field(default_factory=dict)
-    """Engines of the run that are asked, by role; they answer once they are connected."""
+    """Judge engines of the run, by role; they answer once they are connected."""
 
     def wait_ready(self) -> None:
         """Blocks until all reward functions are loaded.
 
         Raises:
-            ConfigError: one cannot be.
+            ConfigError: one cannot be loaded.
         """
         for runner in self._runners:
             runner.wait_ready()
@@ -53,9 +53,9 @@ def start_run_rewards(
     Args:
         config: of the run.
         registry: of what is installed.
-        log_dir: where what rewards print goes.
-        measures: of the evaluations.
-        train: the rewards of training are needed, too, whether a set uses them or not.
+        log_dir: folder for what rewards print.
+        measures: the evaluation measures.
+        train: start the training rewards even if no evaluation set uses them.
 
     Raises:
         ConfigError: a reward cannot be found, or there is none.
@@ -83,7 +83,7 @@ def start_run_rewards(
 def _of_training(
     config: RunConfig, registry: Registry, log_dir: Path, judges: Mapping[str, EngineJudge]
 ) -> Scorer | None:
-    """None: reward models alone score the samples."""
+    """The scorer of training; None if reward models alone score the samples."""
     if config.reward_models and not config.rewards:
         return None
     elsewhere = bool(config.reward_models)
@@ -93,7 +93,7 @@ def _of_training(
 
 
 def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:
-    """How samples of an evaluation set are drawn: stop tokens are those of training, filters are the set's own."""
+    """Sampling parameters of an evaluation set: stop tokens of training, filters of the set's own."""
     return replace(
         training,
         temperature=part.temperature,
@@ -105,7 +105,7 @@ def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingPara
 
 
 def samples_whole_distribution(part: EvalSetConfig, kind: LogProbKind) -> bool:
-    """Whether minus the log-prob of a sample estimates the entropy of what it was drawn from: no filter, and log-probs
-    of the distribution after temperature."""
+    """Whether -log p of a sample estimates the entropy of the sampling distribution: True if there is no filter and
+    log-probs are those of the distribution after temperature."""
     filtered = part.top_p < 1 or part.top_k > 0 or part.min_p > 0
     return part.temperature > 0 and not filtered and (kind is not LogProbKind.RAW or part.temperature == 1)

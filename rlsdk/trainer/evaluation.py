@@ -1,4 +1,4 @@
-"""Figures on rows that are never trained on: samples of every evaluation set, graded."""
+"""Evaluation on rows that are never trained on: samples every evaluation set, grades the samples, computes metrics."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlsdk.trainer.sampler import Draw, sample_all
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSet:
-    """What one measure of the evaluations asks, and how the answers are judged."""
+    """The prompts of one evaluation measure, and how the answers are judged."""
 
     measure: Measure
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     reward_names: Sequence[str]
-    """Of its rewards, in order."""
+    """Names of its rewards, in order."""
     has_entropy: bool
-    """The log-probs that come with its samples are those of the distribution that they are drawn from."""
+    """Whether its samples' log-probs are those of the sampling distribution."""
 
     @property
     def name(self) -> str:
@@ -35,13 +35,13 @@ class EvalSet:
 
     @property
     def correct_rewards(self) -> Sequence[str]:
-        """Of these the first one that applies to a sample says whether it is correct."""
+        """Rewards that decide correctness: the first one that applies to a sample."""
         named = self.measure.config.correct_reward
         return self.reward_names if named is None else [named]
 
     @property
     def rule(self) -> str:
-        """What counts as correct, in words."""
+        """Text of the rule for what counts as correct."""
         return f"{next(iter(self.correct_rewards), '')} >= {self.measure.config.correct_from:g}"
 
     @property
@@ -51,7 +51,7 @@ class EvalSet:
         )
 
     def verdict(self, sample: Sample) -> bool | None:
-        """Whether a sample is correct; None where it was not graded."""
+        """Whether a sample is correct; None if it was not graded."""
         grade = sample.grade
         failed = {failure.source for failure in grade.failures}
         name = next((name for name in self.correct_rewards if name in grade.terms or name in failed), None)
@@ -62,33 +62,33 @@ class EvalSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What an evaluation came to."""
+    """Result of an evaluation."""
 
     metrics: Mapping[str, float]
     notices: Sequence[str] = ()
-    """Samples without a grade, by set."""
+    """Notices about samples without a grade, one per set."""
     failure: str | None = None
-    """So many had none that the figures mean nothing; says how many, and why."""
+    """Set if too many samples have no grade for the metrics to mean anything; says how many, and why."""
     samples: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-    """By name of the measure: every sample, as `sample_rows` gives them."""
+    """All samples by name of the measure, in the form of `sample_rows`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Samples the prompts of every set and grades what comes. Samples are drawn with the same seeds every time, so two
-    evaluations differ by the weights alone."""
+    """Samples responses to the prompts of every set and grades them. Samples are drawn with the same seeds every time,
+    so two evaluations differ by the weights alone."""
 
     stream: RolloutStream
     sets: Sequence[EvalSet]
     seed: int
     max_failure_share: float
-    """Of a set's samples without a grade."""
+    """Largest allowed share of a set's samples without a grade."""
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Evaluated:
-        """Figures of the weights now served.
+        """Evaluates the weights that are served now.
 
         Raises:
-            EvaluationStoppedError: `stop` was true before all samples were there.
+            EvaluationStoppedError: `stop` returned True before all samples were finished.
         """
         metrics: dict[str, float] = {}
         samples: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -113,10 +113,10 @@ class Evaluation:
 
 
 def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
-    """Figures of one set, by the names of `rlsdk.config.evaluation.FIGURES`.
+    """Metrics of one set, by the names of `rlsdk.config.evaluation.FIGURES`.
 
-    Samples without a grade are in none of those about grades; `invalid_share` says how many there were. A figure of
-    which nothing is left is NaN, never 0.
+    Metrics of grades leave out samples without a grade; `invalid_share` is their share. A metric without any sample is
+    NaN, never 0.
     """
     summary = GradeSummary.of_groups(groups, part.reward_names)
     graded = [[(sample, correct) for sample in group.samples if (correct := part.verdict(sample)) is not None]
@@ -140,7 +140,7 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
 
 
 def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
-    """Mean of each number that trajectories carry, as `rollout/NAME`; a sample that lacks it is left out."""
+    """Mean of each number in the trajectories' info, as `rollout/NAME`, over the samples that have it."""
     values: dict[str, list[float]] = {}
     for group in groups:
         for sample in group.samples:
@@ -151,8 +151,8 @@ def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def answer_key(response: str) -> str | None:
-    """What two responses must share to give the same answer: the value of a number after the mark of a final answer,
-    or the text there without white space and case. None: no marked answer was found.
+    """Key under which equal answers compare equal: the value of the number after the final-answer mark, or the text
+    there without white space and case. None: no marked answer was found.
     """
     answer = final_answer(response)
     if not answer:
@@ -162,7 +162,7 @@ def answer_key(response: str) -> str | None:
 
 
 def sample_rows(groups: Sequence[Group], part: EvalSet) -> list[dict[str, Any]]:
-    """Every sample as it goes into a file: JSON types."""
+    """Every sample as a JSON-compatible row for the samples file."""
     return [
         _sample_row(group, at, sample, part) for group in groups for at, sample in enumerate(group.samples)
     ]  # fmt: skip
@@ -195,7 +195,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
 
 
 def _mean_and_error(name: str, groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The mean of all values and, where there are two prompts, its standard error."""
+    """The mean of all values and, with at least two prompts, its standard error."""
     values = [value for group in groups for value in group]
     if not values:
         return {name: math.nan}
@@ -216,7 +216,7 @@ def _lengths(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _log_probs(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
-    """Mean log-prob of a sampled token, in nats, and the entropy that it is an estimate of, where it is one."""
+    """Mean log-prob of a sampled token, in nats, and the entropy estimate if the log-probs allow one."""
     samples = [sample for group in groups for sample in group.samples if sample.trajectory is not None]
     tokens = sum(sample.trajectory.num_sampled for sample in samples if sample.trajectory is not None)
     if not tokens:

@@ -1,4 +1,4 @@
-"""When a stage is evaluated, and what follows: metrics, sample files, the best checkpoint, early stopping."""
+"""Schedules the evaluations of a stage and acts on them: metrics, sample files, best checkpoint, early stopping."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class EvaluationError(BatchError):
-    """An evaluation was made, and its figures mean nothing: too many samples have no grade."""
+    """The metrics of an evaluation mean nothing because too many samples have no grade."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """When a stage is measured, and what follows from the figures."""
+    """When a stage is evaluated, and what is done with the metrics."""
 
     every: int | None = None
     """Steps between evaluations, the last step always included; None: never."""
@@ -35,50 +35,50 @@ class EvalOptions:
 
 
 class Evaluations:
-    """The evaluations of one stage: one before the first step, then every so many steps, and after the last."""
+    """The evaluations of one stage: before the first step, then every `every` steps, and after the last."""
 
     def __init__(
         self, evaluate: Callable[[], Evaluated] | None, output: RunOutput, options: EvalOptions | None = None
     ) -> None:
-        """`evaluate` measures the weights as they are; None: there is nothing to measure."""
+        """`evaluate` evaluates the current weights; None: there is nothing to evaluate."""
         self._evaluate = evaluate
         self._output = output
         self.options = options or EvalOptions()
         self.first: Mapping[str, float] | None = None
-        """Figures of the first evaluation."""
+        """Metrics of the first evaluation."""
         self.last: Mapping[str, float] = {}
         self.progress = Progress()
         self.missed: int | None = None
-        """The step after which the run was asked to end before it was measured; a resumed run makes up for it."""
+        """Step whose evaluation was skipped because the run was asked to end; a resumed run makes up for it."""
         self.stop: Callable[[], bool] = lambda: False
-        """Asked while figures are made; `Trainer` sets it."""
+        """Polled during an evaluation; `Trainer` sets it."""
 
     @property
     def is_on(self) -> bool:
         return self._evaluate is not None and self.options.every is not None
 
     def before(self, step: int) -> None:
-        """Measures what the stage begins with, or what a run that was resumed here has missed."""
+        """Evaluates before the first step, or the evaluation that a resumed run has missed."""
         if self.is_on and ((step == 0 and self.options.at_start) or step == self.missed):
             self.measure(step)
 
     def after(self, step: int, *, last: bool) -> None:
-        """Measures where it is due."""
+        """Evaluates if an evaluation is due after this step."""
         if self.is_due(step, last=last):
             self.measure(step)
 
     def is_due(self, step: int, *, last: bool) -> bool:
-        """Whether `after` measures."""
+        """Whether an evaluation is due after this step."""
         every = self.options.every
         return every is not None and self.is_on and (last or step % every == 0)
 
     def measure(self, step: int) -> None:
-        """Measures, and keeps, writes and says what came of it.
+        """Evaluates; then stores, writes and reports the result.
 
         Raises:
-            EvaluationError: too many samples have no grade; the figures are logged all the same.
+            EvaluationError: too many samples have no grade; the metrics are logged all the same.
             ConfigError: a metric that is watched was not measured.
-            EvaluationStoppedError: the run was asked to end; `missed` says so from here on.
+            EvaluationStoppedError: the run was asked to end; `missed` is set to this step.
         """
         if self._evaluate is None:
             return
@@ -103,7 +103,7 @@ class Evaluations:
         self.progress = after_evaluation(self.progress, step, metrics, self.options.best, self.options.stopping)
 
     def check_stop(self) -> None:
-        """Called while figures are made, wherever that may end.
+        """Called during an evaluation wherever it may be interrupted.
 
         Raises:
             EvaluationStoppedError: the run is asked to end.
@@ -112,12 +112,12 @@ class Evaluations:
             raise EvaluationStoppedError("stopped before all was measured")
 
     def is_best(self, step: int) -> bool:
-        """Whether the value after this step is the best one so far, and its checkpoint is to be kept."""
+        """Whether the value after this step is the best so far, so that its checkpoint must be kept."""
         return self.progress.best is not None and self.progress.best.step == step
 
     @property
     def why_ended(self) -> str | None:
-        """Why the run is over before its last step, in words; None while it is not."""
+        """Reason why the run ends before its last step; None while it does not."""
         return why_ended(self.progress, self.options.stopping)
 
     def state_dict(self) -> dict[str, Any]:

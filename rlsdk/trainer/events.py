@@ -18,7 +18,7 @@ class RunView:
         return nullcontext()
 
     def waiting(self, what: str) -> AbstractContextManager[Any]:
-        """Brackets a wait at the start of a run, named by what it is for."""
+        """Brackets a wait at the start of a run; `what` names what is waited for."""
         return nullcontext()
 
     def advance(self, count: int = 1) -> None:
@@ -34,7 +34,7 @@ class RunView:
         """One step of training from pairs is done; its metrics begin with `label`."""
 
     def judged(self, rules: Mapping[str, str]) -> None:
-        """What counts as correct in evaluations to come: name of the set -> for instance `gsm8k >= 1`."""
+        """Rule for what counts as correct in later evaluations, by name of the set: for instance `gsm8k >= 1`."""
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation is done."""
@@ -49,4 +49,4 @@ class RunView:
         """A checkpoint is whole."""
 
     def notice(self, text: str) -> None:
-        """Something that the person should know: a warning, rows dropped, rewards failed."""
+        """A message for the user: a warning, rows dropped, rewards failed."""

@@ -35,8 +35,8 @@ def cut_mini_batches(
 
 
 def rows_in_turn(num_rows: int, count: int, number: int, *, seed: Sequence[int | str]) -> list[int]:
-    """The `number`-th draw of `count` out of `num_rows`, where all come before one comes again, in an order drawn again
-    each time. A pure function: nothing has to be remembered from draw to draw."""
+    """The `number`-th draw of `count` out of `num_rows` rows without replacement; when all rows were drawn, they are
+    shuffled again. A pure function: no state is kept between draws."""
     orders: dict[int, list[int]] = {}
     drawn = []
     for at in range(number * count, (number + 1) * count):
@@ -49,9 +49,9 @@ def rows_in_turn(num_rows: int, count: int, number: int, *, seed: Sequence[int |
 
 
 def with_signal(batch: Batch, rows: Tensor) -> Tensor:
-    """Those of `rows` `[M]` with an advantage that is not 0 on some token; the first of all where none has one.
+    """Those of `rows` `[M]` that have a nonzero advantage on some token; the first row if none has one.
 
-    One row is always left: with a gradient of zeros the optimizer's moments decay as they would have.
+    At least one row is kept, so that the optimizer step still happens: with a zero gradient its moments decay as usual.
     """
     strength = batch.row_sum(batch["advantages"].abs())[rows]
     kept = rows[strength > 0]
@@ -59,7 +59,7 @@ def with_signal(batch: Batch, rows: Tensor) -> Tensor:
 
 
 def scatter_loss_weights(batch: Batch, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Batch:
-    """Adds `loss_weight`: each part's own weights, put where its rows stand in the whole batch."""
+    """Adds `loss_weight`: scatters each part's weights to the positions of its rows in the whole batch."""
     flat = torch.zeros(batch.num_tokens)
     for rows, weight in zip(parts, weights, strict=True):
         flat[batch.token_index(rows)] = weight

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlsdk.trainer.stage import Stage
 
 TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind in PairTraining}}
-"""Folder of a stage's checkpoints -> what the training is, where it is none of `algorithm`."""
+"""Maps a stage's checkpoint folder to its training method, for stages that do not train with `algorithm`."""
 
 
 def export_policy(
@@ -39,7 +39,7 @@ def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
 
 
 def card_of(stage: Stage, config_text: str) -> str | None:
-    """What a model that is exported now says of itself; None where the run's configuration is not known."""
+    """Model card of a model that is exported now; None if the run's configuration is not known."""
     try:
         config = RunConfig.model_validate_json(json.dumps(yaml.safe_load(config_text)))
     except (ValueError, TypeError, yaml.YAMLError):

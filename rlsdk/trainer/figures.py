@@ -1,6 +1,6 @@
 """Metrics of an evaluation: pure arithmetic on the results of several samples per prompt.
 
-Samples without a grade are left out before anything is counted here; a prompt without any stands in no figure.
+Samples without a grade are left out beforehand; a prompt without graded samples counts in no metric.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 MAX_VOTES = 256
-"""Samples up to which majorities of fewer than all of them are worked out: beyond, binomials leave float64."""
+"""Most samples for which maj@k with k < n is computed: beyond this, binomials overflow float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ def majority_at_k(votes: Sequence[Vote], k: int) -> float:
 
 @cache
 def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
-    """Chance that an answer with `own` samples is drawn as the majority of k of all; `others` are the samples of each
-    other answer, and the rest have none."""
+    """Probability that an answer with `own` samples is the majority of k drawn samples; `others` are the sample counts
+    of the other answers, and the remaining samples have no answer."""
     if k == num_samples:
         most = max(others, default=0)
         return 0.0 if own < most else 1.0 / (1 + others.count(own))

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 SAID = 200
-"""Characters of an error that a notice repeats."""
+"""Largest number of characters of an error that a notice quotes."""
 STUCK_S = 10.0
-"""A publish that nothing holds up comes sooner."""
+"""Seconds after which a pending publish counts as stuck; without an obstacle it takes less."""
 
 
 class Restarter(Protocol):
-    """A cluster, as far as a fleet needs it."""
+    """The part of a cluster's interface that a fleet needs."""
 
     def restart(self, role: str, rank: int) -> None: ...
 
@@ -55,17 +55,17 @@ class Fleet(ServedWeights):
         """Starts nothing.
 
         Args:
-            session: whose actor's weights go to its rollout engine.
+            session: its actor's weights are synced to its rollout engine.
             group: the ranks of the rollout engine.
-            restarter: makes the process of a rank again.
-            make_manager: binds some of the ranks to the actor.
-            max_restarts: of one replica in a row, without progress in between.
-            keeps_copy: the actor trains while replicas serve: a copy of what they serve is kept.
+            restarter: restarts the process of a rank.
+            make_manager: makes a sharding manager from the actor to some of the ranks.
+            max_restarts: consecutive restarts of one replica without progress in between.
+            keeps_copy: keep a copy of the served weights, because the actor trains while replicas serve.
             drains: weights are published only when all samples are made.
-            timeout_s: of each call of the actor, and of a sync's waits for ranks.
+            timeout_s: for each call of the actor, and for a sync's waits for ranks.
             notice: called with what happened.
-            dead_daemon: a daemon of the cluster that has ended: without it no process is started, and asking for one
-                ends in Ray's end of this process a minute later.
+            dead_daemon: returns the name of a cluster daemon that has ended, or None. Without it no process can be
+                started, and a request for one makes Ray end this process a minute later.
         """
         super().__init__(session, timeout_s=timeout_s)
         self._sync = RankSync(session, group, make_manager, timeout_s=timeout_s)
@@ -77,12 +77,12 @@ class Fleet(ServedWeights):
         self.health: Sequence[Health] = [Health() for _ in range(session.rollout.world_size)]
         self._restarts = 0
         self._way = threading.RLock()
-        """Held by who moves weights: one sync at a time."""
+        """Lock held during a weight sync: one sync at a time."""
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._waiting: dict[int, list[Future[None]]] = {}
         self._source: int | None = None
-        """Version that the actor's side would bring now, where that is what replicas serve; None: it is another."""
+        """Version of the actor's weights if the replicas serve the same version; None: they serve another."""
         self._is_held = False
         self._closed = False
 
@@ -95,7 +95,7 @@ class Fleet(ServedWeights):
             self._is_held = True
 
     def release(self) -> None:
-        """The copy stays: a replica that is lost may need it."""
+        """Keeps the copy: a replica that is restarted may need it."""
 
     def leave(self) -> None:
         if not self._keeps_copy:
@@ -103,8 +103,8 @@ class Fleet(ServedWeights):
                 self._source = None
 
     def sync(self, version: int, *, expect_change: bool) -> SyncReport:
-        """See `ServedWeights`. Replicas that are away, or lost on the way, do not hold up the others; where all are,
-        the first that is back is waited for."""
+        """See `ServedWeights`. Replicas that are away, or lost during the sync, do not delay the others; if all are
+        away, waits for the first one that is back."""
         with self._way:
             self._source = None
             if self._keeps_copy and not self._is_held:
@@ -123,7 +123,7 @@ class Fleet(ServedWeights):
         return self._restarts
 
     def close(self) -> None:
-        """Nothing is started any more."""
+        """Stops all restarts."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -142,7 +142,7 @@ class Fleet(ServedWeights):
         waiting.result()
 
     def _lost(self, at: int, life: int, error: BaseException, waiting: Future[None] | None = None) -> None:
-        """Begins a restart, unless one is under way or done."""
+        """Starts a restart of a lost replica, unless one is running or done."""
         health = self.health[at]
         with self._changed:
             begins = health.life == life and health.state not in (State.RESTARTING, State.RETIRED)
@@ -157,7 +157,7 @@ class Fleet(ServedWeights):
             threading.Thread(target=self._restart, args=(at,), name="rlsdk-restart", daemon=True).start()
 
     def _begin_restart(self, at: int) -> bool:
-        """Called with the state in hand; False where it was lost too often."""
+        """Starts a restart; False if the replica was lost too often. The caller holds the state lock."""
         health, error = self.health[at], self._errors[at]
         said = shorten(str(error).splitlines()[0], SAID)
         if (dead := self._dead_daemon()) is not None:
@@ -179,7 +179,7 @@ class Fleet(ServedWeights):
         return True
 
     def _retire(self, at: int, error: ReplicasLostError) -> None:
-        """It stays away, unless it serves. Called with the state in hand."""
+        """Gives a replica up, unless it serves. The caller holds the state lock."""
         health = self.health[at]
         if health.state is State.RETIRED or health.serves:
             return
@@ -189,7 +189,8 @@ class Fleet(ServedWeights):
         self._tell(at)
 
     def _tell(self, at: int) -> None:
-        """Answers who waits for a replica, where its fate is known. Called with the state in hand."""
+        """Resolves the futures that wait for a replica once it serves or is given up. The caller holds the state
+        lock."""
         state = self.health[at].state
         if self.health[at].serves:
             for waiting in self._waiting.pop(at, ()):
@@ -222,8 +223,8 @@ class Fleet(ServedWeights):
             self._notice(f"replica {at} serves again after {time.monotonic() - began:.1f} s")
 
     def _catch_up(self, at: int, life: int) -> None:
-        """Brings what the others serve to one that has just been started; or waits for the next publish, which brings
-        it newer weights."""
+        """Syncs a restarted replica to the weights that the others serve, or waits for the next publish, which brings
+        newer weights."""
         stuck_since = time.monotonic()
         while self.health[at].state is State.SYNCING and self.health[at].life == life and not self._closed:
             if self._way.acquire(timeout=LOOK_S):
@@ -243,7 +244,7 @@ class Fleet(ServedWeights):
                     self._changed.wait(LOOK_S)
 
     def _sync_alone(self, at: int) -> None:
-        """Called with the way in hand; does nothing where the weights that are served cannot be had."""
+        """Syncs one replica; does nothing if the served weights are not available. The caller holds the sync lock."""
         if self.health[at].state is not State.SYNCING or self._source is None:
             return
         try:
@@ -253,7 +254,8 @@ class Fleet(ServedWeights):
             self._lost(at, self.health[at].life, error)
 
     def _is_stuck(self) -> bool:
-        """Newer weights are published when all samples are made, and nobody is left to make them."""
+        """Whether the run is stuck: newer weights are published once all samples are finished, and no replica is left
+        to finish them."""
         return self._keeps_copy and self._drains and self._source is None and not any(h.serves for h in self.health)
 
     def _end(self, at: int, life: int) -> None:
@@ -266,13 +268,13 @@ class Fleet(ServedWeights):
                 )
                 self._retire(at, lost)
 
-    # With the way in hand:
+    # The caller holds the sync lock:
 
     def _there(self) -> list[int]:
-        """Ranks whose process is up; waits for the first of those that are on their way.
+        """Ranks whose process is running; if there is none, waits for the first that is being restarted.
 
         Raises:
-            BaseException: there is none, and none is on its way.
+            BaseException: there is none, and none is being restarted.
         """
         with self._changed:
             while True:
@@ -284,7 +286,7 @@ class Fleet(ServedWeights):
                 self._changed.wait(LOOK_S)
 
     def _sync_ranks(self, ranks: Sequence[int], version: int, expect_change: bool) -> SyncReport | None:
-        """None: some of them were lost on the way, which is seen to."""
+        """Syncs these ranks; None if some were lost during the sync, whose restart is started."""
         lives = {rank: self.health[rank].life for rank in ranks}
         try:
             return self._sync.sync(lives, version, expect_change=expect_change)
@@ -294,7 +296,7 @@ class Fleet(ServedWeights):
             return None
 
     def _bless(self, ranks: Sequence[int]) -> None:
-        """A sync to these has ended with receipts that were checked."""
+        """Marks these ranks as serving: their sync has returned checked receipts."""
         with self._changed:
             for rank in ranks:
                 if self.health[rank].serves or self.health[rank].state is State.SYNCING:
@@ -318,7 +320,8 @@ def fleet_of(
     timeout_s: float,
     notice: Callable[[str], None],
 ) -> Fleet | None:
-    """None where a replica cannot be made again: its process is the actor's too, or of no cluster."""
+    """Builds the fleet; None where replicas cannot be restarted: they share the actor's processes, or there is no
+    cluster."""
     cluster, group = session.cluster, session.rollout.group
     if not max_restarts or not isinstance(cluster, Cluster) or not isinstance(group, WorkerGroup):
         return None

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 ROWS_A_CALL = 256
-"""A call costs the controller milliseconds, so many rows cost the engine far more. Even: the two rows of a pair stay
-together."""
+"""Rows of one call: enough that the engine's time far exceeds the controller's milliseconds per call. Even, so that the
+two rows of a pair stay together."""
 
 
 def forward_in_parts(
@@ -29,18 +29,18 @@ def forward_in_parts(
     look: Callable[[], None],
     timeout_s: float | None,
 ) -> Tensor:
-    """Computes an output without gradient.
+    """Computes an output of all rows without gradients.
 
     Args:
         session: of the role.
-        role: what computes it.
+        role: name of the role that computes it.
         batch: all rows, with the fields that the role needs.
         output: one of `OUTPUTS`.
-        look: called before every part; what it raises ends the work.
-        timeout_s: of each call.
+        look: called before every part; an exception that it raises ends the computation.
+        timeout_s: for each call.
 
     Returns:
-        As one `forward` of all rows: flat `[N]`, or `[B]` for `scores`.
+        As one `forward` over all rows: flat `[N]`, or `[B]` for `scores`.
     """
     found = []
     with session.turns.using(role.name):

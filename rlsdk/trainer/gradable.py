@@ -1,4 +1,4 @@
-"""Which rows the rewards of a run can grade at all, before a worker exists."""
+"""Checks, before any worker exists, which rows the rewards of a run can grade."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
 
 MOST_ROWS = 1_000
-"""That are looked at, drawn with a fixed seed: what keeps a reward from all rows shows in few."""
+"""Most rows that are checked, drawn with a fixed seed: a systematic problem shows in few rows."""
 
 
 def check_gradable(
@@ -25,20 +25,20 @@ def check_gradable(
     field: str = "rewards",
     only: Callable[[str], bool] = lambda name: True,
 ) -> list[str]:
-    """Asks registered rewards that say so (`checks_rows`) for a response without text to each row.
+    """Calls each registered reward that declares `checks_rows` with an empty response to each row.
 
     Args:
-        rewards: of the run, or of an evaluation set.
-        rows: that they grade, with their answers (`PromptFormat.select`).
+        rewards: rewards of the run, or of an evaluation set.
+        rows: rows to grade, with their answers (`PromptFormat.select`).
         registry: of what is installed.
-        field: of the configuration that holds the rewards.
+        field: configuration field with the rewards, for messages.
         only: which registered names may be imported here.
 
     Returns:
-        What to tell of rewards that cannot grade some of the rows.
+        Notices about rewards that cannot grade some of the rows.
 
     Raises:
-        ConfigError: a reward can grade none of the rows that it is for.
+        ConfigError: a reward can grade none of the rows that it applies to.
     """
     notices = []
     for at, reward, function in _asked(rewards, registry, only):
@@ -77,6 +77,6 @@ def _fault(function: Any, row: DataRow) -> str | None:
         function(RewardSample(prompt=prompt, response="", answer=row.answer, row=row.row, truncated=False))
     except ValueError as error:
         return str(error)
-    except Exception:  # Of another kind: of the options, perhaps; the grading process says so with a traceback.
+    except Exception:  # Another kind of error, perhaps of the options; the grading process reports it with a traceback.
         return None
     return None

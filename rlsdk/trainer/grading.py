@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
 
 NO_REWARD = "rewards"
-"""Source of the failure of a sample to which no reward applies."""
+"""Failure source for a sample to which no reward applies."""
 ROLLOUT = "rollout"
-"""Source of the failure of a sample that its rollouter did not make."""
+"""Failure source for a sample that its rollouter could not make."""
 
 
 class RewardGrader:
     """Satisfies `rlsdk.rollouts.Grader`."""
 
     def __init__(self, scorer: Scorer, notice: Callable[[str], None], *, failed_score: float | None = None) -> None:
-        """`notice` receives errors that were recovered from: samples that were graded again. `failed_score`: see
+        """`notice` receives errors that were recovered by grading samples again. `failed_score`: see
         `grades_of`."""
         self._scorer = scorer
         self._notice = notice
@@ -50,11 +50,11 @@ class RewardGrader:
 
 
 def grades_of(result: RewardResult, failed_score: float | None = None) -> list[Grade]:
-    """What became of each sample.
+    """The grade of each sample.
 
     Args:
-        result: of all rewards.
-        failed_score: what samples get that have no score; None: they are not valid.
+        result: result of all rewards.
+        failed_score: score for samples without a score; None: these samples are invalid.
     """
     failures = failures_of(result)
     terms: list[dict[str, float]] = [{} for _ in result.scores]
@@ -79,43 +79,44 @@ def grades_of(result: RewardResult, failed_score: float | None = None) -> list[G
 
 @dataclass(frozen=True, kw_only=True)
 class TermSummary:
-    """Figures of one reward over many samples."""
+    """Statistics of one reward over many samples."""
 
     mean: float | None
-    """Over the samples that it gave a number; None: none."""
+    """Mean over the samples that it gave a number; None if there is none."""
     applied_share: float
-    """Of the samples that were made: it gave them a number, or failed."""
+    """Share of the finished samples that it gave a number or failed on."""
     failed_share: float
-    """Of the samples that were made."""
+    """Share of the finished samples on which it failed."""
     metrics: Mapping[str, float]
-    """Means of its own metrics, over the samples that have them."""
+    """Mean of each of its own metrics, over the samples that have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradeSummary:
-    """Figures of many grades."""
+    """Statistics of many grades."""
 
     num_samples: int
     num_failed: int
-    """Samples without a score, or with the one that failed samples get."""
+    """Number of samples without a score, or with the score for failed samples."""
     mean: float
-    """Of the scores, dropped samples left out; 0 where all were dropped."""
+    """Mean score without dropped samples; 0 if all were dropped."""
     std: float
     accuracy: float
-    """Share of all samples to which the first reward that is for them gave 1 or more; a failed one is not correct."""
+    """Share of all samples to which the first reward that applies gave 1 or more; a failed sample counts as
+    incorrect."""
     terms: Mapping[str, float]
     """Mean of each reward over the samples that it graded; rewards that graded none are left out."""
     by_reward: Mapping[str, TermSummary]
     failures: Mapping[str, int]
-    """By kind: each a sample and a reward."""
+    """Number of failures by kind; each failure is one sample and one reward."""
     example: Failure | None
     """The first failure that has a message."""
     example_row: str = ""
-    """Which sample that was, where it is known."""
+    """The sample of `example`, if known."""
 
     @classmethod
     def of(cls, grades: Sequence[Grade], names: Sequence[str], where: Sequence[str] = ()) -> GradeSummary:
-        """`names` are those of the rewards, in order; `where` says of each grade which sample it belongs to."""
+        """`names` are the reward names, in order; `where` names the sample of each grade."""
         scores = np.array([grade.score for grade in grades if grade.valid], np.float32)
         correct = [not grade.has_failed and _first_term(grade, names) >= 1.0 for grade in grades]
         shown = [(at, failure) for at, grade in enumerate(grades) for failure in grade.failures if failure.message]
@@ -135,7 +136,7 @@ class GradeSummary:
 
     @classmethod
     def of_groups(cls, groups: Sequence[Group], names: Sequence[str]) -> GradeSummary:
-        """Of every sample; a failure names its row."""
+        """Summary over every sample of the groups; a failure names its row."""
         grades = grades_in(groups)
         if not any(grade.failures for grade in grades):
             return cls.of(grades, names)
@@ -143,7 +144,7 @@ class GradeSummary:
         return cls.of(grades, names, where)
 
     def metrics(self) -> dict[str, float]:
-        """Of each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""
+        """For each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""
         found: dict[str, float] = dict(self.terms)
         for name, term in self.by_reward.items():
             shares = (term.applied_share, term.failed_share)
@@ -152,7 +153,7 @@ class GradeSummary:
         return found
 
     def text(self, what: str) -> str | None:
-        """What went wrong, in words; None where nothing did."""
+        """Text about the failures; None if there are none."""
         if not self.num_failed:
             return None
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.failures.items()))
@@ -164,7 +165,7 @@ class GradeSummary:
 
 
 def _first_term(grade: Grade, names: Sequence[str]) -> float:
-    """What the first of the rewards gave that is for this sample; 0 where it failed."""
+    """Score of the first reward that applies to this sample; 0 if it failed."""
     if names and names[0] in grade.terms:
         return grade.terms[names[0]]
     failed = {failure.source for failure in grade.failures}
@@ -172,7 +173,7 @@ def _first_term(grade: Grade, names: Sequence[str]) -> float:
 
 
 def _term(grades: Sequence[Grade], name: str) -> TermSummary:
-    """A sample that its rollouter did not make counts for no reward."""
+    """Summary of one reward; a sample that its rollouter could not make counts for no reward."""
     values = [grade.terms[name] for grade in grades if name in grade.terms]
     sources = [{failure.source for failure in grade.failures} for grade in grades if grade.failures]
     num_failed = sum(name in found for found in sources)
@@ -192,12 +193,12 @@ def _term(grades: Sequence[Grade], name: str) -> TermSummary:
 
 
 def grades_in(groups: Iterable[Group]) -> list[Grade]:
-    """Of every sample."""
+    """Grades of every sample in the groups."""
     return [sample.grade for group in groups for sample in group.samples]
 
 
 def check_failures(summary: GradeSummary, max_share: float, view: RunView) -> None:
-    """Shows what went wrong with rewards: as a notice, or in the error that ends the run.
+    """Reports failed rewards: as a notice, or as the error that ends the run.
 
     Raises:
         BatchError: more samples failed than `max_share` allows.

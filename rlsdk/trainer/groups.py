@@ -1,4 +1,4 @@
-"""A role at work: its line of the table, what its backend claims, and its ranks."""
+"""A running role: its row of the role table, its backend's capabilities, and its ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlsdk.interfaces import BackendSpec, Batch, Capability, Peer
 
 
 class Answer(Protocol):
-    """What a call that was not waited for will give."""
+    """The result of an asynchronous call."""
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Waits for it."""
+        """Waits for the result and returns it."""
         ...
 
 
@@ -26,7 +26,7 @@ class Group(Protocol):
     def world_size(self) -> int: ...
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """Calls a method of the role's hosts as its declaration says, and waits."""
+        """Calls a method of the role's hosts with its declared dispatch, and waits for the result."""
         ...
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Answer:
@@ -47,16 +47,16 @@ class Group(Protocol):
 
 
 class BatchStore(Protocol):
-    """Where a batch is put once, to be passed to any method of any group: a cluster, or this process."""
+    """Stores a batch once, to be passed to any method of any group: a cluster, or this process."""
 
     def put(self, batch: Batch) -> Any:
-        """Returns what stands for it."""
+        """Stores the batch and returns a reference to it."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleGroup:
-    """The ranks of one role; what a ShardingManager sees of it."""
+    """The ranks of one role, as a ShardingManager sees them."""
 
     role: Role
     spec: BackendSpec
@@ -79,7 +79,7 @@ class RoleGroup:
         return self.group.world_size
 
     def can(self, capability: Capability) -> bool:
-        """Whether its backend claims this."""
+        """Whether its backend claims this capability."""
         return capability in self.spec.capabilities
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:

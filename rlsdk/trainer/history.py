@@ -1,4 +1,4 @@
-"""What a run did before it was resumed, and what it does now: its journal, or nothing."""
+"""Reads what a run did before it was resumed, and records what it does now, in its journal if it has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
 
 
 class History:
-    """Reads and writes a run's journal. Without a folder nothing is written, and nothing was made before."""
+    """Reads and writes a run's journal. Without a folder nothing is read or written."""
 
     def __init__(
         self,
@@ -28,10 +28,10 @@ class History:
         """Opens nothing yet.
 
         Args:
-            folder: of the journal; None: none is kept.
-            made_by: stands for all that samples and their grades depend on: others of the journal do not count.
+            folder: folder of the journal; None: no journal is kept.
+            made_by: digest of all that samples and grades depend on; journal entries with another digest are ignored.
             keep: see `Journal`.
-            text_of: what the rewards saw of a trajectory of the journal.
+            text_of: returns the text of a journaled trajectory as the rewards saw it.
         """
         self._folder, self._made_by, self._text_of = folder, made_by, text_of
         self._journal = None if folder is None else Journal(folder, made_by=made_by, keep=keep)
@@ -40,23 +40,23 @@ class History:
 
     @property
     def record(self) -> Record | None:
-        """Gets every sample."""
+        """The journal, which records every sample; None if no journal is kept."""
         return self._journal
 
     @property
     def planned(self) -> Mapping[int, Sequence[int]]:
-        """By step: the groups that it took before."""
+        """Groups of each step before the resume, by step."""
         return self._recorded.trained
 
     def resume(self, step: int, *, newest_version: int | None = None) -> Mapping[SampleSeed, GenerationOutput]:
-        """Reads what was made after `step`.
+        """Reads the samples that were made after `step`.
 
         Args:
-            step: of the checkpoint.
-            newest_version: samples of newer weights, and the plan, do not count; None: all count.
+            step: step of the checkpoint.
+            newest_version: samples of newer weights, and the plan, are ignored; None: all are used.
 
         Returns:
-            What samples had that were stopped, by seed and index.
+            The kept parts of interrupted samples, by seed and index.
 
         Raises:
             CheckpointError: the journal is damaged.
@@ -70,14 +70,14 @@ class History:
         return {key: unfinished_from(one) for key, one in self._recorded.unfinished.items()}
 
     def begin(self, step: int) -> None:
-        """This process goes on, or begins, after this step."""
+        """Records that this process starts or continues after this step."""
         if self._journal is not None:
             if not self.is_resumed:
                 self._journal.clear()
             self._journal.open(step)
 
     def made(self, task: GroupTask) -> Mapping[tuple[str, int], Sample] | None:
-        """The samples that a group has from before, once; None: it has none."""
+        """Pops the samples that a group has from before the resume; None if it has none."""
         if task.ordinal not in self._recorded.samples:
             return None
         found = {}
@@ -96,14 +96,14 @@ class History:
             self._journal.write("publish", step=step)
 
     def taken(self, step: int, groups: Sequence[int]) -> None:
-        """These groups are what a step trains."""
+        """Records the groups that a step trains on."""
         if self._journal is not None:
             self._journal.write("train", step=step, groups=list(groups))
 
     def updated(
         self, step: int, groups: Sequence[Group], rejected: Sequence[Group], figures: Mapping[str, float]
     ) -> None:
-        """The step is done; this survives the end of the machine."""
+        """Records a finished step, synced to the disk so that it survives a machine failure."""
         if self._journal is None:
             return
         trained, let_go = ([group.task.ordinal for group in found] for found in (groups, rejected))
@@ -111,19 +111,19 @@ class History:
         self._journal.flush()
 
     def halted(self, kept: Sequence[Kept]) -> None:
-        """What samples have that were stopped for good."""
+        """Records the kept parts of samples that were stopped for good."""
         if self._journal is not None:
             for request, output in kept:
                 self._journal.unfinished(request, output)
             self._journal.flush()
 
     def saving(self, step: int) -> None:
-        """A checkpoint of this step is begun."""
+        """Records that a checkpoint of this step is begun."""
         if self._journal is not None:
             self._journal.open(step)
 
     def saved(self, oldest: int) -> None:
-        """Nothing continues from before this step any more."""
+        """Records that no resume will start before this step."""
         if self._journal is not None:
             self._journal.forget(oldest)
 

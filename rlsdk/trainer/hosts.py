@@ -1,7 +1,7 @@
 """What runs inside a worker: a thin host around one engine of one role.
 
-A host adds what the controller needs and no engine should care about: the dispatch declaration of each method, the
-the pump of a rollout engine, and what weights leave and arrive through.
+A host adds what the controller needs and no engine should care about: the dispatch declaration of each method, the pump
+of a rollout engine, and the two ends of the weight transfer.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ if TYPE_CHECKING:
 
 
 def import_class(path: str) -> Any:
-    """The object that `package.module:Name` names."""
+    """Imports the object named by `package.module:Name`."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """A backend's own options on their way to its worker: plain data, of which only the worker makes the plugin's own
-    class. The controller may live in an environment that cannot import it."""
+    """A backend's own options as plain data. Only the worker builds the plugin's options class from it: the
+    controller's environment may not be able to import that class."""
 
     spec: BackendSpec
     raw: Mapping[str, Any]
 
     def build(self) -> object | None:
-        """The instance that goes into `TrainSpec.options` or `RolloutSpec.options`.
+        """Builds the instance for `TrainSpec.options` or `RolloutSpec.options`.
 
         Raises:
-            ConfigError: what only the plugin's own class could find wrong.
+            ConfigError: the plugin's options class refuses the values.
         """
         if self.spec.options is None:
             return None
@@ -81,13 +81,13 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MiniBatchResult:
-    """One optimizer step over one mini-batch."""
+    """Result of one optimizer step over one mini-batch."""
 
     update: ForwardBackwardResult
     step: OptimStepResult
     seconds: float
     added: Sequence[ForwardBackwardResult] = ()
-    """Of gradients that were added before it, in order."""
+    """Results of the gradients that were accumulated before it, in order."""
 
 
 class TrainHost:
@@ -123,7 +123,7 @@ class TrainHost:
 
     @dispatch(split=Split.DATA, join=Join.FIRST)
     def add_gradient(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """Adds the gradient of the objective over all ranks to those that the next `update` steps with."""
+        """Accumulates the gradient of the objective over all ranks for the optimizer step of the next `update`."""
         return self.engine.forward_backward(batch, objective)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
@@ -132,7 +132,7 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def start_average(self, decay: float) -> None:
-        """Begins an average of the weights; those of a checkpoint that is loaded later take its place."""
+        """Starts an average of the weights; loading a checkpoint later replaces it."""
         self.average = WeightAverage(self.engine, decay)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
@@ -142,7 +142,7 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def save_average(self, folder: str) -> None:
-        """This rank's part of the average, into a folder that is there."""
+        """Writes this rank's part of the average into an existing folder."""
         assert self.average is not None
         self.average.save(Path(folder) / f"rank_{self.rank:05d}.safetensors")
 
@@ -181,17 +181,17 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def hold_weights(self) -> None:
-        """Keeps a copy of the weights of now, which a sync then takes, whatever is trained meanwhile."""
+        """Keeps a copy of the current weights; syncs use this copy while training goes on."""
         self.source.hold()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def release_weights(self) -> None:
-        """From now on a sync takes the engine's own weights again."""
+        """Drops the copy: syncs use the engine's own weights again."""
         self.source.release()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def close_transports(self) -> None:
-        """Lets go of what is kept from sync to sync: the next one is to other replicas."""
+        """Closes what is kept between syncs, because the next sync goes to other replicas."""
         self.source.close()
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)

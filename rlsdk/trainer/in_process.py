@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class InProcessStore:
-    """Satisfies `BatchStore`: what is put stays where it is."""
+    """Satisfies `BatchStore`: `put` returns the batch itself."""
 
     def put(self, batch: Batch) -> Batch:
         return batch
 
 
 def start_in_process(role: Role, registry: Registry, *, ranks: int = 1, seed: int = 0) -> RoleGroup:
-    """Builds the hosts of a role here, each on its own thread. Train engines of one rank only: there is no process
-    group."""
+    """Builds the hosts of a role in this process, each on its own thread. Train engines of one rank only: there is no
+    process group."""
     spec = registry.backend(role.kind, role.backend)
     host = RolloutHost if role.is_rollout else TrainHost
 
@@ -38,7 +38,7 @@ def start_in_process(role: Role, registry: Registry, *, ranks: int = 1, seed: in
 
 
 def close_in_process(groups: Iterable[RoleGroup]) -> None:
-    """Closes what `start_in_process` started: engines, their threads, their event loops."""
+    """Closes the engines, threads and event loops that `start_in_process` started."""
     for group in groups:
         assert isinstance(group.group, InProcessGroup)
         group.group.close()

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 def evaluate_model(
     config: RunConfig, registry: Registry, view: RunView, *, sets: Sequence[str] = ()
 ) -> tuple[Evaluated, Mapping[str, str]]:
-    """Figures of the model that `config` names, and what counts as correct in each set. Only evaluation prompts are
-    tokenized.
+    """Evaluates the model that `config` names; returns the metrics and what counts as correct in each set. Only
+    evaluation prompts are tokenized.
 
     Args:
         config: of the run that trained it, with `model.path` as it is to be evaluated.
         registry: of what is installed.
         view: receives notices about the data, and about samples without a grade.
-        sets: names of the sets that are evaluated; none: all.
+        sets: names of the sets to evaluate; empty: all.
 
     Raises:
-        ConfigError: no such set, or nothing to measure.
+        ConfigError: no such set, or nothing to evaluate.
         DataError: a row cannot be used.
     """
     measures = chosen_measures(config, sets)
@@ -77,10 +77,10 @@ def evaluate_model(
 
 
 def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
-    """The measures of these names; none: all.
+    """The measures with these names; all if no name is given.
 
     Raises:
-        ConfigError: no measure of a name, or none at all.
+        ConfigError: a name has no measure, or the run has none.
     """
     measures = {measure.name: measure for measure in config.eval.measures()}
     for name in sets:
@@ -102,15 +102,15 @@ def sample_prompts(
     num_samples: int,
     notice: Notice = silent,
 ) -> list[tuple[Prompt, list[str]]]:
-    """Responses to prompts that were typed, or to the first evaluation prompts of the data: no others are tokenized.
+    """Samples responses to typed prompts, or to the first evaluation prompts of the data: no others are tokenized.
 
     Args:
         config: of the run that trained the model, with `model.path` as it is to be used.
         registry: of what is installed.
         texts: rendered like rows of the data: system prompt, prompt template, chat template. A template that needs
             several fields of a row is left out.
-        num_prompts: without `texts`: of the data.
-        num_samples: to each prompt.
+        num_prompts: number of prompts from the data, without `texts`.
+        num_samples: responses per prompt.
         notice: receives a line where the template does not take the text as its `{prompt}`.
 
     Raises:
@@ -138,7 +138,7 @@ def sample_prompts(
 
 
 def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:
-    """How a typed text becomes a prompt, and the field of a row that holds the text.
+    """Returns the format that makes a prompt of a typed text, and the row field that holds the text.
 
     A typed text has no other fields: it stands for `{prompt}`, or for the one field that the template asks for; where
     the template asks for several, the text is the whole user message.
@@ -162,7 +162,7 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
 
 @contextmanager
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
-    """A rollout backend that serves the model of `config`, for as long as the context lives."""
+    """Context manager with a rollout engine that serves the model of `config`."""
     (role,) = roles(config, device, needed=[ROLLOUT])
     role = role.loading_weights()
     leave_processors_to_workers()

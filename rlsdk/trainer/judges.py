@@ -1,4 +1,4 @@
-"""Judges that are engines of the run: rollout engines with their own weights, asked about responses."""
+"""Judges that are engines of the run: rollout engines with their own weights that assess responses."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.text import TokenCodec
 
 _TEXT, _PLACE = "question", "place"
-"""Fields of the rows that questions are made into."""
+"""Fields of the rows that hold a question and its index."""
 
 
 class EngineJudge:
-    """Asks the replicas of one role; satisfies `rlsdk.rewards.remote.Client`. It can be asked before it is connected:
-    what it is asked then waits."""
+    """Queries the replicas of one role; satisfies `rlsdk.rewards.remote.Client`. Queries made before `connect` wait for
+    it."""
 
     def __init__(self, role: str, judge: JudgeOptions, asked: JudgeEngineConfig, policy: ModelConfig) -> None:
         """Loads the tokenizer.
 
         Args:
-            role: of the engine.
-            judge: what it is asked.
-            asked: the engine.
+            role: name of the engine's role.
+            judge: the question template and how its verdict is read.
+            asked: configuration of the engine.
             policy: for `trust_remote_code`, which the judge's model shares.
 
         Raises:
@@ -65,11 +65,11 @@ class EngineJudge:
         self._running: asyncio.Task[None] | None = None
 
     def connect(self, replicas: Sequence[Replica], *, progress_s: float) -> None:
-        """Says who answers; from any thread, once. `progress_s`: see `GenerationClient`."""
+        """Sets the replicas that answer. Call once, from any thread. `progress_s`: see `GenerationClient`."""
         self._replicas.set_result((replicas, progress_s))
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """As `Client.score`; every sample is judged alone, whatever goes with it."""
+        """As `Client.score`; every sample is judged on its own."""
         questions: dict[int, str] = {}
         results: dict[int, SentScore] = {}
         for at, sample in enumerate(samples):
@@ -88,10 +88,10 @@ class EngineJudge:
         return [results[at] for at in range(len(samples))]
 
     async def check(self) -> None:
-        """The engine is the run's own: it says by itself what is wrong with it."""
+        """Does nothing: an engine of the run reports its own errors."""
 
     async def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels the queries in progress."""
         self._replicas.cancel()
         if self._client is not None and self._running is not None:
             self._client.abort_all()
@@ -99,14 +99,14 @@ class EngineJudge:
             await asyncio.gather(self._running, return_exceptions=True)
 
     def _encode(self, questions: Mapping[int, str]) -> dict[int, Prompt]:
-        """Prompts of the questions that there is room for. Special tokens in a question are text: a response cannot end
-        the judge's turn."""
+        """Prompts of the questions that fit into the context. Special tokens in a question are text: a response cannot
+        end the judge's turn."""
         rows = [DataRow(row={_TEXT: text, _PLACE: at}, source=f"question {at}") for at, text in questions.items()]
         if not rows:
             return {}
         try:
             made = PromptDataset(rows, self._tokenizer, self._form, max_prompt_tokens=self._room, name=self.name)
-        except DataError:  # All were too long.
+        except DataError:  # All questions were too long.
             return {}
         return {questions_at(prompt): prompt for prompt in made}
 
@@ -131,7 +131,7 @@ class EngineJudge:
 
 
 def questions_at(prompt: Prompt) -> int:
-    """Which question a prompt was made of."""
+    """Index of the question that a prompt was made of."""
     place = prompt.row[_PLACE]
     assert isinstance(place, int)
     return place

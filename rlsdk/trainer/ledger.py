@@ -1,4 +1,4 @@
-"""Which prompts were used, and which of them were not trained on yet: the data state that a resume needs."""
+"""Tracks which prompts were used and which of these were not trained on yet: the data state for a resume."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rlsdk.interfaces import CheckpointError
 
 
 class Ledger:
-    """Gives each group its prompt, and keeps account of those that were started and are neither trained nor let go."""
+    """Gives each group its prompt, and tracks the open groups: started, and neither trained on nor dropped."""
 
     def __init__(self, prompts: PromptStream) -> None:
         self._prompts = prompts
         self.next_group = 0
         """Ordinal of the next group that takes a new prompt."""
         self.open: dict[int, int] = {}
-        """By ordinal, the step of the group's `Start`."""
+        """Open groups: ordinal -> step of the group's `Start`."""
         self._positions: dict[int, Mapping[str, Any]] = {}
-        """By ordinal that is open: where the data stood before its prompt."""
+        """Open groups: ordinal -> state of the prompt stream before its prompt."""
         self._again: dict[int, tuple[Prompt, int]] = {}
-        """By ordinal: prompt and epoch of groups that were open when the state was taken."""
+        """Groups that were open when the state was saved: ordinal -> prompt and epoch."""
 
     def start(self, ordinal: int, step: int) -> tuple[Prompt, int]:
-        """The prompt of a group that is started for this step, and its epoch."""
+        """Returns the prompt and epoch of a group that is started for this step."""
         self.open[ordinal] = step
         if ordinal in self._again:
             return self._again.pop(ordinal)
@@ -33,7 +33,7 @@ class Ledger:
         return self._take()
 
     def close(self, ordinals: Iterable[int]) -> None:
-        """These groups were trained, or let go."""
+        """Closes groups that were trained on or dropped."""
         for ordinal in ordinals:
             del self.open[ordinal], self._positions[ordinal]
 
@@ -45,7 +45,7 @@ class Ledger:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data stands before the oldest group that is open, and what is open from there on."""
+        """State of the data before the oldest open group, and all open groups."""
         first = min(self.open, default=self.next_group)
         return {
             "prompts": self._positions.get(first) or self._prompts.state_dict(),
@@ -55,7 +55,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to where `state` was taken.
+        """Restores the state.
 
         Raises:
             CheckpointError: the data is not what it was, or the state is of another version of rlsdk.
@@ -81,5 +81,5 @@ class Ledger:
         self._positions[self.next_group] = self._prompts.state_dict()
         self.next_group += 1
         prompt = self._prompts.take(1)[0]
-        # After `take`: an epoch that begins with this prompt counts.
+        # Read after `take`, so that an epoch that begins with this prompt counts.
         return prompt, self._prompts.epoch

@@ -17,46 +17,46 @@ if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
 
 DEATH_S = 3.0
-"""How much later than the error that it causes a death may be seen."""
+"""Seconds by which a process's death may be noticed later than the error that it causes."""
 SAID = 200
-"""Characters of an error that a notice repeats."""
+"""Largest number of characters of an error that a notice quotes."""
 
 _Result = TypeVar("_Result")
 
 
 class SessionLostError(WorkerError):
-    """A process that the session cannot do without is gone."""
+    """A process that the session needs has died."""
 
     def __init__(self, noticed: RlsdkError) -> None:
-        """`noticed`: what that led to."""
+        """`noticed`: the error that its death caused."""
         super().__init__(str(noticed))
         self.noticed = noticed
 
 
 class Mortal(Protocol):
-    """A cluster, as far as this needs it."""
+    """The part of a cluster's interface that is needed here."""
 
     def find_lost(self, wait_s: float) -> str | None: ...
 
 
 class Lives:
-    """Makes a run's session again, as long as it gets on: a new checkpoint begins the count again."""
+    """Restarts a run's session while it makes progress: each new checkpoint resets the count of restarts."""
 
     def __init__(self, config: RunConfig, run_dir: Path, view: RunView, stop: Callable[[], bool]) -> None:
         """Starts nothing.
 
         Args:
-            config: of the run; `faults.session_restarts` is how often.
-            run_dir: its folder.
+            config: of the run; `faults.session_restarts` is the most restarts in a row.
+            run_dir: the run's folder.
             view: receives notices.
-            stop: a run that is to end is not begun again.
+            stop: True if the run is asked to end; it is then not restarted.
         """
         self._config = config
         self._run_dir = run_dir
         self._view = view
         self._stop = stop
         self.has_begun = False
-        """Steps were made: what dies before that died of how it was started, and is reported at once."""
+        """Whether steps have begun: a death before that is a startup failure and is reported at once."""
         self.restarts = 0
         self._in_a_row = 0
         self._mark = self._newest()
@@ -68,7 +68,7 @@ class Lives:
             attempt: starts the session and trains, resumed as the configuration it is given says.
 
         Raises:
-            RlsdkError: what the session was lost by, where it is not begun again.
+            RlsdkError: the error that ended the session, if it is not restarted.
         """
         config = self._config
         while True:
@@ -78,7 +78,7 @@ class Lives:
                 config = self._again(lost.noticed)
 
     def check(self, error: RlsdkError, cluster: Mortal) -> None:
-        """Raises `SessionLostError` where a session that may be begun again ended by the loss of a process."""
+        """Raises `SessionLostError` if the session ended because a process died and may be restarted."""
         if not self.has_begun or not isinstance(error, WorkerError | WeightSyncError) or self._stop():
             return
         if isinstance(error, DeadlineError | ReplicasLostError) or cluster.find_lost(DEATH_S) is not None:
@@ -106,6 +106,6 @@ class Lives:
         return self._config.model_copy(update={"trainer": trainer})
 
     def _newest(self) -> tuple[int, ...]:
-        """Of each kind of checkpoint, which was the last to be written."""
+        """For each kind of checkpoint, the one written last."""
         folders = sorted(path for path in self._run_dir.glob("*checkpoints") if path.is_dir())
         return tuple(max((found.order for found in CheckpointStore(path, 1).find()), default=0) for path in folders)

@@ -1,4 +1,4 @@
-"""The loop: steps of a stage, measured, saved and resumed. One for every kind of training."""
+"""The training loop, for every kind of training: runs, evaluates, saves and resumes the steps of a stage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _heap_at_rest() -> Iterator[None]:
-    """What is there before the first step (data, modules) stays until the last: the garbage collector, which the
-    samples of every step set off, need not look through it each time."""
+    """Freezes the objects that exist before the first step (data, modules) for the garbage collector: they live until
+    the last step, and the samples of every step trigger collections that need not scan them."""
     gc.freeze()
     try:
         yield
@@ -54,15 +54,15 @@ class Trainer:
         """Starts nothing.
 
         Args:
-            stage: what a step is.
-            session: whose trained roles are saved, each in a folder of its name.
-            tokenizer: goes beside the exported model.
-            config_text: goes into every checkpoint.
-            keep_checkpoints: newest ones that are kept.
-            save_timeout_s: deadline of each role's part of a checkpoint; None: that of its group.
-            stop: asked between steps; True saves and returns.
-            preempted: the machine is taken away: what runs beside the steps is not waited for.
-            in_background: checkpoints are written while the run goes on.
+            stage: the stage whose steps are run.
+            session: its trained roles are saved, each in a folder of its name.
+            tokenizer: saved beside the exported model.
+            config_text: configuration, saved in every checkpoint.
+            keep_checkpoints: number of newest checkpoints that are kept.
+            save_timeout_s: timeout of each role's part of a checkpoint; None: the timeout of its group.
+            stop: polled between steps; True saves and returns.
+            preempted: True if the machine is preempted: background work is then not waited for.
+            in_background: write checkpoints while the run goes on.
         """
         self.stage = stage
         self.session = session
@@ -84,12 +84,12 @@ class Trainer:
         self._saving_step = 0
 
     def fit(self) -> None:
-        """Steps until the stage is over or a stop is requested, which is saved.
+        """Runs steps until the stage is over or a stop is requested; saves in both cases.
 
         Raises:
             Exception: what a callback raised, after a save.
-            EvaluationError: an evaluation came to nothing; after a save.
-            OutputError: figures cannot be written; a save was tried.
+            EvaluationError: an evaluation gave no usable metrics; after a save.
+            OutputError: metrics cannot be written; a save was attempted.
         """
         with _heap_at_rest():
             try:
@@ -135,26 +135,26 @@ class Trainer:
             self.stage.begin()
         except EvaluationStoppedError:
             return
-        self._settle_best()  # what the last run missed to measure may be the best one
+        self._settle_best()  # the evaluation that the last process missed may be the best one
 
     @property
     def ended_early(self) -> str | None:
-        """Why the stage is over before its last step, in words; None while it is not."""
+        """Reason why the stage ends before its last step; None while it does not."""
         return self.stage.evaluations.why_ended
 
     @property
     def best(self) -> BestRecord | None:
-        """Which checkpoint is the best one, where a metric says so."""
+        """The best checkpoint, if a metric for it is configured."""
         found = self.stage.evaluations.progress.best
         return None if found is None else BestRecord.model_validate(asdict(found))
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """Its folder."""
+        """Folder of the best checkpoint."""
         return None if self.best is None else self.store.path_of(self.best.step)
 
     def load_best(self) -> BestRecord | None:
-        """Brings the weights of the best checkpoint back, where those of now are others; None where they are not."""
+        """Loads the weights of the best checkpoint; None if there is none, or the current step is the best one."""
         best, folder = self.best, self.best_checkpoint
         if best is None or folder is None or best.step == self.stage.step:
             return None
@@ -191,7 +191,7 @@ class Trainer:
 
     @property
     def _exports(self) -> bool:
-        """Whether the checkpoint of now holds the model, too: nobody takes that of a step in between for the result."""
+        """Whether the current checkpoint includes the exported model; intermediate steps need none."""
         settings, step = self.stage.settings, self.stage.step
         if not settings.exports or not self.session.actor.can(Capability.EXPORT):
             return False
@@ -211,8 +211,8 @@ class Trainer:
         return card_of(self.stage, self.config_text)
 
     def _begin_save(self, writing: AbstractContextManager[Path]) -> Callable[[], None]:
-        """Asks the roles for their parts, ahead of whatever is asked of them next; returns what waits for those, and
-        completes the checkpoint."""
+        """Requests the roles' parts, ahead of any later call; returns a function that waits for them and completes the
+        checkpoint."""
         with ExitStack() as stack:
             draft = stack.enter_context(writing)
             answers = self.session.begin_save_roles(draft)
@@ -236,7 +236,7 @@ class Trainer:
         return finish
 
     def _finish_save(self) -> None:
-        """Waits for the checkpoint that is written meanwhile.
+        """Waits for the checkpoint that is being written in the background.
 
         Raises:
             CheckpointError: it could not be written.
@@ -245,8 +245,8 @@ class Trainer:
             self._is_saved()
 
     def _save_preempted(self) -> None:
-        """Keeps what runs, and saves the last whole step, where that can be resumed exactly; otherwise an earlier
-        checkpoint and the journal are."""
+        """Stops running samples, and saves the last complete step if it can be resumed exactly; otherwise the resume
+        uses an earlier checkpoint and the journal."""
         step = self.stage.step
         self._finish_save()
         exact = self.stage.halt()
@@ -276,10 +276,10 @@ class Trainer:
             self.output.view.notice(f"no checkpoint of step {self.stage.step}: {error}")
 
     def restore(self, checkpoint: Path) -> None:
-        """Goes on from a whole checkpoint.
+        """Restores the state of a whole checkpoint.
 
         Raises:
-            CheckpointError: it is not whole, or of another run's data.
+            CheckpointError: it is not whole, or was made with other data.
         """
         saved = read_state(checkpoint)
         self.session.load_roles(checkpoint, timeout_s=self.save_timeout_s)
@@ -288,7 +288,7 @@ class Trainer:
         self.last_checkpoint = checkpoint
 
     def _measure(self, *, last: bool) -> Exception | None:
-        """Makes the evaluation that is due; one that came to nothing ends the run, after a save."""
+        """Runs the evaluation that is due; returns an error that must end the run after a save, or None."""
         try:
             self.stage.measure(last=last)
         except EvaluationStoppedError:
@@ -299,8 +299,8 @@ class Trainer:
         return None
 
     def _settle_best(self) -> None:
-        """Brings the record of the best checkpoint in line with where the stage stands: after a resume it may name
-        one that came later, and what was the best one by then may be gone, or in another run's folder."""
+        """Aligns the record of the best checkpoint with the current step: after a resume it may name a later
+        checkpoint, and the best one of this step may be deleted, or in another run's folder."""
         best, progress = self.best, self.stage.evaluations.progress
         if best is not None and faults(self.store.path_of(best.step)):
             self.output.view.notice(f"the best checkpoint so far ({best.line()}) is not in {self.store.folder}: the "
@@ -311,7 +311,7 @@ class Trainer:
             self.store.mark_best(best)
 
     def _call_back(self, metrics: Any) -> Exception | None:
-        """Calls every callback; the first error ends the run, after a save."""
+        """Calls every callback; returns the first error, which ends the run after a save."""
         try:
             for callback in self.output.callbacks:
                 callback(self.stage.step, metrics)
@@ -323,6 +323,6 @@ class Trainer:
         settings = self.stage.settings
         if settings.save_every is None:
             return False
-        if last:  # also where the last step is to be measured yet
+        if last:  # also if the last step must still be evaluated
             return settings.saves_last or self.stage.evaluations.missed is not None
         return ending or self.stage.step % settings.save_every == 0

@@ -39,7 +39,7 @@ class _Strict(BaseModel):
 
 
 class FileSeal(_Strict):
-    """What a file must be to count as undamaged."""
+    """Expected size and checksum of a file."""
 
     size: int = Field(ge=0, lt=2**63)
     """Bytes."""
@@ -60,7 +60,7 @@ class Manifest(_Strict):
 
 
 def seal(draft: Path, *, step: int, order: int, state: Mapping[str, Any]) -> None:
-    """Brings every file of `draft` to the disk, and writes the manifest that names them all."""
+    """Syncs every file of `draft` to the disk, and writes the manifest that lists them."""
     paths = sorted(path for path in draft.rglob("*") if path.is_file())
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="rlsdk-seal") as pool:
         seals = list(pool.map(_sync_and_hash, paths))
@@ -134,7 +134,7 @@ def wrong_contents(path: Path, manifest: Manifest, part: str | None = None) -> l
 
 
 def sync_folder(folder: Path) -> None:
-    """Blocks until the list of names in a folder is on the disk."""
+    """Syncs a folder's directory entries to the disk; blocks."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -164,7 +164,7 @@ def _hash(file: Path) -> str:
 
 
 def _chunks(file: Path) -> Iterator[memoryview]:
-    """The content in one buffer that is used again for each piece."""
+    """Yields the content in chunks, in one buffer that is reused."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
     with file.open("rb", buffering=0) as handle:
         while count := handle.readinto(buffer):

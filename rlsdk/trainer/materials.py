@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Materials:
-    """What can be made, and can fail, before a worker exists. Nothing in it owns a device."""
+    """All that can be built, and can fail, before a worker exists. Nothing in it owns a device."""
 
     config: RunConfig
-    """With the number of steps that its epochs come to."""
+    """The configuration, with epochs converted to a number of steps."""
     tokenizer: Any
     train_prompts: PromptDataset
     eval_prompts: Mapping[str, PromptDataset]
-    """By name of the measure; none where nothing is measured."""
+    """Evaluation prompts by name of the measure; empty without evaluations."""
     examples: Sequence[Example]
-    """Of the supervised term, where there is one."""
+    """Examples of the supervised loss term; empty without one."""
     learned: Learned | None
-    """Prompts of supervised training, and the tokens that are learned after each; None: there is none."""
+    """Prompts of supervised training and the answer tokens of each; None without supervised training."""
     rewards: RunRewards
     sampling: SamplingParams
-    """Of training."""
+    """Sampling parameters of training."""
     output: RunOutput
 
     def close(self) -> None:
@@ -80,10 +80,10 @@ def build_materials(
         resume: the checkpoint that the run continues from.
 
     Raises:
-        ConfigError, DataError: data, a reward or a tracker cannot be used; nothing that was started is left.
+        ConfigError, DataError: data, a reward or a tracker cannot be used; everything started before is closed.
     """
     measures: Sequence[Measure] = [] if config.eval.every_steps is None else config.eval.measures()
-    with ExitStack() as made:  # what was started ends where the rest cannot be made
+    with ExitStack() as made:  # closes what was started if the rest fails
         rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
         made.callback(rewards.close)
         tokenizer = load_run_tokenizer(config.model)

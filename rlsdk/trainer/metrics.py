@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StepClock:
-    """Seconds by phase of one step. Phases may repeat; what no phase covers is `other`."""
+    """Seconds of one step by phase. Phases may repeat; time outside all phases is `other`."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -34,7 +34,7 @@ class StepClock:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
 
     def move(self, phase: str, to: str, seconds: float) -> None:
-        """Counts so many seconds of `phase`, which may still be measured, as those of another."""
+        """Moves seconds from `phase`, which may still be running, to the phase `to`."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) - seconds
         self.seconds[to] = self.seconds.get(to, 0.0) + seconds
 
@@ -68,10 +68,10 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
 
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """Means over the step's updates, largest of what is not weighed by token, and the optimizer's figures. Empty where
-    the policy was not updated.
+    """Metrics of the step's actor updates: means, maxima of what is not weighted by token, and the optimizer's metrics.
+    Empty if the policy was not updated.
 
-    The difference between the engines is that of the first mini-batch, before any weight has moved.
+    The log-prob difference between the engines is taken from the first mini-batch, before any weight changes.
     """
     if not results:
         return {}
@@ -93,7 +93,7 @@ def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
 
 
 def critic_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """The same of the critic, with the share of the returns' variance that it explains. Empty without one."""
+    """The same for the critic, with the explained variance of the returns. Empty without a critic."""
     if not results:
         return {}
     means = update_means([r.update.sums for r in results])

@@ -1,4 +1,4 @@
-"""What a path of a model stands for: a run, one of its checkpoints, or a model folder. Imports no torch."""
+"""Resolves a model path: a run, one of its checkpoints, or a model folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_mode
 from rlsdk.trainer.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
 
 BEST, NEWEST = "best", "newest"
-"""Names of checkpoints, besides their steps."""
+"""Checkpoint names accepted besides step numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """What a path stands for."""
+    """A resolved model path."""
 
     model: Path
     """Folder in Hugging Face form."""
@@ -24,12 +24,13 @@ class ModelSource:
 
 
 def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = None) -> ModelSource:
-    """Takes a run, a checkpoint or a model folder.
+    """Finds the model of a run, a checkpoint or a model folder.
 
     Args:
-        path: of one of these.
+        path: path of one of these.
         notice: receives a line for each damaged checkpoint of a run that is skipped.
-        checkpoint: of a run: `best`, `newest`, or a step, as `20` or `step_00000020`; None: the newest.
+        checkpoint: which checkpoint of a run: `best`, `newest`, or a step, as `20` or `step_00000020`; None: the
+            newest.
 
     Raises:
         ConfigError: it is none of these, or damaged; says what was looked for.
@@ -71,7 +72,7 @@ def _of_checkpoint(checkpoint: Path) -> ModelSource:
 
 
 def _chosen(run: Path, name: str) -> Path:
-    """The checkpoint of a run that goes by this name.
+    """Folder of the run's checkpoint with this name.
 
     Raises:
         ConfigError: there is none; lists those that there are.

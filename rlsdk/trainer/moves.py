@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 STEPPING = ("optimizer", "gradients")
-"""What only an update needs."""
+"""Parts that only an update needs."""
 NOTHING: frozenset[str] = frozenset()
 KEEP, DROP = 1, 2
-"""Levels of sleep: weights stay on the host; or the next sync brings all of them, so that none are kept."""
+"""Sleep levels: KEEP offloads the weights to the host; DROP discards them, because the next sync brings all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +19,16 @@ class Seat:
 
     role: str
     serves: bool = False
-    """A rollout engine: it sleeps and wakes. The others are offloaded and come back."""
+    """A rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
     keeps: bool = False
-    """A rollout engine with its own weights, which no sync brings back."""
+    """A rollout engine with its own weights, which no sync restores."""
     trained: bool = False
     moves: bool = True
-    """It can give its memory up. What cannot is always on the device."""
+    """Whether it can free its device memory; otherwise it is always on the device."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What it has on a device, in the order in which it comes."""
+        """Its parts on a device, in onload order."""
         return (WEIGHTS, CACHE) if self.serves else (WEIGHTS, *STEPPING) if self.trained else (WEIGHTS,)
 
 
@@ -40,11 +40,11 @@ class Move:
     method: str
     argument: int | tuple[str, ...]
     after: frozenset[str]
-    """What of the role is on the device then."""
+    """Parts of the role on the device after the call."""
 
     @property
     def stage(self) -> str:
-        """As reports name it: `offload actor optimizer`, `sleep rollout`."""
+        """Name in reports: `offload actor optimizer`, `sleep rollout`."""
         part = "" if isinstance(self.argument, int) else f" {self.argument[0]}"
         return f"{self.method} {self.role}{part}"
 
@@ -52,15 +52,15 @@ class Move:
 def moves(
     seats: Sequence[Seat], here: Mapping[str, frozenset[str]], wanted: Mapping[str, frozenset[str]]
 ) -> list[Move]:
-    """The calls that bring the roles of one pool from what is on its devices to what is needed there.
+    """Plans the calls that change a pool's devices from the current parts to the wanted ones.
 
-    What leaves goes before anything comes, so at no time is there more than before or more than after. Of one role
-    optimizer and gradients leave before the weights, and come after them; weights come before the key-value cache.
+    Offloads precede onloads, so memory use never exceeds the larger of before and after. Within a role, optimizer and
+    gradients leave before the weights and return after them; weights return before the KV cache.
 
     Args:
         seats: every role of the pool.
-        here: parts on the device, by role.
-        wanted: the same, afterwards; a role that is not named has nothing there.
+        here: parts on the device now, by role.
+        wanted: parts on the device afterwards; a role that is not named has none.
     """
     leaving, coming = [], []
     for seat in seats:
@@ -73,7 +73,7 @@ def moves(
 
 
 def _serving(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
-    """An engine falls asleep as a whole, and wakes in parts."""
+    """Plans sleep and wake calls: an engine sleeps as a whole, and wakes in parts."""
     away: list[Move] = []
     if here - target:
         away.append(Move(role=seat.role, method="sleep", argument=KEEP if seat.keeps else DROP, after=NOTHING))

@@ -18,7 +18,7 @@ from rlsdk.trainer.sft import AnswerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings:
-    """Which fields of a row are its pair, and how answers become tokens."""
+    """The row fields of a pair, and how answers are tokenized."""
 
     chosen_field: str
     rejected_field: str
@@ -28,7 +28,7 @@ class PairSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """What became of the pairs of a data set."""
+    """Report on the pairs of a data set: how many are used, and which are left out."""
 
     num_rows: int
     equal: Sequence[str]
@@ -43,7 +43,7 @@ class PairReport:
         return self.num_rows - len(left_out)
 
     def line(self) -> str:
-        """All of it on one line."""
+        """The report as one line of text."""
         text = f"{self.num_kept:,} of {self.num_rows:,} pairs are used"
         if self.equal:
             text += f"; {len(self.equal):,} left out, whose answers are equal (first {self.equal[0]})"
@@ -59,23 +59,23 @@ class PairSet:
     """Pairs, numbered from 0."""
 
     positions: Sequence[int]
-    """Of each pair's prompt among those that were given."""
+    """Index of each pair's prompt in the given prompts."""
     prompts: Sequence[Sequence[int]]
     """Tokens of each prompt."""
     chosen: Sequence[Sequence[int]]
-    """Tokens of the better answer to each."""
+    """Tokens of each preferred answer."""
     rejected: Sequence[Sequence[int]]
-    """Tokens of the other."""
+    """Tokens of each rejected answer."""
     margins: Sequence[float] | None
-    """By how much the better one is to win; None: no data on it."""
+    """Target margin of each pair; None: the data has none."""
     report: PairReport
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def batch(self, pairs: Sequence[int]) -> Batch:
-        """Two rows of each of these pairs, the better one first; `uid` is the place in `pairs`, in which a pair may
-        stand twice. With `response_mask`, `chosen`, `row_weight`, and `margin` where there is one."""
+        """Batch with two rows per pair, the preferred answer first; `uid` is the position in `pairs`, which may hold a
+        pair twice. Has `response_mask`, `chosen`, `row_weight`, and `margin` where there is one."""
         count = len(pairs)
         prompts = [self.prompts[at] for at in pairs for _ in range(2)]
         batch = make_sft_batch(prompts, [rows[at] for at in pairs for rows in (self.chosen, self.rejected)])
@@ -89,7 +89,7 @@ class PairSet:
 
 
 def encode_pairs(prompts: Sequence[Prompt], tokenizer: Any, settings: PairSettings) -> PairSet:
-    """The pairs that can be learned from, as tokens.
+    """Tokenizes the pairs; leaves out those that cannot be trained on.
 
     Raises:
         DataError: a row lacks a field of its pair, a field holds something else than an answer or a margin, or no pair

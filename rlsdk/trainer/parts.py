@@ -40,7 +40,7 @@ def load_run_tokenizer(model: ModelConfig) -> Any:
 
 
 def sampling_params(rollout: RolloutConfig, model: ModelConfig, tokenizer: Any) -> SamplingParams:
-    """How training samples are drawn."""
+    """Sampling parameters of training."""
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
@@ -86,7 +86,7 @@ def build_rollouter(name: str, registry: Registry) -> Rollouter:
 def build_algorithm(
     config: RunConfig, registry: Registry, *, comparable: bool = True, examples: Sequence[Example] = ()
 ) -> Algorithm:
-    """What `algorithm.name` names, built for this run.
+    """Builds the algorithm that `algorithm.name` names.
 
     Args:
         config: of the run.
@@ -117,15 +117,15 @@ def build_algorithm(
 
 
 def component_path(name: str, kind: ComponentKind, registry: Registry) -> Any:
-    """What a worker resolves: `pkg.mod:fn` of a registered name, the function that was registered itself, or for a loss
-    of a file what loads it there."""
+    """What a worker resolves: `pkg.mod:fn` of a registered name, the registered function itself, or, for a loss in a
+    file, an object that loads it in the worker."""
     if kind is ComponentKind.LOSS and ".py:" in name:
         return LossOfFile(absolute(name))
     return name if ":" in name else registry.target(kind, name)
 
 
 def build_objective(algorithm: AlgorithmConfig, context: AlgorithmContext) -> PolicyObjective:
-    """What the actor's updates differentiate."""
+    """Builds the objective of the actor's updates."""
     return PolicyObjective(
         loss=context.portable("loss", algorithm.loss),
         loss_options=dict(algorithm.loss_options),
@@ -137,28 +137,28 @@ def build_objective(algorithm: AlgorithmConfig, context: AlgorithmContext) -> Po
 
 @dataclass(frozen=True)
 class LossOfFile:
-    """A policy loss of a file, which must be at the same place on every node: it goes to the workers as its name."""
+    """A policy loss from a file, sent to the workers as its path: the file must have the same path on every node."""
 
     target: str
 
     def __call__(self, inputs: PolicyLossInputs, **options: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """As the function does, loaded in this process."""
+        """Calls the function, loaded in this process."""
         losses: tuple[Tensor, Mapping[str, Tensor]] = self._function(inputs, **options)
         return losses
 
     @property
     def zero_without_advantage(self) -> bool:
-        """What the function promises."""
+        """The function's own attribute."""
         return bool(getattr(self._function, "zero_without_advantage", False))
 
     @property
     def whole_groups(self) -> bool:
-        """What the function asks for."""
+        """The function's own attribute."""
         return bool(getattr(self._function, "whole_groups", False))
 
     @property
     def reads(self) -> Reads:
-        """What the function declares."""
+        """The function's own declaration."""
         return reads_of(self._function)
 
     @property
@@ -168,5 +168,5 @@ class LossOfFile:
 
 @functools.cache
 def _loaded_loss(target: str) -> Any:
-    """Once for a process: it is asked for in every micro-batch."""
+    """Loads the loss once per process: it is needed in every micro-batch."""
     return load_function(target, what="policy loss", takes=("inputs",))

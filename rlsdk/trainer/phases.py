@@ -1,4 +1,4 @@
-"""Serving the policy: brings the current weights to the replicas, and keeps account of the time that takes."""
+"""Serving the policy: syncs the current weights to the replicas, and measures the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Enter = Callable[[], AbstractContextManager[SyncReport | None]]
 
 
 class RolloutPhase:
-    """Entered by the schedule's `Publish`, or for an evaluation; left before anything is trained."""
+    """The phase in which replicas serve: entered by the schedule's `Publish` or for an evaluation, left before
+    training."""
 
     def __init__(self, enter: Enter, stream: RolloutStream, view: RunView) -> None:
         self._enter = enter
@@ -28,8 +29,8 @@ class RolloutPhase:
 
     @contextmanager
     def clocked(self, clock: StepClock) -> Iterator[None]:
-        """Seconds of a step: swapping in and out is `sync`; what passes until the last sample is there is `rollout`,
-        what passes then until it is graded is `reward`."""
+        """Measures the seconds of a step: swapping in and out is `sync`, time until the last sample is finished is
+        `rollout`, time from then until it is graded is `reward`."""
         self._clock = clock
         try:
             with clock.measure("rollout"):
@@ -40,7 +41,7 @@ class RolloutPhase:
                 self.leave()
 
     def publish(self) -> None:
-        """Brings the current weights to every replica."""
+        """Syncs the current weights to every replica."""
         start = time.perf_counter()
         self.leave()
         self.last_report = self._stack.enter_context(self._enter())
@@ -50,7 +51,7 @@ class RolloutPhase:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """The replicas serve the current weights inside."""
+        """Context manager: inside, the replicas serve the current weights."""
         self._clock = StepClock()
         self.publish()
         try:

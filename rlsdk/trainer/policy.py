@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerOptions:
-    """What the learner itself looks after."""
+    """Options of the learner."""
 
     reward_weights: Mapping[str, float] = field(default_factory=dict)
-    """Of reward models, by role."""
+    """Weights of reward models, by role."""
     update_timeout_s: float | None = None
     parity_threshold: float
     parity_is_error: bool = False
@@ -35,19 +35,19 @@ class LearnerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a step came to."""
+    """Result of a step."""
 
     batch: Batch
-    """With all that was prepared."""
+    """The batch with all computed fields."""
     actor: Sequence[MiniBatchResult]
-    """One for each optimizer step; none while the critic warms up."""
+    """One result per optimizer step; empty while the critic warms up."""
     critic: Sequence[MiniBatchResult]
     metrics: Mapping[str, float]
-    """Beside those of the optimizer steps."""
+    """Metrics other than those of the optimizer steps."""
 
 
 class PolicyLearner:
-    """Carries out a step of an algorithm. Satisfies `rlsdk.interfaces.Models` for it."""
+    """Executes the steps of an algorithm, for which it satisfies `rlsdk.interfaces.Models`."""
 
     def __init__(
         self, session: Session, algorithm: Algorithm, options: LearnerOptions, state: TrainerState, view: RunView
@@ -63,9 +63,9 @@ class PolicyLearner:
         """Trains on a step's batch.
 
         Args:
-            batch: of whole groups, graded.
-            step: number of steps behind this one.
-            clock: takes the seconds of each phase.
+            batch: whole groups, graded.
+            step: number of steps before this one.
+            clock: receives the seconds of each phase.
         """
         with self.view.phase("log_probs"), clock.measure("log_probs"):
             if not self._parity_checked:
@@ -101,10 +101,10 @@ class PolicyLearner:
         return answer[output]
 
     def check_difference(self, mean: float, largest: float) -> None:
-        """Compares what two engines gave the same tokens with `trainer.parity_threshold`, in nats.
+        """Checks two engines' log-prob difference on the same tokens, in nats, against `trainer.parity_threshold`.
 
         Raises:
-            ParityError: it is more, and `trainer.parity_action` is `error`.
+            ParityError: the difference is larger, and `trainer.parity_action` is `error`.
         """
         limit = self.options.parity_threshold
         if mean <= limit:
@@ -128,7 +128,7 @@ class PolicyLearner:
         return self.session.roles[role]
 
     def _update(self, updates: Sequence[Update]) -> Mapping[str, list[MiniBatchResult]]:
-        """Makes optimizer steps, in order; the results by role."""
+        """Runs the optimizer steps in order; returns the results by role."""
         made: dict[str, list[MiniBatchResult]] = {ACTOR: [], CRITIC: []}
         with self.view.phase("update", total=len(updates)):
             for role, steps in groupby(updates, lambda update: update.role):
@@ -141,7 +141,7 @@ class PolicyLearner:
         return made
 
     def _update_role(self, role: str, updates: Sequence[Update]) -> Iterator[MiniBatchResult]:
-        """All are sent at once; the workers run them in order."""
+        """Runs one role's updates: all are submitted at once, and the workers run them in order."""
         group = self._group(role)
         with self.session.turns.using(role, training=True):
             stored: dict[Any, Any] = {}
@@ -163,10 +163,10 @@ class PolicyLearner:
                 self.view.advance()
 
     def _check_parity(self, batch: Batch) -> None:
-        """The gate before the first update: both engines must give the same tokens the same log-probs.
+        """Check before the first update: both engines must compute the same log-probs for the same tokens.
 
         Raises:
-            ParityError: they do not, and `trainer.parity_action` is `error`.
+            ParityError: they differ, and `trainer.parity_action` is `error`.
         """
         self._parity_checked = True
         trained = self.forward(ACTOR, batch, "log_probs")

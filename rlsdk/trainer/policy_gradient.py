@@ -45,7 +45,7 @@ from rlsdk.trainer.parts import build_objective
 
 
 class PolicyGradient(Algorithm):
-    """Composed of registered functions by the fields of `algorithm`."""
+    """Composes registered functions as the fields of `algorithm` say."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)
@@ -56,12 +56,12 @@ class PolicyGradient(Algorithm):
         self.kl_in_reward = context.function("kl estimator", config.kl_reward_estimator)
         self.objective = build_objective(config, context)
         self.kl_coef = config.kl_coef
-        """Of the KL in the reward: as configured, or steered towards a target."""
+        """Coefficient of the KL in the reward: as configured, or adapted to a target KL."""
         self._on_policy_first = False
 
     @property
     def greedy_baseline(self) -> bool:
-        """The estimator measures samples against a greedy one."""
+        """Whether the advantage estimator needs a greedy baseline sample."""
         return "baseline_scores" in reads_of(self.advantage).fields
 
     @property
@@ -123,8 +123,8 @@ class PolicyGradient(Algorithm):
         self.kl_coef = float(state["kl_coef"])
 
     def _actor_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]], step: int) -> list[Update]:
-        """The first one sees the weights that `old_log_probs` stand for, unless they are the sampler's. Rows without
-        signal are left out where they have no gradient; their weights stay counted."""
+        """The first update sees the weights of `old_log_probs`, unless these are the sampler's. Rows without signal are
+        left out if they have no gradient; the other rows' loss weights still count them."""
         later = self.objective
         first = replace(later, on_policy=self._on_policy_first)
         skips = self.config.skip_zero_advantage and later.zero_without_advantage
@@ -139,7 +139,7 @@ class PolicyGradient(Algorithm):
         return made
 
     def _supervised(self, number: int) -> Update:
-        """The supervised term of the run's optimizer step of this number."""
+        """Supervised loss term of the run's optimizer step `number`."""
         ptx, examples = self.config.ptx, self.context.examples
         rows = rows_in_turn(len(examples), ptx.rows_per_update, number, seed=(self.run.trainer.seed, "ptx"))
         chosen = [examples[row] for row in rows]
@@ -158,7 +158,7 @@ class PolicyGradient(Algorithm):
         ]
 
     def _reward_models(self, batch: Batch, models: Models) -> tuple[Batch, dict[str, float]]:
-        """Adds what every reward model gives to the scores."""
+        """Adds every reward model's scores to `scores`."""
         metrics = {}
         for name, weight in models.reward_weights.items():
             given = models.forward(name, batch, "scores")
@@ -205,11 +205,11 @@ class PolicyGradient(Algorithm):
         return self.kl_coef if self.config.kl_in_reward else 0.0
 
     def _wanted(self) -> tuple[str, ...]:
-        """Fields that the estimator and the loss ask for."""
+        """Fields that the advantage estimator and the loss need."""
         return (*reads_of(self.advantage).fields, *self.objective.fields)
 
     def _plans(self, batch: Batch, step: int) -> list[tuple[Batch, list[Tensor]]]:
-        """For each epoch, the batch with each token's share of the loss, and the rows of each mini-batch."""
+        """For each epoch: the batch with each token's loss weight, and the rows of each mini-batch."""
         plans = []
         for epoch in range(self.run.trainer.epochs_per_step):
             seed = (self.run.trainer.seed, "cut", step) if epoch == 0 else (self.run.trainer.seed, "cut", step, epoch)
@@ -223,7 +223,7 @@ class PolicyGradient(Algorithm):
         return plans
 
     def _weigh(self, batch: Batch, mini_batches: Sequence[Tensor]) -> Batch:
-        """Adds each token's share of its mini-batch's loss."""
+        """Adds each token's weight in the loss of its mini-batch."""
         aggregation, most = self.aggregation, self.run.rollout.max_response_tokens
         share = self.config.entropy_share
         weights = []

@@ -1,4 +1,4 @@
-"""What the two pools of a run did when: one line per step in its folder, from which `rlsdk report` draws a picture."""
+"""Timeline of a run's two pools: one line per step in a file, which `rlsdk report` draws."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from typing import Any, Literal
 from rlsdk.trainer.trackers import read_lines
 
 FILE = "timeline.jsonl"
-"""Of a run's folder."""
+"""File name in a run's folder."""
 MERGED = 200
-"""Groups of one step that are finished within a step's time over this are one event."""
+"""Time resolution: groups of one step that finish within 1/200 of the step's time become one event."""
 
 LATEST = 1e11
-"""Seconds since the epoch that can be drawn."""
+"""Latest time that can be drawn, in seconds since the epoch."""
 Kind = Literal["start", "made", "publish", "served", "hold", "held", "train", "trained"]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that happened."""
+    """One event."""
 
     at: float
     """Seconds since the epoch."""
     kind: Kind
     step: int
-    """That groups are made for, whose weights go out, or that trains."""
+    """Step for which groups are made, whose weights are published, or which trains."""
     count: int = 1
     """Groups."""
 
 
 class PoolTimes:
-    """Notes moments, and writes them at the end of each step. May be called from any thread."""
+    """Records events, and writes them at the end of each step. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path`: of the file; None: nothing is written."""
+        """`path`: the file; None: nothing is written."""
         self._path = path
         self._lock = threading.Lock()
         self._moments: list[Moment] = []
@@ -49,12 +49,12 @@ class PoolTimes:
         self._step_s = 0.0
 
     def begin(self, *, resumed: bool) -> None:
-        """Before the first moment of this process; a run that is not resumed leaves nothing of an earlier one."""
+        """Call before the first event of this process. A run that is not resumed removes an earlier run's file."""
         if self._path is not None and not resumed:
             self._path.unlink(missing_ok=True)
 
     def note(self, kind: Kind, step: int, count: int = 1) -> None:
-        """This happens now."""
+        """Records an event that happens now."""
         if self._path is None:
             return
         with self._lock:
@@ -68,7 +68,8 @@ class PoolTimes:
             self._moments.append(Moment(now, kind, step, count))
 
     def write(self, step: int) -> None:
-        """The step is trained. What cannot be written is missing in a picture, and ends no run."""
+        """Writes the events of a finished step. A failed write is ignored: it leaves a gap in the timeline but does not
+        end the run."""
         if self._path is None:
             return
         with self._lock:
@@ -86,8 +87,8 @@ class PoolTimes:
 
 
 def read_times(path: Path, *, last_steps: int) -> list[Moment]:
-    """The moments of the last steps, in the order of their time. Where a run was resumed, what it did again counts;
-    lines that make no sense are left out."""
+    """Reads the events of the last steps, ordered by time. Of steps repeated after a resume only the repetition counts;
+    invalid lines are skipped."""
     lines: dict[int, Sequence[Moment]] = {}
     for found in read_lines(path):
         step, moments = found.get("step"), _moments(found)

@@ -40,7 +40,7 @@ class PairObjective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """What is trained."""
+    """Options of training from pairs."""
 
     label: str
     """Prefix of the metrics."""
@@ -50,8 +50,8 @@ class PairOptions:
 
 
 class PairStage(Stage):
-    """One step: pairs of answers, one optimizer step of the actor; the reference gives its log-probs first where the
-    session has one."""
+    """Stage whose step takes pairs of answers and makes one optimizer step of the actor; the reference first computes
+    its log-probs if the session has one."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PairStage(Stage):
         options: PairOptions,
         when: EvalOptions | None = None,
     ) -> None:
-        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on, and looked at as `when`
+        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on, and evaluated as `when`
         says."""
         self.session = session
         self.stream = stream
@@ -129,7 +129,7 @@ class PairStage(Stage):
             self._progress.__exit__(None, None, None)
 
     def _evaluate(self, held_out: PairSet) -> Evaluated:
-        """Figures on the held-out pairs, by the objective that is trained."""
+        """Metrics on the held-out pairs, by the training objective."""
         if self._held_batch is None:
             self._held_batch = self._referred(held_out.batch(range(len(held_out))), self.evaluations.check_stop)
         batch, objective, look = self._held_batch, self.options.objective, self.evaluations.check_stop
@@ -139,7 +139,7 @@ class PairStage(Stage):
         return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
     def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
-        """Adds what the reference gives, where there is one."""
+        """Adds the reference's log-probs if there is a reference."""
         if self.session.ref is None:
             return batch
         return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs", look))
@@ -150,7 +150,7 @@ class PairStage(Stage):
 
 
 def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """What an objective on pairs added up, per pair; its loss as `loss`."""
+    """Divides a pair objective's sums by the number of pairs; its loss becomes `loss`."""
     weight = float(sums["metric_weight"])
     names = [name for name in sums if not name.endswith("_weight")]
     found = {name: float(sums[name]) / weight if weight else 0.0 for name in names}

@@ -19,17 +19,17 @@ class Best:
     mode: str
     value: float
     step: int
-    """After which it was measured; 0: before the first."""
+    """Step after which it was measured; 0: before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Part of a checkpoint, so that a run that is resumed goes on counting."""
+    """Best value and early-stopping count; saved in checkpoints so that a resumed run continues counting."""
 
     best: Best | None = None
-    """Of `checkpoint.best`: there is a checkpoint of its step."""
+    """Best value of the metric of `checkpoint.best`; its step has a checkpoint."""
     leader: Best | None = None
-    """Of `eval.early_stopping`: what others are measured against."""
+    """Best value of the metric of `eval.early_stopping`, to which later values are compared."""
     waited: int = 0
     """Evaluations since `leader` that were no better."""
 
@@ -38,7 +38,7 @@ class Progress:
 
     @classmethod
     def load(cls, data: Mapping[str, Any], best: WatchConfig, stopping: EarlyStoppingConfig) -> Progress:
-        """What `dump` gave; what was counted of another metric, or the other way round, counts no more.
+        """Restores what `dump` returned; values of another metric or the opposite direction are dropped.
 
         Raises:
             CheckpointError: the data is not of this version of rlsdk.
@@ -54,7 +54,7 @@ class Progress:
 def after_evaluation(
     progress: Progress, step: int, metrics: Mapping[str, float], best: WatchConfig, stopping: EarlyStoppingConfig
 ) -> Progress:
-    """The progress with one more evaluation.
+    """Returns the progress updated with one more evaluation.
 
     A value that is NaN is never better. Before the first step there is no checkpoint that could be the best one.
 
@@ -75,7 +75,7 @@ def after_evaluation(
 
 
 def why_ended(progress: Progress, stopping: EarlyStoppingConfig) -> str | None:
-    """Why a run that stops early is over, in words; None while it is not."""
+    """Reason for stopping early; None while the run continues."""
     if stopping.metric is None or progress.waited < stopping.patience:
         return None
     evaluations = "one evaluation" if progress.waited == 1 else f"{progress.waited} evaluations in a row"

@@ -1,4 +1,4 @@
-"""Brings weights to the replicas while the next step trains: from a copy that the trainer's side keeps."""
+"""Syncs weights to the replicas while the next step trains, from a copy on the trainer's side."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ OnNewWeights = Literal["drain", "recompute", "keep"]
 
 
 class Publisher(Protocol):
-    """What a source of groups needs to have weights published."""
+    """Interface through which a source of groups publishes weights."""
 
     seconds: float
-    """That the last publish took from the replicas."""
+    """Seconds of serving that the last publish cost the replicas."""
 
     @property
     def last_report(self) -> SyncReport | None:
-        """Of the last publish."""
+        """Sync report of the last publish."""
         ...
 
     def hold(self) -> None:
-        """Keeps the weights of now aside for the next `publish`; what is trained later does not change them."""
+        """Copies the current weights for the next `publish`; later training does not change the copy."""
         ...
 
     def publish(self, done: Done) -> None:
-        """Brings the weights that were kept, or else those of now, to every replica. May return at once.
+        """Syncs the copied weights, or else the current ones, to every replica. May return before it is done.
 
         Args:
-            done: called when every replica serves them, or with what went wrong; from any thread.
+            done: called, from any thread, when every replica serves them, or with the error.
         """
         ...
 
 
 class TurnsPublisher:
-    """Satisfies `Publisher` where groups are made between steps: brings the weights of now, and waits for it."""
+    """Satisfies `Publisher` where groups are made between steps: syncs the current weights and waits."""
 
     def __init__(self, phase: RolloutPhase) -> None:
         self._phase = phase
@@ -52,7 +52,7 @@ class TurnsPublisher:
 
     @property
     def last_report(self) -> SyncReport | None:
-        """Of the last publish."""
+        """Sync report of the last publish."""
         return self._phase.last_report
 
     def hold(self) -> None:
@@ -66,7 +66,7 @@ class TurnsPublisher:
 
 
 class OverlappedPublisher:
-    """Satisfies `Publisher` for their own pools. One publish at a time."""
+    """Satisfies `Publisher` where training and rollout have separate pools. One publish at a time."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class OverlappedPublisher:
         """Starts nothing.
 
         Args:
-            weights: of the actor, on their way to its rollout engine.
-            stream: what runs on the replicas.
-            state: gives the version of the weights.
-            on_new_weights: what running samples do. `drain`: there are none when `publish` is called.
-            expects_change: a sync after an update must find changed tensors.
+            weights: syncs the actor's weights to its rollout engine.
+            stream: the stream that runs on the replicas.
+            state: holds the version of the weights.
+            on_new_weights: what happens to running samples. `drain`: none are running when `publish` is called.
+            expects_change: a sync after an update must change tensors.
             timeout_s: for each pause and resume.
-            synced: called with each report.
+            synced: called with each sync report.
         """
         self._weights = weights
         self._stream = stream
@@ -104,7 +104,7 @@ class OverlappedPublisher:
 
     @property
     def last_report(self) -> SyncReport | None:
-        """Of the last publish."""
+        """Sync report of the last publish."""
         return self._report
 
     def hold(self) -> None:
@@ -121,12 +121,12 @@ class OverlappedPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Waits for the publish that is under way."""
+        """Waits for the running publish."""
         if self._thread is not None:
             self._thread.join()
 
     def _version(self) -> tuple[int, bool]:
-        """Of the weights of now; and whether they must differ from those before."""
+        """Version of the current weights, and whether they must differ from those of the last sync."""
         found = self._state.policy_version, self._expects_change and self._state.expects_change
         self._state.expects_change = False
         return found

@@ -1,4 +1,4 @@
-"""The quickstart's model and tokenizer, made on the spot: nothing is downloaded."""
+"""Creates the quickstart's model and tokenizer locally, without a download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL_FOLDER = "model"
 def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
     """Writes a two-layer Llama of 1.1 million parameters (its `config.json`) and a character tokenizer.
 
-    Weights are drawn with `trainer.seed` when the engine is built. Returns the configuration that uses it.
+    The engine initializes the weights at random, with `trainer.seed`. Returns the configuration that uses the model.
 
     Raises:
         ConfigError: the task's words hold characters that the tokenizer does not have.

@@ -29,8 +29,8 @@ class RanksGoneError(RlsdkError):
 
 
 class RankSync:
-    """Keeps the sharding manager of the ranks that were synced last: it is made again only where these change, or a new
-    process took the place of one."""
+    """Caches the sharding manager of the ranks that were synced last; makes a new one only if the ranks change, or a
+    rank has a new process."""
 
     def __init__(self, session: Session, group: MortalGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
         """Makes nothing yet.
@@ -45,11 +45,11 @@ class RankSync:
         self._make_manager = make_manager
         self._timeout_s = timeout_s
         self._made: tuple[Mapping[int, int], ShardingManager, SomeRanks] | None = None
-        """With the ranks, and their lives, that it was made for."""
+        """The cached manager, with the ranks and process numbers that it was made for."""
         self._has_synced = False
 
     def sync(self, lives: Mapping[int, int], version: int, *, expect_change: bool) -> SyncReport:
-        """Brings the actor's weights to these ranks.
+        """Syncs the actor's weights to these ranks.
 
         Args:
             lives: rank -> number of its process.
@@ -57,7 +57,7 @@ class RankSync:
             expect_change: some tensor must differ from what the ranks serve.
 
         Raises:
-            RanksGoneError: some of them were lost on the way.
+            RanksGoneError: some of them were lost during the sync.
             RlsdkError: see `ShardingManager.sync_weights`.
         """
         manager, called = self._manager_of(lives)
@@ -71,8 +71,8 @@ class RankSync:
             raise RanksGoneError(called.gone) from error
 
     def _manager_of(self, lives: Mapping[int, int]) -> tuple[ShardingManager, SomeRanks]:
-        """A rank that was synced by another manager is described again: what the two ends keep between syncs belongs to
-        one set of ranks."""
+        """Returns the cached manager, or makes a new one after closing the actor's transports: what the two ends keep
+        between syncs is valid for one set of ranks only."""
         if self._made is None or self._made[0] != lives:
             if self._has_synced:
                 self._session.actor.run("close_transports", timeout_s=self._timeout_s)

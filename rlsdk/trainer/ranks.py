@@ -14,11 +14,11 @@ from rlsdk.interfaces import DeadlineError, Peer, RlsdkError, WeightSourceHost
 from rlsdk.trainer.groups import Answer, Group
 
 DEATH_S = 2.0
-"""How much later than the error that it causes a death may be seen."""
+"""Seconds by which a process's death may be noticed later than the error that it causes."""
 
 
 class MortalGroup(Protocol):
-    """A worker group, as far as this needs it."""
+    """The part of a worker group's interface that is needed here."""
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]: ...
 
@@ -29,14 +29,14 @@ class MortalGroup(Protocol):
 
 @dataclass(eq=False)
 class SomeRanks:
-    """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Every rank is waited for before an
-    error is raised, so that none of them is still at work."""
+    """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Waits for every rank before an error
+    is raised, so that none of them is still running."""
 
     group: MortalGroup
     ranks: Sequence[int]
     timeout_s: float
     gone: dict[int, RlsdkError] = field(default_factory=dict)
-    """By rank: those that died, or did not answer in time."""
+    """Errors of the ranks that died or did not answer in time, by rank."""
 
     @property
     def world_size(self) -> int:
@@ -50,7 +50,7 @@ class SomeRanks:
         """Calls a method on each of the ranks; results in their order.
 
         Raises:
-            RlsdkError: of the first rank that failed.
+            RlsdkError: the error of the first rank that failed.
         """
         limit = timeout_s or self.timeout_s
         futures = [self.group.future(rank, method, *args) for rank, args in zip(self.ranks, arguments, strict=True)]
@@ -90,8 +90,8 @@ class SomeRanks:
 
 
 class RememberedLayouts:
-    """Satisfies `rlsdk.trainer.groups.Group`: training ranks, whose layouts stay as they are and are asked for once. A
-    replica that comes back while they train need not wait for the end of an update."""
+    """Satisfies `rlsdk.trainer.groups.Group` for training ranks and caches their layouts, which never change, so that
+    syncing a restarted replica need not wait for the end of an update."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

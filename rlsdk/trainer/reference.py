@@ -1,5 +1,5 @@
-"""Where the reference policy of a run is: what reinforcement learning started from, also after the run was resumed
-elsewhere."""
+"""Finds the reference policy of a run (the policy from which reinforcement learning started), also after the run was
+resumed elsewhere."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from rlsdk.interfaces import CheckpointError
 
 FOLDER = "reference"
-"""Of a run that warmed up: the policy that its reinforcement learning starts from, in Hugging Face form."""
+"""Folder of a run with a warm start: the policy from which its reinforcement learning starts, in Hugging Face
+format."""
 KEY = "reference"
-"""Of a checkpoint's state."""
+"""Key in a checkpoint's state."""
 
 
 def reference_state(reference: Path | None, checkpoints: Path) -> dict[str, Any]:
-    """What a checkpoint says of the reference: its path, and the path from the folder of checkpoints, by which it is
-    found when the run's folder was moved as a whole. Empty where the reference is the model that is configured."""
+    """The reference's entry in a checkpoint: its path, and its path relative to the checkpoint folder, which still
+    holds after the run's folder was moved as a whole. Empty if the reference is the configured model."""
     if reference is None:
         return {}
     whole = reference.resolve()
@@ -25,24 +26,24 @@ def reference_state(reference: Path | None, checkpoints: Path) -> dict[str, Any]
 
 
 def find_reference(state: dict[str, Any], checkpoint: Path, *, warmed_up: bool) -> Path | None:
-    """The reference of the run that a checkpoint is of.
+    """Finds the reference of the run that wrote a checkpoint.
 
     Args:
-        state: of the checkpoint.
-        checkpoint: its folder, `RUN/checkpoints/step_N`.
-        warmed_up: the run began with supervised training, so its reference is not the model that is configured.
+        state: state of the checkpoint.
+        checkpoint: folder of the checkpoint, `RUN/checkpoints/step_N`.
+        warmed_up: the run began with supervised training, so its reference is not the configured model.
 
     Returns:
-        Its folder; None where it is the model that is configured.
+        The reference's folder; None if it is the configured model.
 
     Raises:
-        CheckpointError: it is not where the checkpoint says; names the places and what to do.
+        CheckpointError: it is not where the checkpoint says; names the places that were searched and what to do.
     """
     checkpoints = checkpoint.resolve().parent
     said = state.get(KEY)
     if said is not None:
         places = [checkpoints / str(said["from_checkpoints"]), Path(str(said["path"]))]
-    elif warmed_up:  # Written before checkpoints said it.
+    elif warmed_up:  # The checkpoint was written before this entry existed.
         places = [checkpoints.parent / FOLDER]
     else:
         return None

@@ -14,18 +14,18 @@ from rlsdk.trainer.trackers import is_warm_start
 
 
 class _Repeats:
-    """Steps that a server has already: a resumed run makes them again, with the same numbers, and servers take nothing
-    back. They are told by a metric of the tracker's own, by phase: steps of the warm start and of RL both count from
-    1."""
+    """Skips steps that a server already has: a resumed run repeats them with the same metrics, and servers cannot
+    delete them. A metric of the tracker's own marks them, by phase, since steps of the warm start and of RL both count
+    from 1."""
 
     MARKS: ClassVar[Mapping[bool, str]] = {True: "sft/step", False: "rl/step"}
-    """Warm start or not -> the metric that holds the step."""
+    """Metric that holds the step, by whether the phase is the warm start."""
 
     def __init__(self, last: Mapping[str, float | None]) -> None:
         self._last = last
 
     def mark(self, metrics: Mapping[str, float], step: int) -> Mapping[str, float] | None:
-        """The metrics with their mark; None: the server has this step."""
+        """Returns the metrics with their mark; None if the server already has this step."""
         mark = self.MARKS[is_warm_start(metrics)]
         last = self._last.get(mark)
         return None if last is not None and step <= last else {mark: step, **metrics}
@@ -35,12 +35,12 @@ class WandbTracker:
     """Weights & Biases. Options go to `wandb.init`.
 
     Steps are a metric of their own: the warm start and RL both count from 1, where wandb's own counter takes none
-    twice. A resumed run continues in its run of wandb, and leaves out the steps that are there. Offline nobody can be
-    asked what is there: `LAST_STEPS`, in the run's folder, says what was logged.
+    twice. A resumed run continues in its run of wandb, and leaves out the steps that are there. Offline the server
+    cannot be asked for its steps: the file `LAST_STEPS` in the run's folder records what was logged.
     """
 
     LAST_STEPS = "wandb_steps.json"
-    """File: the run of wandb, and the last step of each phase that it was given."""
+    """File with the wandb run and the last step of each phase that was logged to it."""
 
     def __init__(self, context: TrackerContext) -> None:
         wandb = _import("wandb")
@@ -48,7 +48,7 @@ class WandbTracker:
         settings |= context.options
         try:
             self._run = wandb.init(dir=context.run_dir, config=dict(context.config), resume="allow", **settings)
-        except Exception as error:  # its own kinds: no key, no such project, no network
+        except Exception as error:  # wandb's own errors: no key, no such project, no network
             raise ConfigError(
                 f"tracking.trackers: 'wandb' cannot start: {type(error).__name__}: {error}. Run `wandb login` or set "
                 "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
@@ -63,7 +63,7 @@ class WandbTracker:
         self._table = wandb.Table
 
     def _read_file(self) -> Mapping[str, float]:
-        """The last steps that this run of wandb was given from here; none where the file is of another."""
+        """The last steps that were logged to this wandb run; empty if the file belongs to another run."""
         try:
             found = json.loads(self._file.read_text())
             known = found["run"] == self._name()
@@ -98,7 +98,7 @@ class MlflowTracker:
     """
 
     FOLDER = "rlsdk.run_dir"
-    """Tag of a run: its folder."""
+    """Tag of an MLflow run that holds the run's folder."""
 
     def __init__(self, context: TrackerContext) -> None:
         self._mlflow = _import("mlflow")
@@ -112,7 +112,7 @@ class MlflowTracker:
         self._mlflow.log_dict(dict(context.config), "config.json")
 
     def _find(self, experiment_id: str, folder: str) -> str | None:
-        """The newest run of this folder."""
+        """Id of the newest MLflow run with this folder."""
         runs = self._mlflow.MlflowClient().search_runs([experiment_id], order_by=["attributes.start_time DESC"])
         return next((str(run.info.run_id) for run in runs if run.data.tags.get(self.FOLDER) == folder), None)
 

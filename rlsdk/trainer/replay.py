@@ -1,4 +1,4 @@
-"""Trains again on the samples in a run's journal, and compares the updates with those of the run."""
+"""Repeats a run's training on the samples in its journal, and compares the updates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlsdk.rollouts.records import grade_from, trajectory_from
 from rlsdk.trainer.sampler import Draw, group_task
 
 BASELINE = "greedy"
-"""Name of the requests of greedy baselines."""
+"""Name of the requests for greedy baselines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedStep:
-    """One step, trained again."""
+    """One repeated training step."""
 
     step: int
     figures: Mapping[str, float]
@@ -28,13 +28,13 @@ class ReplayedStep:
 
     @property
     def difference(self) -> float:
-        """Largest relative difference of a figure; infinite where one is missing."""
+        """Largest relative difference of a metric; infinite if one is missing."""
         return max((_relative(self.figures.get(name), value) for name, value in self.expected.items()), default=0.0)
 
 
 @dataclass(kw_only=True)
 class RecordedGroups:
-    """The groups of every step of a journal, in the order of the steps."""
+    """The groups of every step in a journal, in step order."""
 
     prompts: PromptStream
     draw: Draw
@@ -45,14 +45,14 @@ class RecordedGroups:
 
     @property
     def steps(self) -> Sequence[int]:
-        """Those whose update was recorded."""
+        """Steps whose update was recorded."""
         return sorted(self.recorded.trained.keys() & self.recorded.updates.keys())
 
     def groups(self, step: int) -> list[Group]:
-        """What a step trained on.
+        """Groups that a step trained on.
 
         Raises:
-            CheckpointError: samples of it are not in the journal.
+            CheckpointError: samples of the step are not in the journal.
         """
         return [self._group(ordinal, step) for ordinal in self.recorded.trained[step]]
 
@@ -84,7 +84,7 @@ class RecordedGroups:
 def recorded_groups(
     folder: Path, prompts: PromptStream, draw: Draw, text_of: Callable[[Trajectory], str]
 ) -> RecordedGroups:
-    """Of a whole run.
+    """Reads the recorded groups of a whole run.
 
     Raises:
         CheckpointError: there is no journal, or it does not begin with the first step.
@@ -103,11 +103,11 @@ def recorded_groups(
 
 
 def replay(found: RecordedGroups, learn: Callable[[Sequence[Group]], Mapping[str, float]]) -> Iterator[ReplayedStep]:
-    """Trains on every step's groups.
+    """Repeats the training on every step's groups.
 
     Args:
-        found: of the journal.
-        learn: makes a step's updates and returns their figures.
+        found: groups of the journal.
+        learn: makes a step's updates and returns their metrics.
     """
     for step in found.steps:
         figures = learn(found.groups(step))

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def run_replay(
     config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str
 ) -> Iterator[tuple[int, Iterator[ReplayedStep]]]:
-    """The number of steps, and each of them as it is trained again. No rollout engine is started, nothing is written.
+    """Returns the number of steps, and an iterator that repeats them. Starts no rollout engine and writes nothing.
 
     Raises:
         ConfigError: the run began with supervised training, whose updates the journal does not hold.
-        CheckpointError: the journal is not that of a whole run.
+        CheckpointError: the journal does not cover a whole run.
     """
     if config.sft.is_asked:
         raise ConfigError(
@@ -70,7 +70,7 @@ def replay_parts(
     """What a run's journal recorded, and how it is trained on again; the session needs no rollout engine.
 
     Raises:
-        CheckpointError: the journal is not that of a whole run.
+        CheckpointError: the journal does not cover a whole run.
     """
     algorithm = algorithm_of(config, registry, materials)
     folder = materials.output.run_dir / FOLDER

@@ -13,7 +13,7 @@ from rlsdk.rollouts import Collected
 
 
 class CallsRanks(Protocol):
-    """A worker group, as far as replicas need it."""
+    """The part of a worker group's interface that replicas need."""
 
     @property
     def world_size(self) -> int: ...
@@ -54,7 +54,7 @@ class GroupReplica:
 def replicas_of(
     group: CallsRanks, *, backend: str, max_running: int, keeps_unfinished: bool = False
 ) -> list[GroupReplica]:
-    """One per rank; `keeps_unfinished`: its backend claims `Capability.PARTIAL_ROLLOUT`."""
+    """Makes one replica per rank; `keeps_unfinished`: its backend claims `Capability.PARTIAL_ROLLOUT`."""
     return [
         GroupReplica(
             group=group,

@@ -1,4 +1,4 @@
-"""Rewards before anything starts: what their source shows."""
+"""Checks the source code of rewards before anything starts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlsdk.rewards.signatures import Form, said_of
 
 
 def inspect_rewards(rewards: Sequence[RewardConfig], field: str = "rewards") -> tuple[list[Problem], list[str]]:
-    """What is wrong with rewards that are named by file or module, read from their source, and what to say of them.
+    """Returns problems and notices about rewards that are named by file or module, found in their source.
 
-    Nothing of a user is run, and registered names are not looked at: `check_run` does that.
+    Runs no user code and ignores registered names, which `check_run` checks.
 
     Args:
-        rewards: of the run, or of one of its evaluation sets.
-        field: of the configuration that holds them.
+        rewards: rewards of the run, or of one of its evaluation sets.
+        field: configuration field with the rewards, for messages.
     """
     problems, notices = list[Problem](), list[str]()
     for at, reward in enumerate(rewards):

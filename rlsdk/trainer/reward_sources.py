@@ -35,7 +35,7 @@ def resolve_rewards(rewards: Sequence[RewardConfig], registry: Registry) -> list
 
 
 def reward_def(reward: RewardConfig, target: str) -> RewardDef:
-    """The term of one entry of the configuration."""
+    """The reward definition of one entry of the configuration."""
     return RewardDef(
         name=reward.title, target=target, weight=reward.weight, options=dict(reward.options), rows=dict(reward.rows)
     )
@@ -62,18 +62,18 @@ def start_rewards(
     scored_elsewhere: bool = False,
     judges: Mapping[str, EngineJudge] = MappingProxyType({}),
 ) -> Scorer:
-    """What scores samples; imports of reward functions continue in the background.
+    """Starts what scores samples; imports of reward functions continue in the background.
 
     Args:
-        rewards: of a run, or of an evaluation set.
-        limits: on all of them.
+        rewards: rewards of a run, or of an evaluation set.
+        limits: limits on all of them.
         registry: of what is installed.
-        log_dir: where what rewards print goes.
+        log_dir: folder for what rewards print.
         scored_elsewhere: reward models score the samples, too, so that one to which no reward applies has not failed.
-        judges: that are engines of the run, by role.
+        judges: judges that are engines of the run, by role.
 
     Raises:
-        ConfigError: no reward at all, or one that cannot be found or asked.
+        ConfigError: there is no reward, or one cannot be found or does not answer.
     """
     if not rewards:
         names = registry.usable(ComponentKind.REWARD)
@@ -99,10 +99,10 @@ def start_rewards(
 def start_remote(
     reward: RewardConfig, limits: RewardLimitsConfig, judges: Mapping[str, EngineJudge] = MappingProxyType({})
 ) -> RemoteScorer:
-    """A reward of a service, or of a judge, which has answered once.
+    """Starts a reward that calls a service or a judge, after it has answered once.
 
     Raises:
-        ConfigError: it does not answer, its URL is none, or an environment variable is not set.
+        ConfigError: it does not answer, its URL is invalid, or an environment variable is not set.
     """
     if reward.judge is not None and reward.judge.engine is not None:
         judge = judges.get(judge_role(reward.label))
@@ -129,7 +129,7 @@ def start_remote(
         scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
     else:
         make = functools.partial(JudgeClient, judge=judge_options(reward.judge))
-        alone = replace(options, batch_size=1, batch_wait_s=0.0)  # A question is a request.
+        alone = replace(options, batch_size=1, batch_wait_s=0.0)  # One question is one request.
         scorer = RemoteScorer(reward_def(reward, reward.judge.url), alone, grading_limits(limits), make)
     if asked.check_at_start:
         try:
@@ -141,7 +141,7 @@ def start_remote(
 
 
 def load_judges(config: RunConfig) -> dict[str, EngineJudge]:
-    """The judges of a run that are engines of it, by role; not connected yet.
+    """The judges that are engines of the run, by role; not connected yet.
 
     Raises:
         ConfigError: one has no tokenizer, or no room for a question.
@@ -156,7 +156,7 @@ def load_judges(config: RunConfig) -> dict[str, EngineJudge]:
 
 
 def judge_options(asked: JudgeConfig) -> JudgeOptions:
-    """What the judge is asked, and what counts as its verdict."""
+    """The judge's question template, and how its verdict is read."""
     return JudgeOptions(
         model=asked.model or "",
         template=asked.template,
@@ -203,7 +203,7 @@ def start_runner(
     *,
     is_whole: bool = True,
 ) -> RewardRunner:
-    """Grading processes, that log in `log_dir`."""
+    """Starts grading processes, which log to `log_dir`."""
     if log_dir is not None:
         log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     runner = RewardRunner(
@@ -224,7 +224,7 @@ def check_rows(
     sets: Mapping[str, PromptDataset],
     measures: Sequence[Measure],
 ) -> list[str]:
-    """Compares rewards, and their `rows`, with the data that they grade. Returns what to tell of it.
+    """Checks rewards, and their `rows`, against the data that they grade. Returns notices.
 
     Raises:
         ConfigError: a field or a value that no row has, rows that no reward is for, or a reward that can grade none.
@@ -250,7 +250,7 @@ def _rows(datasets: Sequence[PromptDataset]) -> Iterator[tuple[str, Mapping[str,
 
 
 def grading_limits(asked: RewardLimitsConfig) -> RewardLimits:
-    """What grading processes are held to."""
+    """Limits of the grading processes."""
     return RewardLimits(
         timeout_s=asked.timeout_s,
         memory_mb=asked.memory_mb,
@@ -272,6 +272,6 @@ def grading_limits(asked: RewardLimitsConfig) -> RewardLimits:
 
 
 def reward_grader(config: RunConfig, scorer: Scorer, notice: Callable[[str], None]) -> RewardGrader:
-    """What the stream asks; `notice` receives what happened to the rewards."""
+    """The grader for the stream; `notice` receives messages about the rewards."""
     asked = config.reward_limits.on_failure
     return RewardGrader(scorer, notice, failed_score=None if asked == "drop" else asked)

@@ -31,22 +31,22 @@ from rlsdk.trainer.watch import LearningWatch, quantized_notice
 
 @dataclass(frozen=True, kw_only=True)
 class RlOptions:
-    """What a step reports."""
+    """Options of the reinforcement learning stage."""
 
     temperature: float
     reward_names: Sequence[str]
     max_failure_share: float
-    """Of a step's samples without a score; more end the run."""
+    """Largest allowed share of a step's samples without a score; more end the run."""
     shown_samples: SampleLog
-    """Logged with their text, each step."""
+    """Which samples of each step are logged with their text."""
     max_staleness: int = 0
-    """Above 0, groups are made while a step trains."""
+    """Largest staleness in steps; above 0, groups are made while a step trains."""
     preempt_s: float = 60.0
-    """From the news that the machine is taken away to the end."""
+    """Seconds from the preemption notice until the process must end."""
 
 
 class RlStage(Stage):
-    """One step: the groups that the schedule gives, then what the learner makes of them."""
+    """Stage whose step takes the groups that the schedule gives and has the learner train on them."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class RlStage(Stage):
         average: PolicyAverage | None = None,
         weights: ServedWeights | None = None,
     ) -> None:
-        """`state` is shared with `phase` and `publisher`, which bring its policy version to the replicas by `weights`;
-        `when` is about `evaluation`."""
+        """`state` is shared with `phase` and `publisher`, which sync its policy version to the replicas through
+        `weights`; `when` schedules `evaluation`."""
         self.source = source
         self.learner = learner
         self.phase = phase
@@ -82,7 +82,7 @@ class RlStage(Stage):
         self._step_of = {state.policy_version: 0}
         self._halted = self._settled = self._quantized_noted = False
         self._watch = LearningWatch()
-        """By policy version, the newest step that ended with it; of as many as samples may be behind."""
+        """Newest step that ended with each policy version, for as many versions as samples may be stale."""
 
     def begin(self) -> None:
         self.source.begin(self.step)
@@ -113,8 +113,8 @@ class RlStage(Stage):
         return metrics
 
     def collect(self, clock: StepClock) -> list[Group]:
-        """The groups of the next step. What they wait for after the last sample is counted as time of the rewards,
-        where none are made meanwhile for other steps."""
+        """Returns the groups of the next step. Waiting time after the last sample counts as reward time if no samples
+        for other steps are made meanwhile."""
         if self.options.max_staleness:
             with self.output.view.phase("rollout"), clock.measure("rollout"):
                 return self.source.next()
@@ -137,7 +137,7 @@ class RlStage(Stage):
 
     def settle(self) -> None:
         if not self.source.settle() and self.source.failure is not None:
-            raise self.source.failure  # a resumed run would begin groups with other weights than this one did
+            raise self.source.failure  # a resumed run would start groups with other weights than this run did
 
     def saving(self, step: int) -> None:
         self.source.saving(step)
@@ -180,7 +180,7 @@ class RlStage(Stage):
         self.source.close()
 
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
-        """Figures of the current weights on held-out prompts."""
+        """Evaluates the current weights on held-out prompts."""
         with ExitStack() as stack:
             if not self.source.serve():
                 stack.enter_context(self.phase.serving())
@@ -213,7 +213,7 @@ class RlStage(Stage):
         return metrics
 
     def _note_version(self) -> None:
-        """Of the weights that the step came to. Older ones than any sample may have are forgotten."""
+        """Records the step's weight version; drops versions older than any sample may have."""
         self._step_of[self.state.policy_version] = self.step
         oldest = self.step - self.options.max_staleness - 1
         while len(self._step_of) > 1 and list(self._step_of.values())[1] <= oldest:
@@ -226,7 +226,7 @@ class RlStage(Stage):
         self.output.view.samples(self.step, samples)
 
     def _note_quantized(self, metrics: Mapping[str, float]) -> None:
-        """Once, that what samples is not what is trained."""
+        """Warns once that the sampled policy (quantized weights) is not the trained one."""
         report = self.publisher.last_report
         if report is not None and not self._quantized_noted:
             self._quantized_noted = True
@@ -234,7 +234,8 @@ class RlStage(Stage):
                 self.output.view.notice(text)
 
     def _check_parity(self, metrics: Mapping[str, float]) -> None:
-        """Engines are compared under equal weights: samples of older ones differ for another reason."""
+        """Compares the engines' log-probs only on samples of the current weights: those of older weights differ for
+        another reason."""
         if "parity/log_prob_diff_mean" in metrics and not metrics.get("schedule/staleness_max"):
             self.learner.check_difference(metrics["parity/log_prob_diff_mean"], metrics["parity/log_prob_diff_max"])
 
@@ -247,7 +248,7 @@ def learn_from(
     temperature: float,
     clock: StepClock,
 ) -> Learned:
-    """The updates of a step, counted in `state`."""
+    """Makes the updates of a step, and counts them in `state`."""
     batch = make_batch(groups, temperature=temperature)
     learned = learner.learn(batch, step, clock)
     for result in learned.actor:
@@ -257,5 +258,5 @@ def learn_from(
 
 
 def update_figures(learned: Learned) -> dict[str, float]:
-    """What the updates of a step came to."""
+    """Metrics of the updates of a step."""
     return {**learned.metrics, **actor_metrics(learned.actor), **critic_metrics(learned.critic)}

@@ -1,4 +1,4 @@
-"""Placement of roles: the table of roles with a pool for each, and where the pools are."""
+"""Placement of roles: assigns each role a pool, and each pool its devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlsdk.config.role_names import ACTOR, base_role
 
 
 def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
-    """The table of a run's roles, each with the name of its pool.
+    """The role table of a run, each role with the name of its pool.
 
     Args:
         config: the run.
-        device: `cpu` or `cuda`, where the placement leaves it open.
-        needed: names of the roles; None: those that the algorithm needs.
+        device: `cpu` or `cuda`, used if the placement does not name one.
+        needed: names of the roles; None: the roles that the algorithm needs.
 
     Raises:
         ConfigError: the placement has fewer devices than pools.
@@ -28,7 +28,7 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
 
 
 def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> PlacementSpec:
-    """Which pool each of these roles runs in.
+    """Assigns a pool to each of these roles.
 
     Raises:
         ConfigError: fewer devices than pools.
@@ -56,7 +56,7 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
 
 
 def without_roles(config: RunConfig, names: Collection[str], device: str) -> RunConfig:
-    """The same with a placement for the run's other roles alone: each has the devices that it has in the whole run."""
+    """The configuration without these roles; each other role keeps the devices that it has in the whole run."""
     whole = placement_of(config.placement, needed_roles(config), device)
     places = {role: pool for role, pool in whole.roles.items() if role not in names}
     pools = {
@@ -69,14 +69,15 @@ def without_roles(config: RunConfig, names: Collection[str], device: str) -> Run
 
 
 def _pool_of(name: str, given: Mapping[str, str]) -> str:
-    """A role that was given no pool runs beside the actor, whose shape it mostly has, and takes turns with it."""
+    """Pool of a role. A role without a configured pool shares the actor's devices in turns, since it mostly has the
+    actor's shape."""
     return given.get(name) or given.get(base_role(name)) or given[ACTOR]
 
 
 def role_devices(
     config: RunConfig, device: str, *, train_only: bool = False, needed: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """How many devices each role gets: those of `needed`, else those that the run needs.
+    """Number of devices of each role in `needed`, or of each role that the run needs.
 
     Raises:
         ConfigError: the placement has fewer devices than pools.
@@ -88,8 +89,8 @@ def role_devices(
 
 
 def resolve_device(placement: PlacementConfig) -> str:
-    """`cpu` or `cuda` for a placement that leaves it open: what this machine has. Name it when the machine that starts
-    the run is not like those that carry it."""
+    """`cpu` or `cuda`: the placement's device, or else what this machine has. Configure it if the machine that starts
+    the run differs from those that execute it."""
     if placement.device != "auto":
         return placement.device
     return "cuda" if count_gpus() else "cpu"

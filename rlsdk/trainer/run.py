@@ -1,4 +1,4 @@
-"""A whole run of reinforcement learning, from a checked configuration to the last line: what `rlsdk train` calls."""
+"""A whole run of reinforcement learning, from a checked configuration to the result: what `rlsdk train` calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run_train(start: Start) -> RunResult:
-    """Warm start where asked for, then reinforcement learning; resumes where a checkpoint is found."""
+    """Warm start if configured, then reinforcement learning; resumes if a checkpoint is found."""
     config, view = start.config, start.view
     view.notice(f"dtype {config.model.dtype} on {start.device}, float32 weights in the optimizer")
     if (recipe := config.algorithm.recipe) is not None:
@@ -38,7 +38,7 @@ def run_train(start: Start) -> RunResult:
 
 
 def _train(start: Start) -> RunResult:
-    """One session of a run, from where `trainer.resume` says."""
+    """One session of a run, resumed as `trainer.resume` says."""
     config, view = start.config, start.view
     start = replace(start, table=roles(config, start.device))
     checkpoint = None
@@ -68,7 +68,7 @@ def _train(start: Start) -> RunResult:
 
 
 def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
-    """Where a run continues, or that it was finished before."""
+    """Text that says at which step a run continues, or that it is already finished."""
     line = f"resumed from {checkpoint} at step {step}"
     if step < steps:
         return line
@@ -77,32 +77,32 @@ def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _WarmStart:
-    """What supervised training leaves to reinforcement learning."""
+    """Result of the warm start for reinforcement learning."""
 
     session: Session
-    """Of the actor alone."""
+    """Session with the actor alone."""
     trainer: Trainer
 
 
 def _warm_start(start: Start, cluster: Cluster, materials: Materials) -> _WarmStart | None:
-    """Supervised training of the actor; None where none is asked for, or it was done before."""
+    """Supervised training of the actor; None if it is not configured or already done."""
     if not start.config.sft.is_asked or start.checkpoint is not None:
         return None
     actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
     groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
     session = Session(roles=groups, turns=turns, cluster=cluster)
-    _begin_anew(start, session, actor.optim)  # An engine that cannot says so before it has trained for hours.
+    _begin_anew(start, session, actor.optim)  # An engine that cannot do this fails here, before hours of training.
     return _WarmStart(session=session, trainer=supervise(start, materials, session)[1])
 
 
 def _begin_anew(start: Start, session: Session, optim: OptimSpec | None) -> None:
-    """Gives the actor a new optimizer."""
+    """Gives the actor a new optimizer for reinforcement learning."""
     with session.turns.using(ACTOR, training=True):
         session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
 
 
 def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
-    """A run that was asked to stop: nothing else is started, and what is half-way is not measured."""
+    """Result of a run that was stopped during its warm start: nothing else is started or evaluated."""
     _keep(trainer)
     stage = trainer.stage
     start.view.notice(f"stopped in supervised training, after {stage.step} of {stage.settings.steps} steps of it")
@@ -110,13 +110,14 @@ def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
 
 
 def _keep(trainer: Trainer) -> None:
-    """Saves a warm start whose last step has no checkpoint, because one of reinforcement learning was to come."""
+    """Saves the warm start if its last step has no checkpoint, because a checkpoint of reinforcement learning was to
+    follow."""
     if trainer.stage.step and trainer.last_checkpoint != trainer.store.path_of(trainer.stage.step):
         trainer.save()
 
 
 def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Session:
-    """Starts the roles. The reference policy is the one that RL starts from, so it comes after the warm start."""
+    """Starts the roles. The reference policy is the one that RL starts from, so it is loaded after the warm start."""
     config = start.config
     make = functools.partial(start.start_role, cluster=cluster)
     rest = list(start.table)
@@ -143,11 +144,11 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
 
 
 def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> Path | None:
-    """The folder of the reference policy where it is not the model that is configured: what the warm start of this run
-    came to, or of the run that is resumed.
+    """Folder of the reference policy: the model after the warm start of this run or of the run that is resumed. None if
+    it is the configured model.
 
     Raises:
-        CheckpointError: the run that is resumed had one that is not there any more.
+        CheckpointError: the resumed run's reference no longer exists.
     """
     if REF not in needed_roles(config) or config.ref.path is not None:
         return None

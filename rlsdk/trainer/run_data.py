@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HELD_OUT = "held out"
 """Source of the run's own evaluation rows."""
 MIN_TOKENIZED = 64
-"""Rows that are tokenized together where only the first few are wanted."""
+"""Smallest number of rows tokenized at once where only the first few are needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SourceRows:
     """The rows of one source of training data."""
 
     field: str
-    """Of the configuration, for messages."""
+    """Configuration field, for messages."""
     name: str
     weight: float
     rows: Sequence[DataRow]
@@ -51,7 +51,7 @@ class EvalRows:
     """The rows of a set, and which of their fields make the prompt."""
 
     source: str
-    """What they came from: `HELD_OUT`, or the field that names their source."""
+    """Their source: `HELD_OUT`, or the configuration field that names it."""
     rows: Sequence[DataRow]
     kept_out: Sequence[DataRow]
     """Rows whose questions are not trained on: `rows`, or all that were held out."""
@@ -64,11 +64,11 @@ class RunPrompts:
 
     train: PromptDataset
     sets: Mapping[str, PromptDataset]
-    """For evaluation, by name of the measure."""
+    """Evaluation prompts by name of the measure."""
 
 
 def prompt_format(config: RunConfig) -> PromptFormat:
-    """How training prompts are made of rows."""
+    """The format that makes training prompts of rows."""
     data = config.data
     return PromptFormat(
         prompt_field=data.prompt_field,
@@ -82,7 +82,8 @@ def prompt_format(config: RunConfig) -> PromptFormat:
 
 
 def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
-    """How the prompts of an evaluation set are made of rows: as training's, but for what the set says."""
+    """The format that makes an evaluation set's prompts of rows: that of training, except for the set's own
+    settings."""
     form = prompt_format(config)
     own: dict[str, Any] = {
         "prompt_field": part.prompt_field,
@@ -98,14 +99,14 @@ def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
 def load_prompts(
     config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
 ) -> RunPrompts:
-    """Train and evaluation prompts that share no question. Says what was left out.
+    """Loads training and evaluation prompts that share no question. Reports what was left out.
 
     Args:
         config: of the run.
         registry: of what is installed.
         tokenizer: of the policy.
         view: receives notices about the rows.
-        measures: of the evaluations; none: no row is held out, and `data.eval` is only kept out of training.
+        measures: evaluation measures; empty: no row is held out, and `data.eval` is only kept out of training.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
@@ -116,7 +117,7 @@ def load_prompts(
         held = _held_out(config, registry, sources)
         sources = _without(sources, EvalRows(source=HELD_OUT, rows=held, kept_out=held, form=form), form, view)
     for part in {id(part.kept_out): part for part in rows.values()}.values():
-        # Rows that were held out of training stand in it by design; those of its own source are worth a word.
+        # Held-out rows are in the training source by design; only rows of a separate evaluation source are reported.
         split = part.source == HELD_OUT and config.data.eval is None
         sources = _without(sources, part, form, None if split else view)
     train = _tokenized(sources, tokenizer, form, config.data.max_prompt_tokens, view)
@@ -126,7 +127,7 @@ def load_prompts(
 def load_eval_prompts(
     config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
 ) -> Mapping[str, PromptDataset]:
-    """The evaluation prompts alone, by measure: those that `load_prompts` gives, and nothing else is tokenized.
+    """Loads only the evaluation prompts, by measure: the same as in `load_prompts`; nothing else is tokenized.
 
     Raises:
         ConfigError, DataError: as `load_prompts`.
@@ -136,7 +137,7 @@ def load_eval_prompts(
 
 
 def first_prompts(config: RunConfig, registry: Registry, tokenizer: Any, count: int) -> list[Prompt]:
-    """The first evaluation prompts of the run's own; no more rows than needed are tokenized.
+    """The first prompts of the run's own evaluation rows; tokenizes no more rows than needed.
 
     Raises:
         ConfigError, DataError: as `load_prompts`.
@@ -160,7 +161,7 @@ def first_prompts(config: RunConfig, registry: Registry, tokenizer: Any, count: 
 def load_examples(
     config: RunConfig, registry: Registry, tokenizer: Any, train: PromptDataset, view: RunView
 ) -> list[Example]:
-    """Prompts and answers of the supervised term (`algorithm.ptx`); none where its coefficient is 0.
+    """Loads prompts and answers of the supervised loss term (`algorithm.ptx`); empty if its coefficient is 0.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
@@ -202,12 +203,12 @@ def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:
 
 
 def with_sft_steps(config: RunConfig, num_rows: int) -> RunConfig:
-    """The same of `sft`, whose epochs are passes over the rows that are learned."""
+    """The same for `sft`, whose epochs are passes over the rows that are trained on."""
     return _counted(config, "sft", num_rows, config.sft.rows_per_step)
 
 
 def with_pair_steps(config: RunConfig, num_pairs: int) -> RunConfig:
-    """The same of `preferences`, whose epochs are passes over the pairs that are used."""
+    """The same for `preferences`, whose epochs are passes over the pairs that are used."""
     return _counted(config, "preferences", num_pairs, config.preferences.pairs_per_step)
 
 
@@ -272,7 +273,7 @@ def _held_out(config: RunConfig, registry: Registry, sources: Sequence[SourceRow
 def _eval_rows(
     config: RunConfig, registry: Registry, measures: Sequence[Measure], sources: Sequence[SourceRows] | None
 ) -> dict[str, EvalRows]:
-    """By measure. Those that ask the same rows share them."""
+    """Evaluation rows by measure. Measures with the same rows share them."""
     held: list[DataRow] | None = None
     found: dict[str, EvalRows] = {}
     for measure in measures:
@@ -291,7 +292,7 @@ def _eval_rows(
 def _eval_prompts(
     rows: Mapping[str, EvalRows], measures: Sequence[Measure], config: RunConfig, tokenizer: Any, view: RunView
 ) -> dict[str, PromptDataset]:
-    """Tokenized, once where measures ask the same."""
+    """Tokenizes evaluation prompts, once for measures with the same prompts."""
     made: list[tuple[EvalRows, int, PromptDataset]] = []
     found: dict[str, PromptDataset] = {}
     for measure in measures:
@@ -314,7 +315,7 @@ def _eval_prompts(
 def _without(
     sources: Sequence[SourceRows], held: EvalRows, form: PromptFormat, view: RunView | None
 ) -> list[SourceRows]:
-    """The sources without an evaluation's questions; `view` receives how many rows that were.
+    """Removes an evaluation's questions from the sources; `view` receives the number of removed rows.
 
     Raises:
         DataError: nothing is left of a source.

@@ -34,24 +34,24 @@ CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
 EARLIER = "earlier"
-"""Folder of a run: what was set aside when it started again, in `1/`, `2/` and so on."""
+"""Folder in a run's folder for files set aside when the run started again, in `1/`, `2/` and so on."""
 OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START,
              *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
-"""What belongs to one attempt."""
+"""Files of one attempt."""
 NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")
-"""Fields that say where a run is, not what it computes."""
+"""Fields that affect where a run is stored, not what it computes."""
 MAX_NAME_BYTES = 200
-"""Of a run's name; file systems take 255 bytes, and other names are built from it."""
+"""Largest length of a run's name in bytes; file systems allow 255, and longer names are derived from it."""
 
 Notice = Callable[[str], None]
 
 
 def silent(_: str) -> None:
-    """Drops a notice."""
+    """Ignores a notice."""
 
 
 def check_run_name(name: str) -> None:
-    """Refuses a name that would leave `trainer.run_dir`, or that no file system takes.
+    """Refuses a name that would lead out of `trainer.run_dir`, or that a file system does not allow.
 
     Raises:
         ConfigError: names the problem and a valid choice.
@@ -101,7 +101,7 @@ def make_run_dir(config: RunConfig) -> Path:
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Keeps a second process from writing into the same run's folder; gone with the process, however it ends.
+    """Keeps a second process from writing into the run's folder; released when the process ends, however it ends.
 
     Raises:
         ConfigError: another process holds it, or the folder cannot be written to.
@@ -130,12 +130,12 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 def find_checkpoint(
     config: RunConfig, run_dir: Path, folder: str = CHECKPOINTS, notice: Notice = silent
 ) -> Path | None:
-    """What the run resumes from: None to start afresh. Every byte of it was compared with its checksum.
+    """Finds the checkpoint to resume from, with all checksums verified; None: the run starts afresh.
 
     Args:
         config: of the run.
         run_dir: its folder.
-        folder: the one in a run that holds its checkpoints.
+        folder: name of the checkpoint folder in a run.
         notice: receives a line for each damaged checkpoint that is skipped.
 
     Raises:
@@ -161,7 +161,7 @@ def find_checkpoint(
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """A folder with a manifest, or with a checkpoint's name; damaged or not."""
+    """Whether a folder has a manifest or a checkpoint's name; it may be damaged."""
     return path.is_dir() and (is_checkpoint_name(path.name) or (path / MANIFEST).exists())
 
 
@@ -177,7 +177,7 @@ def is_in_warm_start(config: RunConfig) -> bool:
 
 
 def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
-    """Looks for the checkpoint that the run would continue from, before it has a folder: None where it starts afresh.
+    """Finds the checkpoint to resume from before the run has a folder; None: the run starts afresh.
 
     Raises:
         ConfigError: as `find_checkpoint`.
@@ -212,8 +212,8 @@ def _no_checkpoint(choice: str, folder: str) -> str:
 
 
 def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None = None, notice: Notice = silent) -> None:
-    """Records that a run starts with `config`. Call it once nothing can refuse the run any more: engine and data have
-    taken the checkpoint, and nothing of this attempt was written yet.
+    """Records that a run starts with `config`. Call it once the run can no longer be refused (engine and data have
+    loaded the checkpoint) and before this attempt writes anything.
 
     What an earlier attempt left and this one does not continue from is moved to `earlier/N/`, never deleted: everything
     where the run starts afresh or from another run's checkpoint, and later checkpoints where it goes back to an earlier
@@ -223,7 +223,7 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
         run_dir: the run's folder, whose lock this process holds.
         config: accepted.
         checkpoint: what the run resumes from; None: it starts afresh.
-        notice: receives what was set aside and which settings changed.
+        notice: receives a line about what was set aside and which settings changed.
     """
     changed = changed_settings(_settings_before(run_dir, checkpoint), config) if checkpoint is not None else {}
     _set_aside(run_dir, checkpoint, notice)
@@ -242,7 +242,7 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
 
 
 def changed_settings(before: Mapping[str, Any] | None, config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Field -> (old, new) for every setting that differs; empty where nothing is known of the earlier ones."""
+    """Maps each changed field to (old, new); empty if the earlier settings are not known."""
     if before is None:
         return {}
     old, new = dict(_leaves(before)), dict(_leaves(config.model_dump(mode="json")))
@@ -251,7 +251,8 @@ def changed_settings(before: Mapping[str, Any] | None, config: RunConfig) -> dic
 
 
 def _settings_before(run_dir: Path, checkpoint: Path) -> Mapping[str, Any] | None:
-    """What the checkpoint was made with; checkpoints of supervised training keep none, their run does."""
+    """Settings with which the checkpoint was made. Checkpoints of supervised training have none; their run's are
+    used."""
     for file in (checkpoint / CONFIG_FILE, run_dir / CONFIG_FILE):
         try:
             settings = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -263,7 +264,7 @@ def _settings_before(run_dir: Path, checkpoint: Path) -> Mapping[str, Any] | Non
 
 
 def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values; lists are values, an empty mapping is none."""
+    """Yields dotted names and values; a list is one value, an empty mapping yields nothing."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
@@ -274,7 +275,7 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
 def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
     own = checkpoint is not None and checkpoint.resolve().parent.parent == run_dir.resolve()
     if checkpoint is None or not own:
-        # `config.yaml` alone is no attempt: a start that failed early leaves it.
+        # `config.yaml` alone does not count as an attempt: a start that failed early leaves it.
         found = [name for name in OWN_FILES if (run_dir / name).exists()]
         if not any(_holds_work(run_dir / name) for name in found if name != CONFIG_FILE):
             return

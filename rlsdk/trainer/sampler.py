@@ -1,4 +1,4 @@
-"""Prompts to groups, through the stream: for training, evaluation and `rlsdk generate`."""
+"""Samples groups for prompts, through the stream: for training, evaluation and `rlsdk generate`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
 from rlsdk.trainer.stopping import EvaluationStoppedError
 
 LOOK_S = 0.1
-"""Between two looks at whether the run is asked to end."""
+"""Seconds between two checks of whether the run is asked to end."""
 CANCEL_S = 1.0
-"""How long replicas have to release their samples before they are asked again."""
+"""Seconds that replicas have to release their samples before they are asked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +21,15 @@ class Draw:
     """How groups of one kind are sampled."""
 
     source: str
-    """Of their ids: `train`, or the name of an evaluation."""
+    """First part of their ids: `train`, or the name of an evaluation."""
     num_samples: int
     sampling: SamplingParams
     greedy_baseline: bool = False
-    """One more, greedy, that is graded and not trained on."""
+    """Adds one greedy sample per group, which is graded and not trained on."""
 
 
 def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tuple[int | str, ...]) -> GroupTask:
-    """What the stream is asked for."""
+    """Builds the stream's task for one group."""
     return GroupTask(
         id=GroupId(source=draw.source, epoch=epoch, index=prompt.index),
         ordinal=ordinal,
@@ -42,7 +42,7 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
 
 
 def scores_of(group: Group) -> list[float]:
-    """Of a group's samples, those whose reward failed left out."""
+    """Scores of a group's samples, without those whose reward failed."""
     return [sample.total for sample in group.samples if sample.grade.valid]
 
 
@@ -54,10 +54,11 @@ def sample_all(
     seed: tuple[int | str, ...],
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
-    """A group for each prompt, in order; waits for all. The same seed gives the same samples under the same weights.
+    """Samples a group for each prompt, in order; waits for all. The same seed gives the same samples under the same
+    weights.
 
     Raises:
-        EvaluationStoppedError: `stop` was true before all were there; no replica works on them any more.
+        EvaluationStoppedError: `stop` returned True before all were finished; no replica works on them any more.
     """
     stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
     found: dict[int, Group] = {}

@@ -1,4 +1,4 @@
-"""Samples to be looked at: a few of a step, with their text, and all of an evaluation."""
+"""Sample logs for people: a few samples of each step, with their text, and all of an evaluation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlsdk.rollouts import Group, Sample
 def write_eval_samples(
     folder: Path, step: int | None, samples: Mapping[str, Sequence[Mapping[str, Any]]], *, compress: bool
 ) -> list[Path]:
-    """A file for each set, one JSON object a line; each is whole or absent. Returns them.
+    """Writes a file per set, one JSON object per line; each file is whole or absent. Returns the files.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: a file cannot be written.
     """
     written = []
     for name, rows in samples.items():
         text = "".join(json_line({"step": step, **row}) + "\n" for row in rows)
         path = folder / (f"{name}.jsonl.gz" if compress else f"{name}.jsonl")
-        # No time in the header: equal samples are equal files.
+        # No time in the header, so that equal samples give equal files.
         atomic_write_bytes(path, gzip.compress(text.encode(), mtime=0) if compress else text.encode())
         written.append(path)
     return written
@@ -38,26 +38,26 @@ def write_eval_samples(
 
 @dataclass(frozen=True, kw_only=True)
 class SampleLog:
-    """What of a step's samples is logged with its text."""
+    """Which of a step's samples are logged with their text."""
 
     count: int
-    """Samples of a step."""
+    """Number of samples per step."""
     max_tokens: int = 0
-    """First tokens of each that are logged one by one, with their log-probs."""
+    """Number of first tokens per sample that are logged one by one, with their log-probs."""
     pieces: Callable[[Sequence[int]], list[str]] | None = None
     """Text that each token adds; None: tokens are not logged."""
 
 
 def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list[Mapping[str, Any]]:
-    """The best and the worst sample of some prompts: rewards, advantages, and log-probs token by token.
+    """Returns the best and the worst sample of some prompts, with rewards, advantages, and log-probs token by token.
 
-    Of a step's prompts those are taken whose hash is lowest, so that the same ones are logged in every epoch, and what
-    the policy makes of them at first and at last can be compared.
+    Takes the step's prompts with the lowest hashes: the same prompts are logged in every epoch, so that early and late
+    responses can be compared.
 
     Args:
-        groups: of the step.
-        batch: a row for each sample that was made, in the order of the groups.
-        log: how much.
+        groups: groups of the step.
+        batch: one row per finished sample, in the order of the groups.
+        log: how many samples and tokens are logged.
     """
     first = list(accumulate((_num_made(group) for group in groups), initial=0))
     order = sorted(range(len(groups)), key=lambda at: (_rank(groups[at]), at))
@@ -88,7 +88,7 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
 
 
 def plain_columns(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Without what is logged token by token and sample by sample: for tables with a text in each cell."""
+    """Removes the per-token and per-sample lists: for tables with one text per cell."""
     return [{name: value for name, value in sample.items() if not isinstance(value, list)} for sample in samples]
 
 
@@ -97,7 +97,7 @@ def _num_made(group: Group) -> int:
 
 
 def _rank(group: Group) -> bytes:
-    """The same for a prompt in every epoch; as good as random among prompts."""
+    """Sort key of a prompt: equal in every epoch, pseudo-random among prompts."""
     return hashlib.blake2b(f"{group.task.id.source}/{group.task.id.index}".encode(), digest_size=8).digest()
 
 
@@ -124,7 +124,7 @@ def _tokens(sample: Sample, rows: Batch, at: int, log: SampleLog) -> dict[str, A
     if rest := "".join(pieces[log.max_tokens :]):
         found["rest"] = rest
     for name, source in (("log_probs", "rollout_log_probs"), ("train_log_probs", "old_log_probs")):
-        # Where the ratio is taken against the sampler's log-probs, those stand in both fields: nothing was recomputed.
+        # If the ratio is taken against the sampler's log-probs, both fields hold these: nothing was recomputed.
         if source in rows and (name == "log_probs" or not torch.equal(rows[source], rows["rollout_log_probs"])):
             values = rows[source][where].tolist()
             found[name] = [round(value, 4) if own else None for value, own in zip(values, sampled, strict=True)]

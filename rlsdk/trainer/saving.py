@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BackgroundWork:
-    """One piece of work at a time on a thread; what it raises is raised where it is waited for."""
+    """Runs one function at a time on a thread; `wait` raises what it raised."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -15,20 +15,20 @@ class BackgroundWork:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is under way."""
+        """Whether no work is running."""
         return self._thread is None or not self._thread.is_alive()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begins it; what was begun before was waited for."""
+        """Starts the work; earlier work must have been waited for."""
         assert self._thread is None
         self._thread = threading.Thread(target=self._do, args=(work,), name="rlsdk-save", daemon=True)
         self._thread.start()
 
     def wait(self) -> bool:
-        """Waits for what is under way; False where nothing was.
+        """Waits for the running work; False if there was none.
 
         Raises:
-            BaseException: what it raised.
+            BaseException: what the work raised.
         """
         if self._thread is None:
             return False

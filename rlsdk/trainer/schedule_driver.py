@@ -16,37 +16,37 @@ from rlsdk.trainer.publishing import Done
 
 @dataclass(frozen=True)
 class _Begin:
-    """Asks the schedule for its first commands."""
+    """Message: ask the schedule for its first commands."""
 
 
 @dataclass(frozen=True)
 class _End:
-    """Ends the thread."""
+    """Message: end the thread."""
 
 
 @dataclass(frozen=True)
 class _Quiet:
-    """Groups that may start wait (`on`), or no longer."""
+    """Message: hold back groups that may start (`on`), or release them."""
 
     on: bool
 
 
 @dataclass(frozen=True)
 class _Held:
-    """The copy of this step's weights is made."""
+    """Message: the copy of this step's weights is complete."""
 
     step: int
 
 
 class Work(Protocol):
-    """What carries a schedule's commands out. All but `hold` is called on the driver's thread."""
+    """Executes a schedule's commands. All methods but `hold` are called on the driver's thread."""
 
     def happened(self, item: Group | Event) -> Event:
-        """Books what has happened; the event that it is for the schedule."""
+        """Records what happened, and returns the event for the schedule."""
         ...
 
     def start(self, step: int, groups: Sequence[int]) -> None:
-        """Begins these groups, for this step; returns at once."""
+        """Starts these groups for this step; returns at once."""
         ...
 
     def train(self, step: int, groups: Sequence[int]) -> None:
@@ -54,24 +54,24 @@ class Work(Protocol):
         ...
 
     def publish(self, step: int, done: Done) -> None:
-        """Brings the weights that were kept aside to every replica; may return at once."""
+        """Syncs the copied weights to every replica; may return before it is done."""
         ...
 
     def hold(self, step: int) -> None:
-        """Keeps the weights of now aside; comes back when the copy is made. On its own thread."""
+        """Copies the current weights; returns when the copy is complete. Called on a thread of its own."""
         ...
 
     def held(self, step: int) -> None:
-        """The copy is made."""
+        """Called when the copy is complete."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Nothing is carried out any more."""
+        """Called with the error that ended the driver; no further command is executed."""
         ...
 
 
 class ScheduleDriver:
-    """Takes events from any thread, one after the other."""
+    """Processes events from any thread, one at a time."""
 
     def __init__(self, schedule: Schedule, work: Work) -> None:
         """Starts nothing."""
@@ -86,7 +86,7 @@ class ScheduleDriver:
         self._commands: deque[Command] = deque()
         self._holding: threading.Thread | None = None
         self._behind: list[Command] = []
-        """Commands that change or bring weights, and wait for the copy that is being made."""
+        """Commands that change or publish weights, and wait for the copy in progress."""
         self._kept: list[Start] = []
         self._failed: BaseException | None = None
 
@@ -95,27 +95,27 @@ class ScheduleDriver:
         return self._thread is not None
 
     def begin(self) -> None:
-        """Starts the thread, and carries out the first commands; once."""
+        """Starts the thread and executes the first commands. Call once."""
         self._thread = threading.Thread(target=self._drive, name="rlsdk-schedule", daemon=True)
         self._thread.start()
         self.inbox.put(_Begin())
 
     def quiet(self, on: bool) -> None:
-        """From here on groups that would start with the newest weights wait, or no longer."""
+        """Holds back groups that would start with the newest weights (`on`), or releases them."""
         self.inbox.put(_Quiet(on))
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Until the driver has come so far, or has failed; False where that took too long."""
+        """Waits until the condition holds or the driver has failed; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: condition() or self._failed is not None, timeout_s)
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it; None while it goes on."""
+        """Error that ended the driver; None while it runs."""
         return self._failed
 
     def end(self) -> None:
-        """No event is taken any more."""
+        """Stops taking events."""
         self.inbox.put(_End())
 
     def join(self) -> None:
@@ -164,8 +164,8 @@ class ScheduleDriver:
         while self._commands:
             match self._commands.popleft():
                 case Hold(step):
-                    # On its own thread: it waits for weights that move now, as to a replica that was lost and
-                    # is back, and groups that the others may begin meanwhile do not.
+                    # On its own thread: the copy waits for a running sync, as to a restarted replica, and meanwhile the
+                    # other replicas may start groups.
                     self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
                     self._holding.start()
                 case Publish() | Train() as command if self._holding is not None:

@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class ReplicasLostError(WorkerError):
-    """Rollout replicas are gone, and cannot be made again within the session."""
+    """Rollout replicas are lost, and cannot be restarted within the session."""
 
 
 class ServedWeights:
-    """Brings the actor's weights to every replica; a replica that is lost ends it. `Fleet` continues without it."""
+    """Syncs the actor's weights to every replica. A lost replica is an error here; `Fleet` continues without it."""
 
     def __init__(self, session: Session, *, timeout_s: float) -> None:
-        """`timeout_s`: of each call of the actor."""
+        """`timeout_s`: for each call of the actor."""
         self._session = session
         self._timeout_s = timeout_s
 
     def hold(self) -> None:
-        """Keeps the weights of now aside for the next `sync`; what is trained later does not change them. Blocks until
-        the copy is made."""
+        """Copies the current weights for the next `sync`; later training does not change the copy. Blocks until the
+        copy is complete."""
         self._session.actor.run("hold_weights", timeout_s=self._timeout_s)
 
     def release(self) -> None:
-        """What was kept has been brought to the replicas."""
+        """Called after the copy was synced to the replicas; drops the copy."""
         self._session.actor.run("release_weights", timeout_s=self._timeout_s)
 
     def sync(self, version: int, *, expect_change: bool) -> SyncReport:
-        """Brings the weights that were kept, or else those of now, to the replicas.
+        """Syncs the copied weights, or else the current ones, to the replicas.
 
         Raises:
             WeightSyncError: see `ShardingManager.sync_weights`.
@@ -41,12 +41,12 @@ class ServedWeights:
         return self._session.weights().sync(version, expect_change=expect_change)
 
     def leave(self) -> None:
-        """From here on the actor's weights may be others than those that are served."""
+        """Called when the actor's weights may begin to differ from the served ones."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Called when the run is over."""
 
     @property
     def restarts(self) -> int:
-        """Processes of replicas that were started in place of lost ones, over the whole run."""
+        """Number of replica restarts over the whole run."""
         return 0

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The roles of a run, at work."""
+    """The running roles of a run."""
 
     roles: Mapping[str, RoleGroup]
     """By name, in the order of the table."""
     turns: DeviceTurns
     cluster: BatchStore
     manager: ShardingManager | None = None
-    """None: nothing is sampled."""
+    """Syncs weights to the rollout engine; None: nothing is sampled."""
     reference: Path | None = None
-    """Folder of the reference policy where that is not the model that is configured: what a warm start came to."""
+    """Folder of the reference policy if it is the result of a warm start; None: it is the configured model."""
 
     @property
     def actor(self) -> RoleGroup:
@@ -44,42 +44,42 @@ class Session:
 
     @property
     def rollout(self) -> RoleGroup:
-        """What samples from it."""
+        """The rollout engine that samples from the policy."""
         return self.roles[ROLLOUT]
 
     @property
     def ref(self) -> RoleGroup | None:
-        """The frozen policy that the KL is measured from, where one is asked for."""
+        """The frozen reference policy for the KL, if the run has one."""
         return self.roles.get(REF)
 
     @property
     def critic(self) -> RoleGroup | None:
-        """What estimates values, where the advantage reads them."""
+        """The value model, if the advantage estimator needs one."""
         return self.roles.get(CRITIC)
 
     @property
     def reward_models(self) -> Mapping[str, RoleGroup]:
-        """By role."""
+        """Reward models, by role."""
         table = [group.role for group in self.roles.values()]
         return {role.name: self.roles[role.name] for role in reward_roles(table)}
 
     @property
     def judges(self) -> Mapping[str, RoleGroup]:
-        """Rollout engines that are asked about responses, by role."""
+        """Judges (rollout engines that assess responses), by role."""
         table = [group.role for group in self.roles.values()]
         return {role.name: self.roles[role.name] for role in judge_roles(table)}
 
     @property
     def trained(self) -> Mapping[str, RoleGroup]:
-        """What a checkpoint must hold."""
+        """The trained roles, which a checkpoint must hold."""
         return {name: group for name, group in self.roles.items() if group.role.is_trained}
 
     def put(self, batch: Batch) -> Any:
-        """Stores a batch once; what it gives can be passed to any method of any role."""
+        """Stores a batch once; returns a reference that can be passed to any method of any role."""
         return self.cluster.put(batch)
 
     def weights(self) -> ShardingManager:
-        """The weights' way from the actor to the rollout engine.
+        """The sharding manager that syncs the actor's weights to the rollout engine.
 
         Raises:
             ConfigError: the session was opened without a rollout engine.
@@ -96,7 +96,7 @@ class Session:
                 group.run("save_checkpoint", str(folder / name), timeout_s=timeout_s)
 
     def begin_save_roles(self, folder: Path) -> list[Answer]:
-        """As `save_roles`, without waiting: what is asked of the roles later comes after it."""
+        """As `save_roles`, without waiting; later calls of the roles run after it."""
         answers = []
         for name, group in self.trained.items():
             (folder / name).mkdir()
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def trained_move(self) -> bool:
-        """A role that is trained takes turns on its devices."""
+        """Whether a trained role shares its devices in turns."""
         return any(group.role.pool in self.turns.shared for group in self.trained.values())
 
     def load_roles(self, checkpoint: Path, *, timeout_s: float | None = None) -> None:
@@ -135,14 +135,14 @@ def start_roles(
 ) -> dict[str, RoleGroup]:
     """Starts the groups of these roles; returns them in the order of the table.
 
-    In a pool rollout engines come last, since they measure the memory that is free and take most of it: whatever shares
-    their devices was built before and is off them by then.
+    Within a pool rollout engines start last, since they measure the free memory and take most of it: roles that share
+    their devices are built and offloaded before.
 
     Args:
         table: roles that have no group yet.
-        start: makes the group of one.
-        turns: learns of each as it is there.
-        at_once: pools are started side by side; `start` is called from several threads.
+        start: makes the group of one role.
+        turns: told about each role once it is built.
+        at_once: start the pools in parallel; `start` is called from several threads.
 
     Raises:
         Exception: the first that `start` raised; other pools may still be starting then.
@@ -171,7 +171,7 @@ def start_roles(
 
 
 def leave_processors_to_workers() -> None:
-    """From here on this process computes on one thread."""
+    """Limits this process to one compute thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -181,7 +181,7 @@ def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:
     """Builds the hosts of a role, with the interpreter of its backend's own environment where it has one.
 
     Raises:
-        ConfigError: what the engine could find wrong only when it was built.
+        ConfigError: the engine found an error in its configuration when it was built.
     """
     spec: BackendSpec = registry.backend(role.kind, role.backend)
     isolation = registry.isolation(spec)
@@ -189,7 +189,7 @@ def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:
         group = cluster.create_group(
             role.name,
             host=HOSTS[role.kind],
-            # The worker makes the options: this process may only know their copy.
+            # The worker builds the options: this process may be unable to import their class.
             args=(spec.engine, replace(role.spec, options=None), EngineOptions(spec=spec, raw=dict(role.options))),
             py_executable=isolation.python if isolation else None,
             devices_per_rank=role.devices_per_rank,

@@ -1,4 +1,4 @@
-"""Where a step's groups come from: what a schedule's commands do to the stream, and which groups a step gets."""
+"""Source of each step's groups: executes a schedule's commands on the stream, and collects the groups of a step."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from rlsdk.trainer.timeline import Lengths, Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class StepGroups:
-    """What a step trains."""
+    """The groups of a step."""
 
     step: int
     groups: list[Group]
-    """In the order of the data."""
+    """Groups to train on, in data order."""
     rejected: list[Group] = field(default_factory=list)
-    """Made for it, and not trained on."""
+    """Groups made for the step and not trained on."""
 
 
 class GroupSource:
-    """`next` gives the groups of the next step; `updated` says that their update is done. Groups start and weights go
-    out while a step trains: this is the `Work` of a `ScheduleDriver`."""
+    """Gives a step's groups by `next`; `updated` reports that their update is done. Groups start and weights are
+    published while a step trains: this is the `Work` of a `ScheduleDriver`."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class GroupSource:
             stream: makes the groups; closed with this.
             prompts: which of them come next.
             draw: how they are sampled.
-            groups_per_step: that a step trains.
+            groups_per_step: groups that a step trains on.
             steps: of the whole stage.
             seed: of the run.
             publisher: brings weights to every replica.
             schedule: when groups start and which are trained.
             accept: whether a group teaches anything; another is started in place of one that does not. Called on the
                 driver's thread.
-            max_groups_per_step: that may be started for one step; past it, others are trained on, too.
-            history: what happened before, and what will; closed with this. None: nothing is written.
-            times: file of what the pools did when; None: nothing is written.
+            max_groups_per_step: most groups started for one step; beyond it, rejected groups are trained on, too.
+            history: the run's journal; closed with this. None: nothing is written.
+            times: file for the timeline of the pools; None: nothing is written.
         """
         self._history = history or History()
         self._stream = stream
@@ -121,11 +121,11 @@ class GroupSource:
         return found.groups
 
     def updated(self, figures: Mapping[str, float] | None = None, *, quiet: bool = False) -> None:
-        """The update on the groups of the last `next` is done.
+        """Reports that the update on the groups of the last `next` is done.
 
         Args:
-            figures: that a replay must come to, too.
-            quiet: `serve` follows, so that nothing shall start with the new weights before.
+            figures: metrics that a replay must reproduce.
+            quiet: `serve` follows, so nothing may start with the new weights before it.
         """
         self._times.note("trained", self._current.step)
         self._times.write(self._current.step)
@@ -140,9 +140,9 @@ class GroupSource:
             self._driver.wait(lambda: self._schedule.trained == self._current.step)
 
     def serve(self) -> bool:
-        """Every replica serves the newest weights from here on, and where samples drain, no group is under way: until
-        `settle` or `next`. False where the caller has to publish them itself: a synchronous run, one that has not
-        begun, or that is over."""
+        """Makes every replica serve the newest weights, without running groups if samples drain, until `settle` or
+        `next`. False if the caller must publish the weights itself: the run is synchronous, has not begun, or is
+        over."""
         if not self._config.overlaps or not self._driver.has_begun:
             return False
         self._driver.quiet(self._drains)
@@ -150,8 +150,8 @@ class GroupSource:
         return self._schedule.served == self._schedule.trained
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Waits until the newest weights are served: where samples drain, all that older ones began is made then. False
-        where that took too long, or the rollout has failed (`failure`)."""
+        """Waits until the newest weights are served; if samples drain, all samples of older weights are finished then.
+        False on timeout, or if the rollout has failed (`failure`)."""
         if self._config.overlaps and self._driver.has_begun:
             if not self._driver.wait(lambda: self._schedule.settled, timeout_s):
                 return False
@@ -166,11 +166,11 @@ class GroupSource:
         return self._driver.failure
 
     def preempt(self) -> None:
-        """Who waits in `next`, or will, gets a `PreemptedError`. Safe in a signal handler."""
+        """Makes `next` raise a `PreemptedError`, now or when it is called. Safe in a signal handler."""
         self._ready.put(PreemptedError("the machine is taken away"))
 
     def halt(self, timeout_s: float) -> None:
-        """Stops what runs for good; what it has is written into the journal."""
+        """Stops running samples for good; writes their partial results into the journal."""
         self._history.halted(self._stream.halt(timeout_s))
 
     @property
@@ -184,8 +184,8 @@ class GroupSource:
         return int(self._state["prompts"]["epoch"])
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Where the data stands after the last step that was trained, and which groups were started and not trained:
-        they are made again."""
+        """State of the data after the last trained step, and the groups that were started and not trained on, which are
+        made again."""
         return self._state
 
     def saving(self, step: int) -> None:

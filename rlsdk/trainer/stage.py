@@ -21,7 +21,7 @@ MODEL_FOLDER = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings:
-    """How long a stage goes on, and what it leaves behind."""
+    """Length of a stage, and what it saves."""
 
     steps: int
     """Steps of the whole stage, those before a resume included."""
@@ -30,20 +30,20 @@ class StageSettings:
     saves_last: bool
     """Also when the last step is done. A stop saves in any case."""
     folder: str
-    """Of the run's folder: where its checkpoints are."""
+    """Name of its checkpoint folder in the run's folder."""
     exports: bool
     """A checkpoint holds the model in Hugging Face form, too."""
     export_every: int | None = None
-    """Of which steps' checkpoints do, beside the last one and the best one; None: all."""
+    """Interval of steps whose checkpoints hold the model, besides the last one and the best one; None: all do."""
 
 
 class OutputError(RlsdkError):
-    """What a run has measured cannot be kept. The step itself is done."""
+    """Metrics of a run cannot be written. The step itself is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
-    """Where a run's numbers go."""
+    """Destinations of a run's metrics."""
 
     run_dir: Path
     view: RunView
@@ -51,7 +51,7 @@ class RunOutput:
     callbacks: Sequence[StepCallback] = ()
 
     def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
-        """To every tracker.
+        """Logs to every tracker.
 
         Raises:
             OutputError: the run's folder is gone, or a tracker cannot write.
@@ -97,9 +97,9 @@ class Stage(ABC):
 
     settings: StageSettings
     output: RunOutput
-    """Where its numbers go; a warm start has no step callbacks."""
+    """Destinations of its metrics; a warm start has no step callbacks."""
     evaluations: Evaluations
-    """Of its weights on what is never trained on."""
+    """Evaluations of its weights on held-out data."""
     step: int = 0
     """Steps that are done."""
 
@@ -111,19 +111,19 @@ class Stage(ABC):
         """One step: reports it, adds one to `step`, and returns its metrics."""
 
     def measure(self, *, last: bool) -> None:
-        """Behind a step, before it is saved: evaluations that are due."""
+        """Called after a step and before its save: runs evaluations that are due."""
         self.evaluations.after(self.step, last=last)
 
     def preempt(self) -> None:  # noqa: B027 - a working default
-        """The machine is taken away: `advance` ends with a `PreemptedError` where it waits for others. Safe in a signal
-        handler."""
+        """Called when the machine is preempted: makes `advance` raise a `PreemptedError` where it waits for others.
+        Safe in a signal handler."""
 
     def halt(self) -> bool:
-        """Stops what runs beside the steps, for good. False where a checkpoint of now could not be resumed exactly."""
+        """Stops background work for good. False if a checkpoint saved now could not be resumed exactly."""
         return True
 
     def settle(self) -> None:  # noqa: B027 - a working default
-        """Before a checkpoint: waits for what the checkpoint could not be resumed exactly without."""
+        """Called before a checkpoint: waits for all that an exact resume needs."""
 
     def saving(self, step: int) -> None:  # noqa: B027 - a working default
         """A checkpoint of this step is begun: what is noted from here on is after it."""
@@ -155,4 +155,4 @@ class Stage(ABC):
         """Takes back what `save_parts` wrote; roles and state were loaded before."""
 
     def close(self) -> None:  # noqa: B027 - a working default
-        """Frees what the stage started."""
+        """Closes what the stage started."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run came to."""
+    """Result of a run."""
 
     run_dir: Path
     steps: int
@@ -70,11 +70,11 @@ class Start:
     table: Sequence[Role] = ()
     """The roles that are started."""
     checkpoint: Path | None = None
-    """Of reinforcement learning, to continue from."""
+    """Checkpoint of reinforcement learning to resume from."""
     half_way: Path | None = None
-    """Of supervised training, to continue from."""
+    """Checkpoint of supervised training to resume from."""
     ahead: ClusterAhead | None = None
-    """The cluster of the first session, where it was begun before."""
+    """The cluster of the first session, if its start was begun earlier."""
 
     @classmethod
     def of(
@@ -102,7 +102,7 @@ class Start:
         )
 
     def accept(self) -> None:
-        """Nothing can refuse the run any more, and nothing of it was written yet."""
+        """Accepts the run: call it once nothing can refuse the run any more and before it writes anything."""
         accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
 
     @property
@@ -110,19 +110,19 @@ class Start:
         return self.checkpoint or self.half_way
 
     def turns(self) -> DeviceTurns:
-        """Whose turn it is in the pools of these roles."""
+        """The device turns of these roles' pools."""
         placement = placement_of(self.config.placement, [role.name for role in self.table], self.device)
         return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
 
     def cluster(self) -> Cluster:
-        """Waits for the one that was begun before, or starts one."""
+        """Waits for the cluster whose start was begun earlier, or starts one."""
         leave_processors_to_workers()
         with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
             begun = None if self.ahead is None else self.ahead.take()
             return begun or self._new_cluster()
 
     def start_role(self, role: Role, cluster: Cluster) -> RoleGroup:
-        """Builds the hosts of a role, and says so meanwhile."""
+        """Builds the hosts of a role, and reports the wait."""
         with self.view.waiting(f"{role.name}: starting {role.backend}"):
             return start_role(role, self.registry, cluster)
 
@@ -188,7 +188,7 @@ def _close(building: Future[Materials], kind: type[BaseException] | None, *_: ob
 
 
 def _close_built(building: Future[Materials]) -> None:
-    """What failed has nothing to close."""
+    """Closes materials that were built; a failed build has nothing to close."""
     if building.exception() is None:
         building.result().close()
 
@@ -216,7 +216,7 @@ def fit(start: Start, trainer: Trainer) -> None:
 
 
 def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
-    """What a stage came to; `in_lives` adds the seconds.
+    """Result of a stage; `in_lives` adds the seconds.
 
     Args:
         start: of the run.
@@ -246,7 +246,7 @@ def leave_model(start: Start, trainer: Trainer) -> Path:
 
 
 def load_best(start: Start, trainer: Trainer) -> None:
-    """Gives the actor the best weights, where a metric says which they are."""
+    """Loads the best weights into the actor, if a metric decides which they are."""
     if (best := trainer.load_best()) is not None:
         start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
 
