@@ -1,4 +1,5 @@
-"""The stream of groups: which samples are made, where and when. No engine, no cluster: used through protocols."""
+"""The stream of groups: decides which samples are made, where and when. Uses engines and clusters only through
+protocols."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ from rlsdk.interfaces import Batch, FinishReason, Trajectory, VersionRun
 from rlsdk.rollouts.group import Group, Sample
 
 NO_VERSION = -1
-"""Of tokens that no policy sampled."""
+"""Version of tokens that were not sampled by the policy."""
 
 
 def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
-    """Rows of every sample that was made, group after group, by sample index.
+    """Makes a batch with a row for every finished sample, group after group, by sample index.
 
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,
-    `valid`; `baseline_scores` where groups have a greedy sample; `token_scores` where a reward gave some. Tokens that
-    were given (prompt, tools) are off the mask, wherever they stand.
+    `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if a reward gave any. Given tokens
+    (prompt, tools) are False in the mask, wherever they stand.
     """
     rows = [
         (group, sample, sample.trajectory)
@@ -72,7 +72,7 @@ def _row_lengths(span_lengths: NDArray[np.int64], num_spans: Sequence[int]) -> N
 
 
 def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
-    """`[N]`: 0 in rows without any, and on tokens that the policy did not sample."""
+    """Token scores `[N]`: 0 in rows without any, and on tokens that the policy did not sample."""
     if all(sample.grade.token_scores is None for sample, _ in rows):
         return {}
     scores = np.zeros(len(mask), np.float32)
@@ -85,7 +85,7 @@ def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bo
 
 
 def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
-    """Score of each row's greedy sibling; NaN where that failed."""
+    """Score of each row's greedy baseline sample; NaN if that sample failed."""
     if not any(group.task.greedy_baseline for group in groups):
         return {}
     found = [group.baseline for group in groups]

@@ -1,8 +1,8 @@
 """The request-level client: one queue in front of all replicas of a rollout engine.
 
 Work goes to the replica with the least outstanding tokens, one request at a time. With several replicas a request is
-sent only where a slot is free, so no replica idles while another has a queue. What a replica lost is sent to another:
-seeds make the same tokens there.
+sent only where a slot is free, so no replica idles while another has a queue. Requests of a lost replica are sent to
+another one, where the same seeds give the same tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rlsdk.rollouts.pump import Collected
 
 
 class GenerationClient:
-    """Sends requests, hands each sample to its awaiting coroutine. Lives on one event loop; `run` must be running."""
+    """Sends requests and hands each sample to the coroutine that awaits it. Runs on one event loop; `run` must be
+    running."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class GenerationClient:
         adapts: bool = False,
         restarts: Restarts | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Does not connect yet.
 
         Args:
             replicas: at least one.
-            progress_s: a replica that has work and decodes no token for so long is lost.
-            max_attempts: replicas that may lose a request before it is given up.
-            adapts: samples under way at each replica follow its measured throughput, up to `Replica.max_running`.
-            restarts: starts lost replicas again; None: they stay lost.
+            progress_s: seconds after which a replica that has work and decodes no token counts as lost.
+            max_attempts: number of replicas that may lose a request before it fails.
+            adapts: adapt the running samples of each replica to its measured throughput, up to `Replica.max_running`.
+            restarts: restarts lost replicas; None: they stay lost.
         """
         self._restarts = restarts or NoRestarts(len(replicas))
         self._lines = [
@@ -61,33 +62,33 @@ class GenerationClient:
         self._flush_is_due = False
         self._sending: set[asyncio.Task[None]] = set()
         self.is_interrupted = False
-        """All decoding is at a stop, or on its way there."""
+        """Whether all decoding is paused or about to be."""
         self._halted = False
         self._kept: list[Kept] = []
         self._begun: dict[SampleSeed, GenerationOutput] = {}
 
     def busy_s(self) -> float:
-        """Seconds in which replicas had samples to make, added up over them. May be called from any thread."""
+        """Seconds in which replicas had samples to make, summed over replicas. Thread-safe."""
         now = time.monotonic()
         return sum(line.busy_s + (now - since if (since := line.since) is not None else 0.0) for line in self._lines)
 
     def concurrency(self) -> float:
-        """Samples that a replica may have under way, on the average of those that live. From any thread."""
+        """Samples that a replica may run at once, averaged over live replicas. Thread-safe."""
         limits = [line.limit for line in self._lines if line.error is None]
         return sum(limits) / max(len(limits), 1)
 
     @property
     def num_replicas(self) -> int:
-        """Those that were lost included."""
+        """Number of replicas, lost ones included."""
         return len(self._lines)
 
     async def interrupt(self) -> None:
-        """Brings all decoding to a stop, for an update of the weights; requests wait meanwhile."""
+        """Pauses all decoding for a weight update; requests wait meanwhile."""
         self.is_interrupted = True
         await asyncio.gather(*(self._interrupt(at) for at in range(len(self._lines))))
 
     async def go_on(self, *, keep_cache: bool) -> None:
-        """Goes on with what `interrupt` stopped; `keep_cache`: with the keys and values of older weights."""
+        """Resumes what `interrupt` paused; `keep_cache`: keep the KV cache of the older weights."""
         await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._lines))))
         for line in self._lines:
             line.moved = time.monotonic()
@@ -95,13 +96,13 @@ class GenerationClient:
         self._flush_soon()
 
     async def halt(self, timeout_s: float) -> Sequence[Kept]:
-        """Stops all decoding for good. What is waited for does not come any more.
+        """Stops all decoding for good. Pending futures are not resolved any more.
 
         Args:
-            timeout_s: replicas that have not told by then what their samples had are left alone.
+            timeout_s: replicas that have not reported their unfinished samples by then are ignored.
 
         Returns:
-            What unfinished samples have, and the request of each.
+            The request and the partial output of each unfinished sample.
         """
         self.is_interrupted = self._halted = True
         end = time.monotonic() + timeout_s
@@ -114,7 +115,7 @@ class GenerationClient:
         return [*self._kept, *self._flights.begun()]
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """What samples of requests to come have already, from an earlier process: they continue after that."""
+        """Sets partial outputs from an earlier process, from which samples of later requests continue."""
         self._begun.update(begun)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
@@ -128,7 +129,7 @@ class GenerationClient:
 
     async def _interrupt(self, at: int) -> None:
         line = self._lines[at]
-        while self._sending:  # What is on its way out must have arrived: an abort means what an engine has.
+        while self._sending:  # Sent requests must have arrived: an abort applies only to requests that an engine has.
             await asyncio.wait(set(self._sending))
         life = line.life
         try:
@@ -149,7 +150,7 @@ class GenerationClient:
 
         Args:
             request: with an id that no other request under way has.
-            priority: lower goes first; of equal ones, who came first.
+            priority: lower goes first; equal ones in order of arrival.
         """
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
@@ -158,7 +159,7 @@ class GenerationClient:
         return futures
 
     def deliver(self, request: GenerationRequest, samples: Mapping[int, Waiter], *, priority: int = 0) -> None:
-        """As `generate`, for those who wait: one for each sample, by index."""
+        """As `generate`, with a given waiter for each sample, by index."""
         indices = sorted(samples)
         flight = Flight(request, priority, dict(samples))
         if self._begun and (begun := self._begun_of(request, indices)):
@@ -176,14 +177,14 @@ class GenerationClient:
         return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
     async def cancel(self, source: str, timeout_s: float) -> bool:
-        """Cancels the requests of a source, and waits until no replica works on them any more. May be called again.
+        """Cancels the requests of a source, and waits until no replica works on them. May be called again.
 
         Args:
             source: of their groups (`GroupId.source`).
             timeout_s: longest wait.
 
         Returns:
-            False: a replica has not let go yet. It does when its step is over, at the latest with its last sample.
+            False: a replica still works on them. It stops after its decoding step, at the latest with its last sample.
         """
         end, prefix = time.monotonic() + timeout_s, f"{source}/"
         self._flights.cancel(prefix)
@@ -205,7 +206,7 @@ class GenerationClient:
                 group.create_task(collector.run())
 
     def abort_all(self) -> None:
-        """Ends whatever is under way: futures are cancelled, replicas are told to stop."""
+        """Aborts all requests: cancels futures and tells replicas to stop."""
         for at, line in enumerate(self._lines):
             if names := self._flights.names_at(at):
                 self._background(line.replica.abort(names))
@@ -216,7 +217,7 @@ class GenerationClient:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """What comes in one turn of the loop goes out as one message per replica."""
+        """Sends the requests of one turn of the event loop as one message per replica."""
         if not self._flush_is_due:
             self._flush_is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -284,7 +285,7 @@ class GenerationClient:
         self._flush_soon()
 
     def line_failed(self, at: int, life: int, error: BaseException) -> None:
-        """Issues again what a process of a replica had, for others to take."""
+        """Reissues the requests of a lost process to other replicas."""
         line = self._lines[at]
         if line.error is not None or line.life != life:
             return
@@ -306,7 +307,7 @@ class GenerationClient:
         flight = self._flights.get(output.request_id)
         future = flight.samples.pop(output.sample_index, None) if flight is not None else None
         if flight is None or future is None:
-            return  # aborted meanwhile, or given by a replica that was taken for dead
+            return  # aborted meanwhile, or from a replica that was considered dead
         line = self._lines[at]
         line.count(-1)
         line.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
@@ -334,7 +335,7 @@ class GenerationClient:
         self._enqueue(again)
 
     def _request_lost(self, at: int, name: str, error: BaseException) -> None:
-        """An engine refused or dropped a request: that is an answer, not a lost replica."""
+        """Handles a request that an engine refused or dropped; the replica does not count as lost."""
         flight = self._flights.remove(name)
         if flight is not None:
             self._lines[at].count(-len(flight.samples))

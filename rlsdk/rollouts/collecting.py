@@ -12,11 +12,11 @@ from rlsdk.rollouts.events import Sampled
 from rlsdk.rollouts.group import Group, GroupTask, Sample
 
 GREEDY = "greedy"
-"""Name of the requests of greedy baselines."""
+"""Name of the requests for greedy baselines."""
 Deliver = Callable[[Sample | BaseException], None]
-"""Takes a sample, or what ended the rollout of its group."""
+"""Receives a sample, or the error that ended the rollout of its group."""
 Inbox = queue.SimpleQueue[Any]
-"""Where groups are delivered, or what ended their rollout."""
+"""Receives groups, or the error that ended their rollout."""
 Made = Mapping[tuple[str, int], Sample]
 """Samples of a group that exist already, by name of their requests and index."""
 
@@ -25,24 +25,25 @@ class Record(Protocol):
     """Receives finished samples, on the stream's thread."""
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
-        """One that was made and graded, with the name of its requests."""
+        """Records a graded sample, with the name of its requests."""
         ...
 
     def put_down(self) -> None:
-        """Called after samples that came together."""
+        """Writes the recorded samples; called after samples that arrived together."""
         ...
 
 
 class Recording:
-    """Has what comes in one turn of the event loop put down together, and delivers a group when all of it is."""
+    """Writes the samples of one turn of the event loop together, and delivers a group once all its samples are
+    written."""
 
     def __init__(self, record: Record, into: Inbox) -> None:
-        """`into` receives the error where it cannot be written (a full disk)."""
+        """`into` receives the error of a failed write (a full disk)."""
         self._record = record
         self._into = into
         self._is_due = False
         self._groups: list[Group] = []
-        """Whole, and not yet put down."""
+        """Complete groups that are not written yet."""
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         self._record.sample(task, name, index, sample)
@@ -51,7 +52,7 @@ class Recording:
             asyncio.get_running_loop().call_soon(self._put_down)
 
     def deliver(self, group: Group) -> None:
-        """What is delivered is not lost when this process is killed."""
+        """Delivers a group after its samples are written, so that a delivered group survives a kill of this process."""
         if self._is_due:
             self._groups.append(group)
         else:
@@ -71,7 +72,7 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What becomes of groups that were started together."""
+    """Where groups that were started together are delivered."""
 
     into: Inbox
     recording: Recording | None
@@ -81,10 +82,10 @@ class Delivery:
 
 
 class CollectedGroup:
-    """The samples of one group, as they come."""
+    """Collects the samples of one group."""
 
     def __init__(self, task: GroupTask, delivery: Delivery) -> None:
-        """The group, or what ended it, is delivered once."""
+        """The group, or the error that ended it, is delivered once."""
         self._task = task
         self._done = delivery.into.put
         self._recording = delivery.recording
@@ -95,7 +96,7 @@ class CollectedGroup:
         self._unsampled = self._left if delivery.tells_sampled else 0
 
     def sampled(self) -> None:
-        """One more sample draws no token any more."""
+        """Counts a sample whose last token was drawn."""
         self._unsampled -= 1
         if not self._unsampled:
             self._done(Sampled(self._task.ordinal))
@@ -109,7 +110,7 @@ class CollectedGroup:
         self.keep(name, index, sample)
 
     def keep(self, name: str, index: int, sample: Sample) -> None:
-        """As `take`, of one that was recorded before."""
+        """As `take`, for a sample that is already recorded."""
         if name == GREEDY:
             self._baseline = sample
         else:

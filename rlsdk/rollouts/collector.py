@@ -14,52 +14,52 @@ from rlsdk.rollouts.lines import Line, Restarts
 from rlsdk.rollouts.pump import Collected
 
 LOOK_S = 0.5
-"""Longest that a replica is asked to wait for a sample before it answers with none."""
+"""Longest time, in seconds, that a replica waits for a sample before it answers with none."""
 SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
-"""A replica without progress for this share of its deadline, or so many seconds, gets nothing new."""
+"""A replica without progress for this share of its deadline, or for this many seconds, gets no new requests."""
 
 
 class Front(Protocol):
-    """What a collector hands over to."""
+    """Receiver of what a collector fetches."""
 
     is_interrupted: bool
-    """All decoding is at a stop: no progress is expected."""
+    """Whether all decoding is paused, so that no progress is expected."""
 
     def take(self, at: int, came: Collected) -> None:
-        """What the replica at this place has made."""
+        """Takes what the replica with this index has made."""
         ...
 
     def line_failed(self, at: int, life: int, error: BaseException) -> None:
-        """The process of this life is lost."""
+        """Handles the loss of the process with number `life`."""
         ...
 
     def revived(self, at: int) -> None:
-        """It is known whether a new process serves in its place."""
+        """Called once it is known whether a new process serves in its place."""
         ...
 
 
 class Collector:
-    """Asks one replica for as long as it has work."""
+    """Polls one replica while it has work."""
 
     def __init__(self, at: int, line: Line, front: Front, restarts: Restarts, *, progress_s: float) -> None:
-        """`progress_s`: a replica that has work and decodes no token for so long is lost."""
+        """`progress_s`: seconds after which a replica that has work and decodes no token counts as lost."""
         self._at, self._line, self._front, self._restarts = at, line, front, restarts
         self._progress_s = progress_s
         self._work = asyncio.Event()
 
     def wake(self) -> None:
-        """There is work, or the replica was lost."""
+        """Wakes the collector: there is work, or the replica was lost."""
         self._work.set()
 
     async def run(self) -> None:
-        """Until it is cancelled, or its replica stays away."""
+        """Runs until it is cancelled or its replica is given up."""
         line = self._line
         while True:
             while not line.samples and line.error is None:
                 self._work.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), LOOK_S)
-                if line.health.state is State.RETIRED:  # lost while it had nothing to make, as in a sync
+                if line.health.state is State.RETIRED:  # lost while it had no work, as in a sync
                     line.error = WorkerError(f"{line.replica.name} was lost and stays away")
             life = line.life
             if line.error is None:
@@ -71,10 +71,10 @@ class Collector:
                 return
 
     async def _answer(self) -> Collected:
-        """What the replica has made; one that does not answer at all is held to the deadline of progress, too.
+        """Returns what the replica has made; the progress deadline also applies to a replica that does not answer.
 
         Raises:
-            DeadlineError: it did not, or decoded nothing for as long.
+            DeadlineError: it did not answer, or decoded nothing, within the deadline.
         """
         line = self._line
         asked = asyncio.ensure_future(line.replica.collect(LOOK_S))
@@ -89,7 +89,7 @@ class Collector:
             asked.cancel()
 
     async def _is_revived(self) -> bool:
-        """Waits for a new process in place of one that was lost; False where there will be none."""
+        """Waits for a new process in place of a lost one; False if there will be none."""
         line = self._line
         assert line.error is not None
         try:
@@ -105,10 +105,10 @@ class Collector:
         return line.error is None
 
     def check_progress(self) -> None:
-        """Suspects a replica that has work and has made no progress for long.
+        """Marks a replica that has work and makes no progress as suspect.
 
         Raises:
-            DeadlineError: for too long.
+            DeadlineError: there was no progress for `progress_s`.
         """
         line = self._line
         silent_s = time.monotonic() - line.moved

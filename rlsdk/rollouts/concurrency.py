@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 RATIO = 1.5
-"""Between one level and the next."""
+"""Ratio between one level and the next."""
 TOLERANCE = 0.02
-"""Loss of throughput that counts as none. As levels are compared with their neighbours, what is given away to the
-throughput of many samples at once can be about twice that."""
+"""Relative loss of throughput that is tolerated. Levels are compared with their neighbours, so the total loss relative
+to high concurrency can be about twice that."""
 EXPIRY = 16
-"""Windows after which what is known of a level is measured again."""
+"""Windows after which the measurement of a level expires."""
 FULL = 0.95
-"""Share of the memory for keys and values from which an engine is about to throw samples out."""
+"""Share of used KV cache above which an engine is about to preempt samples."""
 LEAST_SAMPLES = 8
 LEAST_S = 0.25
-"""Of a window, at least."""
+"""Shortest window, in seconds."""
 
 
 def levels_up_to(most: int) -> tuple[int, ...]:
@@ -39,12 +39,12 @@ def levels_up_to(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a replica did while its queue was never empty."""
+    """Measurement of a replica over a time in which its queue was never empty."""
 
     seconds: float
     tokens: int
     full: bool = False
-    """Its memory for keys and values was, at least once."""
+    """Whether its KV cache was full at least once."""
 
 
 class ConcurrencyControl:
@@ -55,22 +55,22 @@ class ConcurrencyControl:
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: samples that the engine has places for."""
+        """`most`: largest number of samples that the engine decodes at once."""
         self._levels = levels_up_to(most)
         self._at = len(self._levels) - 1
         self._rates: dict[int, tuple[float, int]] = {}
-        """By level: tokens per second, and the window in which that was measured last."""
+        """By level: tokens per second, and the window of the last measurement."""
         self._closed: dict[int, int] = {}
-        """By level: the window up to which it is not tried."""
+        """By level: the last window (inclusive) in which it is not tried."""
         self._count = 0
 
     @property
     def limit(self) -> int:
-        """Samples that the replica may have under way."""
+        """Samples that the replica may run at once."""
         return self._levels[self._at]
 
     def observe(self, window: Window) -> None:
-        """Takes in what happened at the present limit, and sets the next one."""
+        """Records a measurement at the current limit, and sets the next limit."""
         self._count += 1
         if window.full:
             for level in range(self._at, len(self._levels)):
@@ -83,7 +83,7 @@ class ConcurrencyControl:
         self._at = self._towards(self._choose())
 
     def _fresh(self) -> dict[int, float]:
-        """What is known of levels that may be used."""
+        """Throughput of the usable levels whose measurement has not expired."""
         return {
             level: rate
             for level, (rate, seen) in self._rates.items()
@@ -94,7 +94,7 @@ class ConcurrencyControl:
         return self._closed.get(level, 0) < self._count
 
     def _choose(self) -> int:
-        """The best level; or a neighbour of it of which nothing is known."""
+        """Returns the best level, or a neighbour of it that has no measurement."""
         fresh = self._fresh()
         if not fresh:
             return 0
@@ -117,7 +117,7 @@ class ConcurrencyMeter:
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: samples that the engine has places for."""
+        """`most`: largest number of samples that the engine decodes at once."""
         self._control = ConcurrencyControl(most)
         self._begun: tuple[float, int] | None = None
         """When the window began, and the tokens decoded by then."""
@@ -126,23 +126,23 @@ class ConcurrencyMeter:
 
     @property
     def limit(self) -> int:
-        """Samples that the replica may have under way."""
+        """Samples that the replica may run at once."""
         return self._control.limit
 
     def restart(self) -> None:
-        """Drops the window that was begun: decoding was interrupted."""
+        """Drops the current window, because decoding was interrupted."""
         self._begun = None
 
     def report(self, now: float, *, tokens: int, samples: int, running: int, waiting: bool, used: float | None) -> None:
-        """Takes in one answer of the replica.
+        """Records one answer of the replica.
 
         Args:
             now: seconds of any clock.
-            tokens: that it has decoded in its life.
-            samples: that finished with this answer.
-            running: samples under way after this answer.
-            waiting: requests wait for a place.
-            used: share of its memory for keys and values that running samples hold; None: unknown.
+            tokens: decoded by the process so far.
+            samples: number that finished with this answer.
+            running: samples that run after this answer.
+            waiting: whether requests wait for a free slot.
+            used: share of its KV cache that running samples hold; None: unknown.
         """
         if not waiting:
             self.restart()

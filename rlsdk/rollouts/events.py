@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hold:
-    """Keep the weights of this step aside: they are published later, while the next step trains."""
+    """Copy the weights of this step, to be published later while the next step trains."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Bring the weights of this step to every replica, then answer `Published`."""
+    """Sync the weights of this step to every replica, then answer `Published`."""
 
     step: int
 
@@ -57,11 +57,11 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Finished:
-    """A group was made and graded."""
+    """A group was sampled and graded."""
 
     group: int
     accepted: bool = True
-    """False: it teaches nothing, and another is started in its place, up to `max_groups_per_step`."""
+    """False: it has no training signal; another group is started in its place, up to `max_groups_per_step`."""
 
 
 @dataclass(frozen=True)

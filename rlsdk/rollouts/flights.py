@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, RlsdkError, WorkerError
 
 SampleSeed = tuple[int | None, int]
-"""Seed of a request, and index of a sample: what its tokens follow from."""
+"""Seed of a request and index of a sample, which together determine the sample's tokens."""
 Kept = tuple[GenerationRequest, GenerationOutput]
-"""What an unfinished sample has: all its tokens so far."""
+"""Request and partial output of an unfinished sample."""
 
 
 class Waiter(Protocol):
@@ -53,7 +53,7 @@ class Receiver:
         self._take(exception)
 
     def exception(self) -> BaseException | None:
-        """Nothing: it was handed over."""
+        """Always None: the error was handed over."""
         return None
 
     def cancel(self) -> None:
@@ -62,20 +62,20 @@ class Receiver:
 
 @dataclass(eq=False)
 class Flight:
-    """A request on its way."""
+    """A request in flight."""
 
     request: GenerationRequest
     priority: int
     samples: dict[int, Waiter]
-    """By sample index; those that are not finished."""
+    """Waiters of unfinished samples, by sample index."""
     replica: int | None = None
     attempts: int = 0
     begun: dict[int, GenerationOutput] = field(default_factory=dict)
-    """By sample index: what it had before it was interrupted, which its request repeats as `response_ids`."""
+    """By sample index: partial output from before an interruption, which the request repeats as `response_ids`."""
 
     @property
     def tokens(self) -> int:
-        """Upper bound of what it may still cost."""
+        """Upper bound on the tokens that it may still need."""
         request = self.request
         return len(request.prompt_ids) + len(self.samples) * (request.sampling.max_tokens - len(request.response_ids))
 
@@ -111,7 +111,7 @@ def fail(flight: Flight, error: BaseException) -> None:
 
 
 class Flights:
-    """All requests that are under way: those that wait for a replica, by priority and age, and those that one has."""
+    """All requests in flight: those that wait for a replica, by priority and age, and those that a replica has."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Flight] = {}
@@ -120,25 +120,25 @@ class Flights:
 
     @property
     def are_waiting(self) -> bool:
-        """A request waits for a replica."""
+        """Whether a request waits for a replica."""
         return bool(self._queue)
 
     def add(self, flight: Flight) -> None:
-        """It waits for a replica, unless it was cancelled: then nobody waits for it."""
+        """Queues a request for a replica, unless it was cancelled."""
         if flight.samples and all(waiter.done() for waiter in flight.samples.values()):
             return
         self._by_name[flight.request.request_id] = flight
         heapq.heappush(self._queue, (flight.priority, next(self._order), flight))
 
     def next(self) -> Flight:
-        """The one that has waited longest of those with the lowest priority; it waits no longer."""
+        """Takes the longest waiting request of the lowest priority number off the queue; it stays in flight."""
         return heapq.heappop(self._queue)[-1]
 
     def get(self, name: str) -> Flight | None:
         return self._by_name.get(name)
 
     def remove(self, name: str) -> Flight | None:
-        """It is over. None: it was, before."""
+        """Removes a finished request; None if it was removed before."""
         return self._by_name.pop(name, None)
 
     def names_at(self, replica: int, prefix: str = "") -> list[str]:
@@ -146,11 +146,11 @@ class Flights:
         return [name for name, at in self._by_name.items() if at.replica == replica and name.startswith(prefix)]
 
     def take_from(self, replica: int) -> list[Flight]:
-        """Removes and returns what this replica has."""
+        """Removes and returns the requests that this replica has."""
         return [self._by_name.pop(name) for name in self.names_at(replica)]
 
     def begun(self) -> list[Kept]:
-        """What samples have that were interrupted and are not finished."""
+        """Partial outputs of interrupted samples that are not finished."""
         return [
             (flight.request, output)
             for flight in self._by_name.values()
@@ -159,13 +159,13 @@ class Flights:
         ]
 
     def fail_all(self, error: BaseException) -> None:
-        """No replica is left to make them."""
+        """Fails all requests: no replica is left."""
         for flight in self._by_name.values():
             fail(flight, error)
         self._clear()
 
     def cancel(self, prefix: str) -> None:
-        """Nobody waits any more for requests whose ids begin with `prefix`; those that no replica has are over."""
+        """Cancels the waiters of requests whose ids begin with `prefix`; removes those that no replica has."""
         for name, flight in list(self._by_name.items()):
             if name.startswith(prefix):
                 for waiter in flight.samples.values():
@@ -176,7 +176,7 @@ class Flights:
         heapq.heapify(self._queue)
 
     def cancel_all(self) -> None:
-        """Nobody waits for them any more."""
+        """Cancels the waiters of all requests."""
         for flight in self._by_name.values():
             for waiter in flight.samples.values():
                 waiter.cancel()

@@ -14,7 +14,7 @@ from rlsdk.rollouts.rollouter import TextCodec, Tokens, without_stop
 
 
 class Codec(TextCodec, Protocol):
-    """The policy's tokenizer, as the stream needs it."""
+    """The part of the policy's tokenizer that the stream needs."""
 
     def decode_all(self, token_ids: Sequence[Tokens]) -> list[str]:
         """Many at once: much cheaper than one by one."""
@@ -30,7 +30,7 @@ class Grader(Protocol):
 
 
 _Waiting = tuple[GroupTask, Trajectory, Deliver]
-"""A trajectory that is to be graded, and what is called with the sample."""
+"""A trajectory to grade, and the callback for its sample."""
 
 
 class Grading:
@@ -42,10 +42,10 @@ class Grading:
         self._codec = codec
         self._waiting: list[_Waiting] = []
         self.pending = 0
-        """Samples that were added and have no grade yet."""
+        """Number of added samples that have no grade yet."""
 
     def add(self, task: GroupTask, trajectory: Trajectory, deliver: Deliver) -> None:
-        """`deliver` is called with the graded sample, or with what went wrong."""
+        """Queues a trajectory; `deliver` is called with the graded sample or the error."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append((task, trajectory, deliver))

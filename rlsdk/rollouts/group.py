@@ -13,7 +13,7 @@ from rlsdk.interfaces import PromptView, SamplingParams, Trajectory
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class GroupId:
-    """Which prompt, the how-manieth time."""
+    """Identity of a group: which prompt, and in which epoch."""
 
     source: str
     """`train`, or the name of an evaluation."""
@@ -28,7 +28,7 @@ class GroupId:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTask:
-    """A group that is to be made."""
+    """A group to sample."""
 
     id: GroupId
     ordinal: int
@@ -38,14 +38,14 @@ class GroupTask:
     sampling: SamplingParams
     """Its `seed` is not read; see `seed`."""
     seed: tuple[int | str, ...]
-    """What all randomness of the group is drawn from."""
+    """Seed of all randomness of the group."""
     greedy_baseline: bool = False
-    """One more sample, greedy, that is graded and not trained on: what others are measured against."""
+    """Adds one greedy sample as a baseline, which is graded and not trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grade:
-    """What grading made of one sample."""
+    """The grade of one sample."""
 
     score: float = 0.0
     """Weighted sum of the rewards that apply; 0 where `valid` is False."""
@@ -71,7 +71,7 @@ class Grade:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a sample has no reward, or no value of one of its rewards."""
+    """Reason why a sample has no reward, or no value of one of its rewards."""
 
     kind: str
     source: str
@@ -100,10 +100,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group that was made and graded."""
+    """A sampled and graded group."""
 
     task: GroupTask
     samples: Sequence[Sample]
     """By sample index."""
     baseline: Sample | None = None
-    """The greedy one, where it was asked for."""
+    """The greedy baseline sample, if requested."""

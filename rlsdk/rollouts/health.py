@@ -8,37 +8,37 @@ from enum import StrEnum, auto
 
 
 class State(StrEnum):
-    """Of one replica."""
+    """State of one replica."""
 
     HEALTHY = auto()
     """Serves the current weights."""
     SUSPECT = auto()
-    """Has work and is late with an answer: it keeps what it has, and gets nothing new."""
+    """Has work and is late with an answer: it keeps its requests and gets no new ones."""
     LOST = auto()
-    """Dead, or silent for too long: what it had goes to others."""
+    """Dead, or silent for too long: its requests go to other replicas."""
     RESTARTING = auto()
-    """Its process is being made again."""
+    """Its process is being restarted."""
     SYNCING = auto()
-    """Its new process is up and has no weights yet."""
+    """Its new process runs and has no weights yet."""
     RETIRED = auto()
-    """It was lost too often, and stays away."""
+    """It was lost too often and is not restarted."""
 
 
 class Event(StrEnum):
-    """What is seen of a replica, or done with it."""
+    """Something observed of a replica or done to it."""
 
     ANSWERED = auto()
     """It made progress."""
     LATE = auto()
     """It has work and made no progress for a while."""
     FAILED = auto()
-    """It died, was silent for too long, or could not be started, or brought its weights."""
+    """It died, was silent for too long, could not be started, or could not be synced."""
     RESTART = auto()
     """A new process is asked for."""
     STARTED = auto()
     """The new process is up, and its engine is built."""
     SYNCED = auto()
-    """A sync has ended with its receipt, which was checked."""
+    """A sync has returned its checked receipt."""
     GIVEN_UP = auto()
     """It is not started again."""
 
@@ -61,7 +61,7 @@ _NEXT: Mapping[tuple[State, Event], State] = {
     (_S.SYNCING, _E.FAILED): _S.LOST,
 }
 _STRAY = frozenset((Event.ANSWERED, Event.LATE, Event.FAILED))
-"""May come late, from a process that is gone: then they change nothing."""
+"""Events that may arrive late from a dead process; they are then ignored."""
 
 
 def after(state: State, event: Event) -> State:
@@ -79,28 +79,28 @@ def after(state: State, event: Event) -> State:
 
 
 class Health:
-    """One replica's state, and how often it was started. May be used from any thread."""
+    """One replica's state and number of starts. Thread-safe."""
 
     def __init__(self) -> None:
         """Healthy: before its first weights come, a sync is on its way to every replica."""
         self._lock = threading.Lock()
         self.state = State.HEALTHY
         self.life = 0
-        """Number of its process: what an earlier one is heard of says nothing about this one."""
+        """Number of its process; events of an earlier process are ignored."""
         self.in_a_row = 0
         """Restarts since it last made progress."""
 
     @property
     def serves(self) -> bool:
-        """It has work, or may get some."""
+        """Whether it has work or may get some."""
         return self.state in (State.HEALTHY, State.SUSPECT)
 
     def handle(self, event: Event, life: int | None = None) -> State:
-        """Notes what has happened.
+        """Applies an event.
 
         Args:
-            event: as it happened.
-            life: the process that it is about; None: the one of now.
+            event: what happened.
+            life: number of the process that it is about; None: the current one.
 
         Raises:
             ValueError: an event that cannot come now.

@@ -21,7 +21,7 @@ from rlsdk.rollouts.group import GroupTask, Sample
 from rlsdk.rollouts.records import record_of, unfinished_record
 
 FOLDER = "journal"
-"""Of a run's folder."""
+"""Name of the journal folder in a run's folder."""
 FORMAT = 1
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 _NAME = "segment_{order:06d}_step_{step:08d}.jsonl"
@@ -44,7 +44,7 @@ class Journal:
         self._lock = threading.Lock()
         self._file: int | None = None
         self._behind: list[str] = []
-        """Lines of samples that go to the file with the next write."""
+        """Sample lines that are written with the next write."""
 
     def open(self, step: int) -> None:
         """Begins a segment after this step, as a new run, a resumed one, and every checkpoint do."""
@@ -60,7 +60,7 @@ class Journal:
         self.write("open", step=step, format=FORMAT, made_by=self._made_by)
 
     def write(self, event: str, **values: Any) -> None:
-        """One line, whole or absent, with the time in seconds since the epoch."""
+        """Writes one line atomically, with the time in seconds since the epoch."""
         line = _line(event, values)
         with self._lock:
             self._append(line)
@@ -74,23 +74,23 @@ class Journal:
             self._behind.append(line)
 
     def put_down(self) -> None:
-        """What `sample` was told is in the file."""
+        """Writes the buffered samples to the file."""
         with self._lock:
             self._append("")
 
     def unfinished(self, request: GenerationRequest, output: GenerationOutput) -> None:
-        """What a sample had that was stopped."""
+        """Records the partial output of a stopped sample."""
         self.write("unfinished", **unfinished_record(request, output))
 
     def flush(self) -> None:
-        """What was written survives the end of this machine."""
+        """Syncs the file to the disk, so that it survives a machine failure."""
         with self._lock:
             self._append("")
             if self._file is not None:
                 os.fsync(self._file)
 
     def forget(self, oldest_step: int) -> None:
-        """Every checkpoint that is kept is of this step or a later one."""
+        """Removes segments that are not needed: every kept checkpoint is of this step or a later one."""
         if self._keep == "all":
             return
         found = segments(self._folder)
@@ -100,7 +100,7 @@ class Journal:
             segment.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Removes what an earlier run has left: nothing continues from it."""
+        """Removes the journal of an earlier run."""
         for segment in segments(self._folder):
             segment.path.unlink(missing_ok=True)
 
@@ -113,7 +113,7 @@ class Journal:
                 self._file = None
 
     def _append(self, line: str) -> None:
-        """Behind the lines that wait. The lock is held."""
+        """Writes a line after the buffered ones. The caller holds the lock."""
         text, self._behind = "".join([*self._behind, line]), []
         left = memoryview(b"" if self._file is None else text.encode())
         while self._file is not None and left:
@@ -170,19 +170,19 @@ SampleKey = tuple[str, int]
 
 @dataclass(kw_only=True)
 class Recorded:
-    """What a journal knows of the steps behind a checkpoint."""
+    """The journal's records of the steps after a checkpoint."""
 
     samples: dict[int, dict[SampleKey, Mapping[str, Any]]] = field(default_factory=dict)
-    """By ordinal of the group: records of those that were made."""
+    """Sample records by ordinal of the group."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By step: the groups that it took."""
+    """Groups that each step trained on, by step."""
     updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    """By step: figures of its updates."""
+    """Metrics of each step's updates, by step."""
     unfinished: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
-    """By seed of the request and index of the sample: records of what was stopped."""
+    """Records of stopped samples, by seed of the request and index of the sample."""
 
     def no_newer(self, version: int) -> Recorded:
-        """Only samples whose every token is of this version or an older one, and no plan."""
+        """Returns only samples whose tokens are all of this version or older, without the planned steps."""
         kept = {
             ordinal: {key: record for key, record in group.items() if _newest(record) <= version}
             for ordinal, group in self.samples.items()
@@ -194,11 +194,11 @@ class Recorded:
 
 
 def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Recorded:
-    """What was recorded for the steps behind `after`. Where a run was resumed, what it did again counts.
+    """Reads the records of the steps after `after`. Of steps repeated after a resume only the repetition counts.
 
     Args:
         folder: of the journal.
-        after: steps that lie behind.
+        after: number of steps already done.
         made_by: what other runs, or this one with another configuration, have recorded is left out; None: nothing is.
 
     Raises:
@@ -234,7 +234,7 @@ def _newest(record: Mapping[str, Any]) -> int:
 
 
 def account(folder: Path) -> dict[int, str]:
-    """What became of every group that was started: `trained in step K`, `rejected in step K`, or `waiting`."""
+    """State of every group that was started: `trained in step K`, `rejected in step K`, or `waiting`."""
     fate: dict[int, str] = {}
     for line in lines(folder):
         match line["event"]:

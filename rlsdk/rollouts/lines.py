@@ -45,7 +45,7 @@ class Replica(Protocol):
 
 
 class Restarts(Protocol):
-    """Starts lost replicas again."""
+    """Restarts lost replicas."""
 
     @property
     def health(self) -> Sequence[Health]:
@@ -53,21 +53,21 @@ class Restarts(Protocol):
         ...
 
     async def revive(self, at: int, life: int, error: BaseException) -> None:
-        """Comes back when the replica at this place serves the current weights from a new process.
+        """Returns when the replica with this index serves the current weights from a new process.
 
         Args:
-            at: which one.
-            life: of the process that was lost.
-            error: what it was lost by.
+            at: index of the replica.
+            life: number of the lost process.
+            error: the error by which it was lost.
 
         Raises:
-            BaseException: what keeps it from that, for good.
+            BaseException: the replica is given up; the reason.
         """
         ...
 
 
 class NoRestarts:
-    """Satisfies `Restarts`: what is lost stays so."""
+    """Satisfies `Restarts`: lost replicas stay lost."""
 
     def __init__(self, count: int) -> None:
         self.health = [Health() for _ in range(count)]
@@ -79,7 +79,7 @@ class NoRestarts:
 
 @dataclass(eq=False)
 class Line:
-    """A replica and what it has to do."""
+    """A replica and its outstanding work."""
 
     replica: Replica
     health: Health
@@ -93,24 +93,24 @@ class Line:
     moved: float = 0.0
     """When `seen` last changed."""
     error: BaseException | None = None
-    """What it was lost by; None: it serves."""
+    """Error by which it was lost; None: it serves."""
     paused: bool = False
     busy_s: float = 0.0
     """Seconds with a sample to make, up to `since`."""
     since: float | None = None
-    """When it got the first of the samples that it now has."""
+    """Time at which it got work after being idle; None: it is idle."""
     meter: ConcurrencyMeter | None = None
     """Adapts how many samples it has under way; None: as many as it decodes at once."""
     made: int = 0
-    """Tokens of the samples that it finished."""
+    """Number of tokens in its finished samples."""
 
     @property
     def limit(self) -> int:
-        """Samples that it may have under way."""
+        """Samples that it may run at once."""
         return self.replica.max_running if self.meter is None else self.meter.limit
 
     def measure(self, came: Collected, *, waiting: bool) -> None:
-        """Takes in what an answer says about the limit."""
+        """Updates the limit from an answer."""
         self.made += len(came.outputs.token_ids)
         if self.meter is not None:
             self.meter.report(
@@ -123,7 +123,7 @@ class Line:
             )
 
     def count(self, samples: int) -> None:
-        """So many more samples, or fewer."""
+        """Adds to the number of outstanding samples; negative: removes."""
         self.samples += samples
         if self.samples and self.since is None:
             self.since = time.monotonic()

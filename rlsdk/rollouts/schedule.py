@@ -44,7 +44,7 @@ class Schedule:
         again: Mapping[int, Sequence[int]] | None = None,
         planned: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Stands before the first command.
+        """Initializes the state before the first command.
 
         Args:
             groups_per_step: that a step trains.
@@ -89,12 +89,12 @@ class Schedule:
 
     @property
     def running(self) -> int:
-        """Groups that are under way."""
+        """Number of running groups."""
         return self._order.running
 
     @property
     def serves_newest(self) -> bool:
-        """Whatever starts now starts with the newest weights."""
+        """Whether groups that start now start with the newest weights."""
         return self.served == self.trained and not self._publishing
 
     @property
@@ -113,7 +113,7 @@ class Schedule:
         return [Publish(self.trained)]
 
     def handle(self, event: Event) -> Sequence[Command]:
-        """What may be done now that this has happened.
+        """Returns the commands that this event allows.
 
         Raises:
             ValueError: an event that cannot come now: a driver's mistake.
@@ -139,14 +139,14 @@ class Schedule:
                 return self._follow([])
 
     def _follow(self, starts: Sequence[Start]) -> list[Command]:
-        """What follows from where everything stands now."""
+        """Returns the commands that follow from the current state."""
         commands: list[Command] = list(starts)
         if self.limits.drains and self.served is not None and not self._order.drawing and not self._publishing:
             commands += self._order.start(self.served)
         return [*commands, *self._hold(), *self._publish(), *self._train()]
 
     def _hold(self) -> list[Command]:
-        """Weights are kept aside as soon as those before them are published."""
+        """Copies weights (`Hold`) as soon as the previous ones are published."""
         if self._held == self.trained or self._held != self.served or self._needs_no_weights():
             return []
         self._held = self.trained
@@ -164,16 +164,16 @@ class Schedule:
 
     @property
     def _replaces_groups(self) -> bool:
-        """A group may be followed by another one with the same weights, which only its grades decide."""
+        """Whether a group's grades may lead to a replacement group with the same weights."""
         return self.limits.max_groups_per_step > self.limits.groups_per_step
 
     def _is_drained(self) -> bool:
-        """All that the weights now served may begin was begun, and draws no token any more."""
+        """Whether all groups that the served weights may start are started and fully sampled."""
         assert self.served is not None
         return not self._order.drawing and self._order.has_started(self.limits.newest(self.served))
 
     def _train(self) -> list[Command]:
-        """The next step, when it is whole and its turn has come."""
+        """Trains the next step once its groups are complete and it is its turn."""
         if self._training or self.trained == self.limits.last_step:
             return []
         if self._held != self.trained and not self._needs_no_weights():
@@ -187,7 +187,7 @@ class Schedule:
         return [Train(self.trained + 1, groups)]
 
     def _needs_no_weights(self) -> bool:
-        """No token will be drawn any more with others than those now served."""
+        """Whether no token will be sampled any more with newer weights than those served now."""
         done = self.limits.drains or not self._order.running
         return done and self._order.has_started(self.limits.last_step)
 

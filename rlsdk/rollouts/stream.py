@@ -84,7 +84,7 @@ class RolloutStream:
         self._ready.wait()
 
     def seconds_since_last_sample(self) -> float:
-        """What passed since a sample came: when all is sampled, the time that grading alone takes."""
+        """Seconds since the last sample arrived: once all is sampled, the time that grading alone takes."""
         return time.monotonic() - self._last_sample
 
     def start(
@@ -111,7 +111,7 @@ class RolloutStream:
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
     def interrupt(self, timeout_s: float) -> None:
-        """Brings all decoding to a stop, for an update of the weights. Samples keep what they have.
+        """Pauses all decoding for a weight update. Samples keep their tokens.
 
         Raises:
             DeadlineError: a replica did not answer in time.
@@ -119,7 +119,7 @@ class RolloutStream:
         self._wait(self._client.interrupt(), timeout_s, "pause")
 
     def go_on(self, timeout_s: float, *, keep_cache: bool = False) -> None:
-        """Goes on with what `interrupt` stopped, under the weights that are served now.
+        """Resumes what `interrupt` paused, with the weights that are served now.
 
         Raises:
             DeadlineError: a replica did not answer in time.
@@ -156,11 +156,11 @@ class RolloutStream:
         return kept
 
     def busy_s(self) -> float:
-        """Seconds in which a replica had samples to make, on the average of the replicas."""
+        """Seconds in which a replica had samples to make, averaged over the replicas."""
         return self._client.busy_s() / self._client.num_replicas
 
     def concurrency(self) -> float:
-        """Samples that a replica may have under way, on the average of the replicas."""
+        """Samples that a replica may run at once, averaged over the replicas."""
         return self._client.concurrency()
 
     def _wait(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
@@ -197,7 +197,7 @@ class RolloutStream:
         return found
 
     def close(self) -> None:
-        """Gives up what is under way and ends the thread. Safe to call twice."""
+        """Cancels all work and ends the thread. Safe to call twice."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -315,7 +315,7 @@ class RolloutStream:
 
 
 def _failed(error: BaseException) -> Sample:
-    """A rollouter that raised costs its own sample."""
+    """The failed sample of a rollouter that raised; other samples are not affected."""
     message = f"{type(error).__name__}: {error}"
     failure = Failure(kind="exception", source="rollout", message=message)
     return Sample(trajectory=None, text="", grade=Grade(valid=False, failures=(failure,)))
