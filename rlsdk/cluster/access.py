@@ -32,7 +32,7 @@ _ONE_MACHINE = {
 
 
 def write_token(folder: str) -> Path:
-    """Draws a token of 256 bits and writes it into a new file that only this user can read."""
+    """Generates a random 256-bit token and writes it into a new file that only this user can read."""
     path = Path(folder) / "token"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
@@ -42,9 +42,9 @@ def write_token(folder: str) -> Path:
 
 @contextmanager
 def closed_to_strangers(token: Path) -> Iterator[None]:
-    """Ray processes that start inside use the loopback interface and this token; so does this one from now on.
+    """Inside, started Ray processes use the loopback interface and this token; so does this process from now on.
 
-    The environment is put back at the end: what this process starts later (graders) does not learn the path.
+    The environment is restored at the end, so that processes started later (graders) do not learn the path.
 
     Raises:
         PlacementError: this Ray has no token authentication.
@@ -65,7 +65,8 @@ def closed_to_strangers(token: Path) -> Iterator[None]:
 
 
 def read_access_again() -> None:
-    """Makes Ray read mode and token of this process's environment, which it does once by itself."""
+    """Makes Ray read authentication mode and token from this process's environment again; by itself it does so only
+    once."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
@@ -81,7 +82,7 @@ def is_authenticated() -> bool:
 
 @contextmanager
 def environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Sets variables of this process (None: removes one) and puts them back."""
+    """Sets environment variables of this process (None: removes one) and restores them at the end."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:

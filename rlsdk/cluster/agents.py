@@ -21,15 +21,15 @@ DASHBOARD_FLAG = "--dashboard_agent_command="
 ENVIRONMENTS_FLAG = "--runtime_env_agent_command="
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _PORTS = range(20_000, 32_000)
-"""Below those that systems give out by themselves: nobody takes one by accident between the look and the use."""
+"""Below the ephemeral ports, so that no process takes one by accident between the check and its use."""
 _NOT_SERVED = -1
-"""What an agent without a dashboard tells as its port."""
+"""Port number that an agent without a dashboard reports."""
 _DASHBOARD_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 _LOWEST_PRIORITY = "19"
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on; 0 where none was found, for which a server chooses its own."""
+    """Returns a free port; 0 if none was found, with which a server chooses its own."""
     for port in random.sample(_PORTS, 50):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
@@ -42,13 +42,13 @@ def free_port(host: str) -> int:
 
 @contextmanager
 def light_agents(session_dir: str, node_id: str, *, environments_port: int, environments_first: bool) -> Iterator[None]:
-    """A raylet that starts inside has no dashboard agent, and its other agent yields to everything else.
+    """Inside, a started raylet has no dashboard agent, and its environment agent runs at low priority.
 
     Args:
         session_dir: of the Ray node.
         node_id: of the Ray node, in hex.
-        environments_port: on which the agent of environments was told to listen; 0: on one that it chooses.
-        environments_first: workers will ask for environments at once, so their agent does not yield.
+        environments_port: port on which the environment agent was told to listen; 0: it chooses one.
+        environments_first: workers will ask for environments at once, so the agent keeps normal priority.
     """
     from ray._private import services
 
@@ -72,8 +72,8 @@ def light_agents(session_dir: str, node_id: str, *, environments_port: int, envi
 
 @contextmanager
 def own_process_groups() -> Iterator[None]:
-    """Ray processes that start inside have process groups of their own. `timeout`, shells and job managers send SIGTERM
-    to all of a program's group; the program then saves first, and needs them for that."""
+    """Inside, started Ray processes get process groups of their own. `timeout`, shells and job managers send SIGTERM to
+    a program's whole group; the program then saves first, which needs the Ray processes."""
     from ray._private import services
 
     plain = services.ConsolePopen
@@ -90,8 +90,8 @@ def own_process_groups() -> Iterator[None]:
 
 
 def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> bool:
-    """Writes the files that the raylet waits for, in place of agents that come later or never. False: this Ray has no
-    such files, so its agents are left alone."""
+    """Writes the port files that the raylet waits for, in place of agents that start later or never. False: this Ray
+    uses no such files, so its agents are left unchanged."""
     from ray import _raylet
 
     tell = getattr(_raylet, "persist_port", None)
@@ -103,12 +103,12 @@ def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> boo
 
 
 def lighter_command(command: Sequence[str], stand_in: str | None, lower: str | None) -> list[str]:
-    """The raylet's command with other agents; None leaves one as it is.
+    """Returns the raylet's command with other agents; None keeps an agent as it is.
 
     Args:
-        command: the raylet's, as Ray makes it.
-        stand_in: command of what stands for the dashboard's agent, without which a raylet does not start.
-        lower: program that lowers the priority of the agent of environments.
+        command: the raylet's command from Ray.
+        stand_in: command of a placeholder for the dashboard agent, without which a raylet does not start.
+        lower: program that lowers the priority of the environment agent.
     """
     changes: dict[str, Callable[[str], str]] = {}
     if stand_in is not None:

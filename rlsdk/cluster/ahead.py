@@ -13,15 +13,15 @@ from rlsdk.kit.leaving import is_interrupt, settle, wait
 
 
 class ClusterAhead:
-    """Begins when it is made. Use it as a context manager around all that the cluster is used for: one that nobody took
-    is closed at the end."""
+    """Starts the cluster on construction. Use it as a context manager around all use of the cluster: a cluster that was
+    not taken is closed at the end."""
 
     def __init__(self, start: Callable[[Callable[[], None]], Cluster]) -> None:
         """Calls `start` on its own thread.
 
         Args:
-            start: makes the cluster; is given what to call before workers are started. Ray imports torch with the first
-                of them, and two threads that import torch at a time get parts of it.
+            start: makes the cluster; its argument is a function to call before workers are started. Ray imports torch
+                with the first worker, and of two threads that import torch at once, one gets a partial module.
         """
         settle()  # Ray is one for the whole process
         # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
@@ -36,31 +36,31 @@ class ClusterAhead:
         ).start()
 
     def imported(self) -> None:
-        """This thread has imported torch: workers may be started."""
+        """Reports that this thread has imported torch, so that workers may be started."""
         self._may_import.set()
 
     @property
     def is_there(self) -> bool:
-        """`take` need not wait."""
+        """Whether `take` returns without waiting."""
         return self._starting is None or self._starting.done()
 
     def take(self) -> Cluster | None:
-        """Waits for the cluster; from then on it is the caller's. None: it was taken before.
+        """Waits for the cluster and passes its ownership to the caller. None: it was taken before.
 
         Raises:
             Exception: what `start` raised.
         """
         self.imported()
-        # It is the caller's once it is there: one who is interrupted meanwhile still closes it.
+        # Ownership passes only once it is ready: a caller that is interrupted meanwhile still closes it.
         found = None if self._starting is None else self._starting.result()
         self._starting = None
         return found
 
     def close(self, *, interrupted: bool = False) -> None:
-        """Closes the cluster unless somebody has taken it. Safe to call twice.
+        """Closes the cluster unless it was taken. Safe to call twice.
 
         Args:
-            interrupted: a start that takes long is left to its thread, which ends it when it can.
+            interrupted: do not wait for a slow start; its thread closes the cluster when it can.
         """
         starting, self._starting = self._starting, None
         self._is_given_up = starting is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of stored fields, as a worker is sent them."""
+    """Rows of stored fields, in the form sent to a worker."""
 
     pieces: tuple[Piece, ...]
     rows: Any
@@ -33,7 +33,7 @@ class StoredRows:
     """True: the pieces hold only the rows of one node's workers; False: the whole batch, stored once for all nodes."""
 
     def load(self) -> Batch:
-        """The rows, in this order; tensors are read-only views of the store where no gather was needed."""
+        """Loads the rows, in this order; tensors are read-only views of the store if no gather is needed."""
         import ray
         import torch
 
@@ -58,7 +58,7 @@ class BatchRef:
     """Rows of a batch, as the controller sees them. Made by `Cluster.put`; stored when a call first needs it."""
 
     batch: Batch = field(repr=False)
-    """All of it, in the controller."""
+    """The whole batch, in the controller."""
     fields: StoredFields = field(repr=False)
     lengths: torch.Tensor
     """`[B]` int64, tokens in each row."""
@@ -107,20 +107,20 @@ class BatchRef:
         return (split_groups if whole_groups else split_near)(lengths, groups, parts)
 
     def stored(self) -> StoredRows:
-        """All of these rows, for a worker that reads them out of the whole batch."""
+        """All of these rows, for a worker that reads them from the stored whole batch."""
         return self._within(self.fields.pieces(self.batch), None if self.rows is None else self.rows.numpy())
 
     def shares(
         self, cut: Sequence[Sequence[int]] | None, nodes: Sequence[frozenset[str]]
     ) -> list[dict[str, StoredRows]]:
-        """What each share of `cut` is to the workers of each node that need it.
+        """The stored rows of each share of `cut`, for each node whose workers need it.
 
-        Where all workers are on one node, they read out of the whole batch, which is stored once. Otherwise a node is
-        sent the rows of its own shares only.
+        If all workers are on one node, they read from the whole batch, which is stored once. Otherwise a node is sent
+        only the rows of its own shares.
 
         Args:
-            cut: of `cut`.
-            nodes: those that need each share.
+            cut: result of `cut`.
+            nodes: nodes that need each share.
         """
         if cut is None:
             return [dict.fromkeys(nodes[0], self.stored())]
@@ -146,7 +146,7 @@ class BatchRef:
         return found
 
     def _numbers(self, share: Sequence[int]) -> torch.Tensor:
-        """Rows of `batch` that a share means."""
+        """Row numbers in `batch` of a share."""
         import torch
 
         index = torch.tensor(share, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Whether a cluster has what a placement asks for, and on which nodes: decided before anything is created."""
+"""Checks whether a cluster has what a placement asks for, and on which nodes, before anything is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_TRIES = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCapacity:
-    """What one node has, and how much of it is free."""
+    """Resources of one node, and how much of them is free."""
 
     node_id: str
     address: str
@@ -28,7 +28,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class _Demand:
-    """Devices of one pool that must stand on one node."""
+    """Devices of one pool that must be on one node."""
 
     pool: PoolSpec
     group: int
@@ -46,13 +46,13 @@ class _Demand:
 def assign_nodes(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> dict[str, tuple[str, ...]]:
     """Chooses a node for every entry of every pool's `devices_per_node`; entries of one pool get different nodes.
 
-    Largest entries first, each on the node that it fills best, going back where that leads nowhere.
+    Best fit, largest entries first, with backtracking.
 
     Returns:
         Pool name -> node id for each entry.
 
     Raises:
-        PlacementError: the cluster cannot give it; shows asked against available, node by node.
+        PlacementError: the cluster lacks the devices; shows requested and available devices, node by node.
     """
     demands = sorted(
         (_Demand(pool, group) for pool in placement.pools for group in range(len(pool.devices_per_node))),
@@ -112,7 +112,7 @@ class _Search:
 
 
 def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: Sequence[_Demand]) -> str:
-    """Asked against available, as text."""
+    """Error text with requested and available devices."""
     asked = [
         (
             pool.name,
@@ -149,7 +149,7 @@ def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: S
 
 
 def _why(demands: Sequence[_Demand], nodes: Sequence[NodeCapacity]) -> str:
-    """The first entry that fits nowhere even alone; else that they do not fit together."""
+    """Text: the first entry that fits on no node even alone, or that the entries do not fit together."""
     for demand in demands:
         if not any(node.gpus >= demand.gpus and node.cpus >= demand.cpus for node in nodes):
             count = demand.pool.devices_per_node[demand.group]

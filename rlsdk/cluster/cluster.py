@@ -1,4 +1,4 @@
-"""What the trainer holds: the devices of a run, and the groups of roles that live in them."""
+"""The cluster as the trainer sees it: the devices of a run, and the worker groups of its roles."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
 from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
-"""For hosts to close."""
+"""Seconds for hosts to close."""
 _LOOK_S = 0.1
 _SHORT_GRACE_S = 1.0
-"""For hosts to close when a worker has failed."""
+"""Seconds for hosts to close when a worker has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """What the hosts of a role were built from."""
+    """Arguments from which the hosts of a role were built."""
 
     host: str
     args: tuple[Any, ...]
@@ -47,7 +47,8 @@ class _Recipe:
 
 
 class Cluster:
-    """Made by `start`. Use it as a context manager: whatever happens inside, no process stays behind."""
+    """A running cluster, made by `start`. Use it as a context manager: all its processes end with it, also after an
+    error."""
 
     def __init__(self, pools: WorkerPools, local: LocalRay | None) -> None:
         self.placement = pools.placement
@@ -78,7 +79,7 @@ class Cluster:
         before_connect: Callable[[], None] = lambda: None,
         before_workers: Callable[[], None] = lambda: None,
     ) -> Cluster:
-        """Takes the devices and starts a worker on each; does not wait for the workers.
+        """Reserves the devices and starts a worker on each; does not wait for the workers.
 
         Args:
             placement: which devices, and which role runs where.
@@ -133,8 +134,9 @@ class Cluster:
         return cluster
 
     def put(self, batch: Batch) -> BatchRef:
-        """What stands for a batch; it can be passed to any method of any group. Every field is stored once however
-        many batches share its tensor, when a call first needs it; nothing of the batch may be written meanwhile."""
+        """Returns a reference to a batch, which can be passed to any method of any group. Every field is stored once
+        however many batches share its tensor, when a call first needs it; nothing of the batch may be written
+        meanwhile."""
         return BatchRef.of(batch, self._fields)
 
     def create_group(
@@ -193,7 +195,7 @@ class Cluster:
         return group
 
     def can_restart(self, role: str) -> bool:
-        """Whether its processes host nothing else, so that one of them can be made again."""
+        """Whether its processes host no other role, so that one of them can be restarted."""
         return role in self.groups and self.placement.roles_of(self.placement.pool_of(role).name) == [role]
 
     def restart(self, role: str, rank: int) -> None:
@@ -224,8 +226,8 @@ class Cluster:
         group.replace(rank, Member(worker=workers[0], ctx=ctx, parallel=info.parallel))
 
     def find_lost(self, wait_s: float) -> str | None:
-        """A process of the run that is gone, in words; None: all are there. A death may be seen a while after the error
-        that it causes: it is waited for as long as `wait_s`."""
+        """Describes a dead process of the run; None: all are alive. A death may be noticed only after the error that it
+        causes, so this waits up to `wait_s` seconds for it."""
         end = time.monotonic() + wait_s
         while True:
             if (daemon := dead_daemon()) is not None:
@@ -238,7 +240,7 @@ class Cluster:
             time.sleep(_LOOK_S)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
-        """Closes every host, ends every worker, gives the devices back. Safe to call twice.
+        """Closes every host, ends every worker, releases the devices. Safe to call twice.
 
         Args:
             grace_s: how long hosts may take to close; after that their processes are killed.
@@ -265,7 +267,7 @@ class Cluster:
         self.close(grace_s=_SHORT_GRACE_S if isinstance(error, WorkerError) else _GRACE_S)
 
     def _hold_port(self, role: str, workers: Sequence[WorkerHandle]) -> int:
-        """Lets rank 0's worker open the rendezvous of a group; 0 where there is nobody to meet."""
+        """Has rank 0's worker open the rendezvous port of a group; returns 0 for a single rank."""
         if len(workers) == 1:
             return 0
         address = rendezvous_address([worker.known() for worker in workers])
@@ -277,7 +279,7 @@ class Cluster:
     def _build(
         self, recipe: _Recipe, workers: Sequence[WorkerHandle], contexts: Sequence[RankContext]
     ) -> dict[int, HostInfo]:
-        """Makes the hosts, all at once; returns what each says of itself, by rank."""
+        """Builds all hosts at once; returns each host's own description, by rank."""
         requests = [
             Request(
                 ref=worker.create(CreateHost(host=recipe.host, ctx=ctx, args=recipe.args, kwargs=recipe.kwargs)),

@@ -13,11 +13,12 @@ from rlsdk.cluster.messages import Failure
 from rlsdk.interfaces import WorkerError
 
 _CALLS = 4
-"""Of one companion at once: one may wait for as long as the companion lives."""
+"""Concurrent calls of one companion: one of them may wait for as long as the companion lives."""
 
 
 class CompanionActor:
-    """The process. It takes nothing of its bundle, which the run has reserved: devices are for the engine to choose."""
+    """The companion process. It claims no resources of its bundle, which the run has reserved: the engine chooses
+    devices."""
 
     def __init__(self, import_paths: Sequence[str]) -> None:
         import ray

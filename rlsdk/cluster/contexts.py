@@ -14,7 +14,7 @@ from rlsdk.interfaces import ConfigError, RankContext
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What every worker of a run shares."""
+    """Settings shared by all workers of a run."""
 
     timeout_s: float
     """Deadline of every wait that gives none of its own."""
@@ -29,7 +29,7 @@ class WorkerSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that every worker gets, besides those of its node."""
     network_interface: str | None = None
-    """Of every rendezvous; None: the address by which Ray knows a node."""
+    """Network interface of every rendezvous; None: that of the address by which Ray knows a node."""
 
     def threads(self, pool: PoolSpec) -> int:
         return self.num_threads or pool.cpus_per_device
@@ -55,7 +55,7 @@ def leading_devices(pool: PoolSpec, role: str, devices_per_rank: int) -> list[in
 
 
 def rendezvous_address(infos: Sequence[WorkerInfo]) -> str:
-    """Where rank 0 listens: an address that every rank reaches, and no other machine where that can be helped."""
+    """Address on which rank 0 listens: reachable by every rank, and if possible by no other machine."""
     return "127.0.0.1" if len({info.node_id for info in infos}) == 1 else infos[0].address
 
 
@@ -68,7 +68,8 @@ def rank_contexts(
     port: int,
     settings: WorkerSettings,
 ) -> list[RankContext]:
-    """One context per rank; `infos` are the workers of all its devices, in order, and `port` is held by rank 0's."""
+    """Makes one context per rank; `infos` are the workers of all devices, in order, and rank 0's worker holds
+    `port`."""
     leads = infos[::devices_per_rank]
     numbers: defaultdict[str, count[int]] = defaultdict(count)
     local_ranks = [next(numbers[info.node_id]) for info in leads]

@@ -17,20 +17,20 @@ import psutil
 from rlsdk.interfaces import WorkerError
 
 _PF_EXITING = 0x4
-"""Of Linux, in include/linux/sched.h: set before a process closes what it has open."""
+"""Linux flag (include/linux/sched.h), set before an exiting process closes its files."""
 _FREEING_S = 2.0
-"""For the memory of a daemon that ends to be freed; then how it ended is known."""
+"""Seconds for an exiting daemon's memory to be freed; only then is its exit status known."""
 _watched: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def watch_daemons(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Names the daemons of the cluster that this process uses; empty: none."""
+    """Sets the cluster daemons to watch, by name; empty: none."""
     _watched.clear()
     _watched.update(processes)
 
 
 def dead_daemon() -> str | None:
-    """A daemon that has ended or is about to, and how; None while all run."""
+    """Describes a daemon that has ended or is exiting; None while all run."""
     for name, process in list(_watched.items()):
         if process.poll() is not None or _is_exiting(process.pid):
             return f"{name}, pid {process.pid}, {_how(process)}"
@@ -46,8 +46,8 @@ def _how(process: subprocess.Popen[bytes]) -> str:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Its connections are closed or will be at once: the memory of an object store takes tens of milliseconds to be
-    freed, for which the process can still not be waited for. False where the system does not say."""
+    """Whether a process is exiting: its connections are closed or about to be, but it cannot be reaped until its memory
+    is freed, which takes tens of milliseconds for an object store. False if the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -67,8 +67,8 @@ def controller_seconds() -> float:
 
 
 def check_daemons() -> None:
-    """Asked before anything that reaches the object store, too: where that is gone, Ray ends this process on the spot,
-    without an error that could be caught.
+    """Raises if a daemon has ended. Also called before each access to the object store: if the store is gone, Ray ends
+    this process at once, without an error that could be caught.
 
     Raises:
         WorkerError: a daemon of the local cluster has ended.

@@ -1,7 +1,7 @@
 """How a host's method is called on the ranks of its group: how arguments are split, and how results are joined.
 
 A host is any class whose constructor takes a `RankContext` first. Its methods say with `@dispatch` how they are
-called; a method that says nothing runs on every rank and gives a list.
+called; an undeclared method runs on every rank and returns a list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Split(StrEnum):
 
 
 class Join(StrEnum):
-    """What the caller gets. Where one rank is called, `LIST` and `FIRST` are its result itself."""
+    """How results are joined for the caller. If one rank is called, `LIST` and `FIRST` return its result itself."""
 
     LIST = "list"
     """The result of every rank that was called, in rank order."""
@@ -52,7 +52,7 @@ class MethodSpec:
     split: Split = Split.ALL
     join: Join = Join.LIST
     concurrent: bool = False
-    """Served on its own thread while the engine thread is busy. Everything else runs on the worker's one engine
+    """Runs on its own thread, also while the engine thread is busy. Everything else runs on the worker's one engine
     thread, in the order in which it was submitted."""
 
 
@@ -70,7 +70,7 @@ def dispatch(
 
 
 def asks_whole_groups(arguments: Iterable[Any]) -> bool:
-    """Whether one of a call's arguments asks that rows of equal `uid` stay together."""
+    """Whether one of a call's arguments requires that rows of equal `uid` stay together."""
     return any(getattr(value, "whole_groups", False) for value in arguments)
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from rlsdk.interfaces import PlacementError
 
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""Which interface the libraries of collectives use."""
+"""Variables that choose the network interface of the collective libraries."""
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 """In the names of variables that a pattern never forwards: Ray keeps what it is given where all of its users can read
 it. A name that is written out is forwarded."""
@@ -23,9 +23,9 @@ def forwarded(environment: Mapping[str, str], patterns: Sequence[str], interface
     """The variables that workers get.
 
     Args:
-        environment: of this process.
+        environment: variables of this process.
         patterns: names, or patterns of names such as `NCCL_*`.
-        interface: network interface of every rendezvous; None: what the variables say, or each library's own choice.
+        interface: network interface of every rendezvous; None: as the variables say, else each library's own choice.
     """
     found = {
         name: value
@@ -40,7 +40,7 @@ def address_of(interface: str) -> str:
     """IPv4 address of a network interface of this machine.
 
     Raises:
-        PlacementError: it has no such interface, or no address there; names those that it has.
+        PlacementError: it has no such interface, or the interface has no address; names the existing ones.
     """
     import fcntl
 
@@ -57,11 +57,11 @@ def address_of(interface: str) -> str:
 
 
 def choose_gloo_interface(address: str) -> None:
-    """Has gloo listen where other nodes reach this one, unless its variable says otherwise: by itself it takes what
-    the host's name stands for, which often is loopback.
+    """Makes gloo listen on an interface that other nodes reach, unless its variable is set: its default is the address
+    of the host name, which is often loopback.
 
     Args:
-        address: by which Ray knows this node.
+        address: address by which Ray knows this node.
     """
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_of(address)) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name

@@ -67,8 +67,8 @@ class WorkerGroup:
 
         Raises:
             DeadlineError: some rank did not answer within `timeout_s` (None: the cluster's).
-            WorkerError: a rank died, or raised what is not one of rlsdk's errors.
-            RlsdkError: what a rank raised.
+            WorkerError: a rank died, or raised an error that is not one of rlsdk's.
+            RlsdkError: the error that a rank raised.
             ConfigError: no such method; names the nearest.
         """
         return self.submit(method, *args, **kwargs).result(timeout_s)
@@ -113,7 +113,7 @@ class WorkerGroup:
         call = self._call(rank, method, shared, {})
         request = self._request(rank, self.members[rank].worker.call(call, concurrent=spec.concurrent))
         result: Future[Any] = Future()
-        result.set_running_or_notify_cancel()  # who waits may go away: the answer comes all the same
+        result.set_running_or_notify_cancel()  # the caller may stop waiting; the answer still arrives
 
         def done(found: Future[Any]) -> None:
             try:
@@ -125,11 +125,11 @@ class WorkerGroup:
         return result
 
     def death(self, rank: int) -> BaseException | None:
-        """Why the process of a rank is gone; None while it lives. Does not block."""
+        """Reason why the process of a rank died; None while it lives. Does not block."""
         return self.members[rank].worker.death()
 
     def replace(self, rank: int, member: Member) -> None:
-        """Has a new process stand for a rank whose old one is gone."""
+        """Replaces the dead process of a rank by a new one."""
         self._relays.forget(self.members[rank].worker.worker_id)
         self.members[rank] = member
         self._bystanders[rank] = self._request(rank, None)
@@ -157,7 +157,8 @@ class WorkerGroup:
         return spec
 
     def _submit_data(self, method: str, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
-        """Cuts every batch among the arguments by the same rows; groups stay whole where another argument asks it."""
+        """Splits every batch among the arguments by the same rows; groups stay whole if another argument requires
+        it."""
         values: dict[int | str, Any] = dict(enumerate(args))
         values.update(kwargs)
         batches = {key: self._stored(value) for key, value in values.items() if isinstance(value, Batch | BatchRef)}
@@ -186,7 +187,7 @@ class WorkerGroup:
         return self._send(spec, calls, row_ids=first.row_ids)
 
     def _send(self, spec: MethodSpec, calls: Mapping[int, Call], row_ids: torch.Tensor | None = None) -> Pending:
-        """`row_ids`: of the rows that the calls share."""
+        """Sends the calls. `row_ids`: ids of the rows that the calls share."""
         # Ranks that share rows are lost together; others, which are replaced one by one, each get their own message.
         workers = {rank: self.members[rank].worker for rank in calls}
         together = by_node(workers) if row_ids is not None else ([rank] for rank in calls)
@@ -204,7 +205,7 @@ class WorkerGroup:
         )
 
     def _ask(self, ranks: Sequence[int], calls: Mapping[int, Call], *, concurrent: bool) -> Request:
-        """One message: to a rank, or through the first of several that are on one node."""
+        """Sends one message: to one rank, or through the first of several ranks on one node."""
         workers = [self.members[rank].worker for rank in ranks]
         if len(ranks) == 1:
             return self._request(ranks[0], workers[0].call(calls[ranks[0]], concurrent=concurrent))
@@ -225,7 +226,7 @@ class WorkerGroup:
         return Request(ref=ref, worker=self.members[rank].worker, role=self.role, rank=rank)
 
     def _shared(self, value: Any) -> Any:
-        """A batch that goes whole to several ranks is stored once."""
+        """Stores a batch once that goes whole to several ranks."""
         return self._stored(value).stored() if isinstance(value, Batch | BatchRef) else value
 
     def _stored(self, value: Batch | BatchRef) -> BatchRef:

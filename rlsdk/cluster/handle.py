@@ -14,7 +14,7 @@ from rlsdk.cluster.messages import Call, CreateHost, WorkerInfo
 from rlsdk.interfaces import WorkerError
 
 _IDLE_ANSWER_S = 5.0
-"""For a process to say whether it makes progress."""
+"""Seconds for a process to answer whether it makes progress."""
 
 
 class WorkerHandle:
@@ -52,16 +52,16 @@ class WorkerHandle:
         return ref
 
     def take_number(self) -> int:
-        """Of a call that goes out with those of other workers; `ordering` is held."""
+        """Takes the number of a call that is sent together with other workers' calls. The caller holds `ordering`."""
         self._sequence += 1
         return self._sequence - 1
 
     def give_number_back(self) -> None:
-        """It did not go out; `ordering` is held since the number was taken."""
+        """Returns the number of a call that was not sent. The caller has held `ordering` since `take_number`."""
         self._sequence -= 1
 
     def death(self) -> BaseException | None:
-        """Ray's reason when the process is gone, else None. Does not block."""
+        """Ray's reason if the process is dead, else None. Does not block."""
         import ray
 
         ready, _ = ray.wait([self._live], timeout=0)
@@ -79,10 +79,10 @@ class WorkerHandle:
         ray.kill(self.actor, no_restart=True)
 
     def end(self, timeout_s: float) -> None:
-        """Kills the process, and waits until it is gone: what comes after it finds its device free.
+        """Kills the process and waits until it is gone, so that its device is free for the next one.
 
         Raises:
-            WorkerError: it is still there.
+            WorkerError: it is still running.
         """
         import ray
 
@@ -96,7 +96,7 @@ class WorkerHandle:
             raise WorkerError(f"the process on {self.where()} could not be ended within {timeout_s:g} s")
 
     def known(self) -> WorkerInfo:
-        """Where it lives.
+        """Node and process of the worker.
 
         Raises:
             WorkerError: it has not answered yet.
@@ -112,7 +112,7 @@ class WorkerHandle:
         return f"node {self.info.node}, pid {self.info.pid}"
 
     def gone(self, who: str, doing: str, reason: BaseException) -> WorkerError:
-        """What to raise when the process died: who, where, why, and its last words."""
+        """Error for a dead process: who, where, why, and its last output."""
         text = f"{who} died on {self.where()} while {doing}: {_first_line(reason)}"
         if self.info is None:
             return WorkerError(text)
@@ -120,7 +120,7 @@ class WorkerHandle:
 
 
 def first_dead(workers: Sequence[WorkerHandle]) -> int | None:
-    """Which of them is gone, the first that Ray knows of; one question for all. Does not block."""
+    """Index of the first worker that Ray reports dead, in one query for all; None: all live. Does not block."""
     import ray
 
     refs = [worker._live for worker in workers]
@@ -129,7 +129,7 @@ def first_dead(workers: Sequence[WorkerHandle]) -> int | None:
 
 
 def shortest_idle(workers: Sequence[WorkerHandle]) -> float | None:
-    """Seconds since the most recent sign of progress of any of them; None: none says."""
+    """Seconds since the most recent progress of any of them; None if none answers."""
     import ray
 
     refs = [worker.actor.idle_s.remote() for worker in dict.fromkeys(workers)]

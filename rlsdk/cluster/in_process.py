@@ -35,7 +35,7 @@ class InProcessPeer:
 
 @dataclass(frozen=True, kw_only=True)
 class InProcessPending:
-    """A call that may still be under way; stands where `Pending` does."""
+    """A call that may still be running; used in place of `Pending`."""
 
     futures: Mapping[int, Future[Any]]
     join: Callable[[Mapping[int, Any]], Any]
@@ -59,7 +59,7 @@ class InProcessPending:
 
 
 class InProcessGroup:
-    """Stands where `WorkerGroup` does. Its hosts are built by functions that run on their engine threads."""
+    """Used in place of `WorkerGroup`. Its hosts are built by functions that run on their engine threads."""
 
     def __init__(self, role: str, build: Sequence[Callable[[], Any]], *, timeout_s: float = 600.0) -> None:
         """Builds every host.

@@ -7,7 +7,7 @@ import re
 from importlib.metadata import distributions
 
 SHARED = ("ray", "rlsdk", "numpy", "torch", "transformers", "safetensors")
-"""What workers of every kind import."""
+"""Packages that every worker imports."""
 GROUP = "rlsdk"
 """Entry points of plugins: `ENTRY_POINT_GROUP`, which other environments may not have."""
 

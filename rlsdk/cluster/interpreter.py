@@ -1,4 +1,4 @@
-"""Whether interpreters can host workers: asked before one is started, which would hang."""
+"""Checks whether interpreters can host workers before a worker is started, which would hang."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.interfaces import ConfigError
 
 _TIMEOUT_S = 30.0
 _NEEDED = ("python", "ray", "rlsdk", "numpy")
-"""What a worker must have as the controller has it."""
+"""Packages whose version must match the controller's (numpy: the major version only)."""
 
 
 Versions = Mapping[str, str | None]
@@ -25,7 +25,7 @@ _on_nodes = partial(run_on_nodes, timeout_s=2 * _TIMEOUT_S)
 
 
 def check_interpreter(path: str, node_ids: set[str]) -> None:
-    """Makes sure that `path` runs on each of these nodes, has this process's Ray, rlsdk and Python, and a numpy of the
+    """Checks that `path` runs on each of these nodes, has this process's Ray, rlsdk and Python, and a numpy of the
     same major version: Ray speaks to its own version only, and what crosses is pickled.
 
     Raises:
@@ -63,7 +63,7 @@ def check_nodes(node_ids: Sequence[str], run_on_nodes: RunOnNodes) -> None:
 
 
 def ask_interpreter(path: str) -> Versions | str:
-    """What an environment has (see `installed`), or why it cannot say."""
+    """Versions in an environment (see `installed`), or the reason why they cannot be read."""
     question = f"{inspect.getsource(installed)}\nimport json\nprint(json.dumps(installed()))"
     try:
         done = subprocess.run(

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     import torch
 
 Joiner = Callable[[Mapping[int, Any]], Any]
-"""Answers by rank to the caller's result."""
+"""Turns answers by rank into the caller's result."""
 
 
 def joiner(spec: MethodSpec, collectors: Sequence[int], row_ids: torch.Tensor | None = None) -> Joiner:
-    """How the answers to a method become its result.
+    """Returns the function that joins the answers to a method into its result.
 
     Args:
         spec: the method's declaration.
         collectors: ranks whose results are read, one per data-parallel rank.
-        row_ids: `[B]` int64, identities and order of the rows that were split; None: as they come.
+        row_ids: `[B]` int64, ids of the rows that were split, in result order; None: rows in rank order.
     """
     if spec.join is Join.ROWS:
         return partial(_rows, collectors, row_ids)

@@ -28,9 +28,9 @@ import psutil
 MARK = "RLSDK_CLUSTER"
 """Environment variable that every process of a cluster inherits: the cluster's folder."""
 DONE = b"done"
-"""In place of a number: nothing is to be killed or removed."""
+"""Sent in place of a number: nothing is to be killed or removed."""
 _LOOK_S = 1.0
-"""How often to look whether the program is still the parent: a forked child of it may hold the pipe open."""
+"""Seconds between checks that the program is still the parent: a forked child of it may hold the pipe open."""
 _DEATH_S = 5.0
 
 
@@ -53,7 +53,7 @@ class Keeper:
         self._process.stdin.flush()
 
     def release(self, timeout_s: float) -> None:
-        """Lets go: what was watched goes on, and the folder stays."""
+        """Ends the keeper without a cleanup: the daemons go on, and the folder stays."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(DONE + b"\n")
@@ -61,7 +61,8 @@ class Keeper:
         self.end(timeout_s)
 
     def end(self, timeout_s: float) -> None:
-        """Kills the daemons with all that they started, removes the folder, and waits for that. Safe to call twice."""
+        """Kills the daemons with all that they started, removes the folder, and waits until done. Safe to call
+        twice."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -69,7 +70,7 @@ class Keeper:
 
 
 def main(program: int, folder: str) -> None:
-    """Waits for the end, then makes it. A fork stands by: it takes over where this process is killed."""
+    """Waits for the end of the program, then cleans up. A standby fork takes over if this process is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = _process(program)
@@ -97,7 +98,7 @@ def listen(line: int, is_over: Callable[[], bool], copy: int | None = None) -> t
 
     Args:
         line: descriptor of the pipe.
-        is_over: asked every second.
+        is_over: polled every second.
         copy: descriptor to which all that is read is written as well.
 
     Returns:
@@ -153,7 +154,7 @@ def kill_all(daemons: list[psutil.Process], folder: str) -> None:
 
 
 def _is_dead(process: psutil.Process) -> bool:
-    """Gone, or a zombie that only its parent can take away."""
+    """Whether a process is gone, or a zombie that only its parent can reap."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:

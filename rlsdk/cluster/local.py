@@ -35,7 +35,7 @@ _STORE_BYTES = 2 << 30
 _LEAST_SHARED_BYTES = 256 << 20
 _MAPPED_STORE_BYTES = 1 << 30
 _STORE_SHARE = 0.3
-"""Of the free shared memory."""
+"""Share of the free shared memory for the object store."""
 _STOP_TIMEOUT_S = 15.0
 _PROBE_TIMEOUT_S = 2.0
 _ENVIRONMENT = {
@@ -51,7 +51,7 @@ _ENVIRONMENT = {
     "RAY_process_group_cleanup_enabled": "1",
 }
 _LONGEST_PARENT = 20
-"""Characters of the temporary folder: socket paths inside must stay below 108 bytes."""
+"""Longest path of the temporary folder, in characters: socket paths inside must stay below 108 bytes."""
 
 
 class LocalRay:
@@ -67,7 +67,7 @@ class LocalRay:
         """Starts it.
 
         Args:
-            placement: what it has room for.
+            placement: devices that the cluster must have room for.
             environments_first: workers that are started at once ask for an environment or for their own variables.
             before_connect: called when Ray's daemons run, before this process connects to them.
 
@@ -78,7 +78,7 @@ class LocalRay:
         node = this_machine(placement)
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
-        """Private; everything of the cluster is inside."""
+        """Private folder with all files of the cluster."""
         self._keeper = Keeper(self.folder)
         self._node: Any = None
         atexit.register(self.stop)
@@ -134,7 +134,7 @@ class LocalRay:
             with environment(mark):
                 self._node = _start_lean_node(cpus, gpus, ray_folder, self._keeper, environments_first)
         except (ImportError, AttributeError, TypeError) as error:
-            # Ray's inside has changed: the public way gives the same cluster, slower to start.
+            # Ray's private classes have changed: the public API gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
             before_connect()
             with environment(mark):
@@ -204,7 +204,7 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper, environm
 
 
 def this_machine(placement: PlacementSpec) -> NodeCapacity:
-    """What a local cluster offers: as many logical processors as are asked for, and the GPUs that are here.
+    """Resources of a local cluster: as many logical processors as requested, and this machine's GPUs.
 
     Processors are not a limit, so that a laptop can host many CPU ranks.
     """
@@ -243,7 +243,7 @@ def temporary_parent() -> str:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Puts the program's SIGTERM handler back, which Ray replaces twice: in Python, on the main thread only; and below
+    """Restores the program's SIGTERM handler, which Ray replaces twice: in Python, on the main thread only; and below
     Python, from any thread, by one that prints a stack of C++ and aborts the program if that takes over three seconds.
     """
     before, below = signal.getsignal(signal.SIGTERM), _getsig(signal.SIGTERM)
@@ -258,7 +258,7 @@ def own_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def deaf_to_hangup() -> Iterator[None]:
-    """Processes that start inside outlive the terminal, which tells all of its processes when it closes: this one
+    """Inside, started processes ignore SIGHUP, which a terminal sends to all its processes when it closes: this process
     finishes its step and saves first, and needs them for that. Ray does the same for Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:

@@ -14,10 +14,10 @@ _REMOTE_TIMEOUT_S = 30.0
 
 
 def last_lines(info: WorkerInfo, count: int = 20) -> str:
-    """The end of a worker's log, indented; says so where it cannot be read."""
+    """The end of a worker's log, indented, or a note that it cannot be read."""
     try:
         lines = run_on_node(info.node_id, read_tail, info.logs, count, timeout_s=_REMOTE_TIMEOUT_S)
-    except Exception as error:  # the worker's death is the news; a log that cannot be had must not hide it
+    except Exception as error:  # an unreadable log must not hide the worker's death
         return f"  (log cannot be read: {type(error).__name__}: {error})"
     return "\n".join(f"  {line}" for line in lines) or "  (it printed nothing)"
 

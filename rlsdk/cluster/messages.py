@@ -1,4 +1,4 @@
-"""What crosses between controller and worker, besides batches."""
+"""Messages between controller and worker, besides batches."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from rlsdk.interfaces import Parallel, RankContext, RlsdkError, WorkerError
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
-    """Where a worker process lives."""
+    """Node, process and logs of a worker."""
 
     worker_id: str
     node_id: str
     """Ray's identifier of the node."""
     node: str
-    """The node as people know it: host name and address."""
+    """Host name and address of the node."""
     address: str
     pid: int
     logs: tuple[str, ...]
     """Files on that node that hold what the process printed."""
     accelerators: tuple[str, ...] = ()
-    """What Ray gave it, as it is called on that node: the same in every process on a device. Empty on a CPU."""
+    """Devices that Ray assigned to it, by their names on that node, which are the same in every process. Empty on a
+    CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostInfo:
-    """What a worker says of a host that it has just made."""
+    """A worker's description of a host that it has just made."""
 
     parallel: Parallel
     methods: Mapping[str, MethodSpec]
@@ -62,14 +63,14 @@ class Call:
 class Packed:
     """An argument that goes to every rank, pickled once: Ray would pickle it again for each.
 
-    It travels as Ray's own messages do, which are pickles, between processes of one run; nothing else makes one.
+    It is sent like Ray's own messages, which are pickles, between processes of one run only.
     """
 
     data: bytes
 
     @classmethod
     def of(cls, value: Any) -> Any:
-        """Numbers and text stay as they are."""
+        """Packs a value; numbers and text stay unchanged."""
         from ray import cloudpickle
 
         return value if isinstance(value, str | int | float | None) else cls(cloudpickle.dumps(value))
@@ -81,7 +82,7 @@ class Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception on its way back."""
+    """An exception that is sent back to the controller."""
 
     error: bytes | None
     """The exception itself, pickled, when it is one of rlsdk's own."""
@@ -91,7 +92,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Takes an exception apart so that it survives the way, whatever it holds."""
+        """Converts an exception to a form that can be sent, whatever it holds."""
         return cls(
             error=_pickled(error) if isinstance(error, RlsdkError) else None,
             summary="".join(traceback.format_exception_only(error)).strip(),

@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _KNOCK_TIMEOUT_S = 5.0
 _KNOCKS = 32
-"""At nodes at once."""
+"""Number of nodes that are probed at once."""
 _RELEASE_S = 3.0
-"""Ray tells what is free with some delay."""
+"""Seconds by which Ray's report of free resources may lag."""
 _SLOW_RELEASE_S = 60.0
-"""For what a placement group that was removed still holds: a busy machine takes its time to end the workers in it."""
+"""Seconds for a removed placement group to release its resources: a busy machine is slow to end its workers."""
 _LOOK_S = 0.2
 
 
@@ -80,7 +80,7 @@ def connect(
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is that a token is missing or wrong: Ray may only quote that error."""
+    """Whether an error or one of its causes says that a token is missing or wrong: Ray may only quote that error."""
     while error is not None:
         if "AuthenticationError" in f"{type(error).__name__}: {error}":
             return True
@@ -98,11 +98,11 @@ def _knock(address: str) -> None:
 
 
 def choose_nodes(placement: PlacementSpec, *, without: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-    """`assign_nodes` on the cluster as it is. What another run is just giving back counts as free, and is waited for.
+    """`assign_nodes` on the current cluster. Resources that another run is releasing count as free, and are waited for.
     A node whose daemon does not answer is not chosen, though Ray may not know yet that it is gone.
 
     Args:
-        placement: what is asked for.
+        placement: the requested devices.
         without: nodes that are not to be chosen.
 
     Raises:
@@ -127,7 +127,7 @@ def choose_nodes(placement: PlacementSpec, *, without: Collection[str] = ()) -> 
 
 
 def _comes_free(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> bool:
-    """Whether nobody keeps what the placement asks for: what is not free is held by groups that were removed."""
+    """Whether the requested resources will become free: those in use are held by placement groups that were removed."""
     import ray
 
     kept: Counter[tuple[str, str]] = Counter()
@@ -149,7 +149,7 @@ def _comes_free(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> bool
 
 
 def find_down(node_ids: Iterable[str]) -> list[str]:
-    """Those of these nodes whose Ray daemon does not answer: Ray itself takes half a minute to find that out."""
+    """Returns the nodes whose Ray daemon does not answer: Ray itself takes half a minute to notice."""
     import ray
 
     known = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -171,7 +171,7 @@ def _answers(node: Mapping[str, Any] | None) -> bool:
 
 
 def run_on_node(node_id: str, function: Callable[..., _Result], *args: Any, timeout_s: float) -> _Result:
-    """Calls an importable function on a node; in this process where that is its node."""
+    """Calls an importable function on a node; in this process if it is on that node."""
     return run_on_nodes([node_id], function, *args, timeout_s=timeout_s)[0]
 
 
@@ -185,11 +185,11 @@ def run_on_nodes(
     """As `run_on_node`, on all of these at the same time; the results in their order.
 
     Args:
-        node_ids: where.
-        function: can be imported there.
+        node_ids: nodes on which the function is called.
+        function: importable on those nodes.
         args: of it.
         timeout_s: for all of them.
-        in_own_process: on its own node this process calls it. False: a process of Ray does, as on the others.
+        in_own_process: on its own node this process calls it. False: a Ray process does, as on the other nodes.
 
     Raises:
         WorkerError: a node does not answer in time, or cannot call it; or this process uses no cluster any longer.
@@ -197,7 +197,7 @@ def run_on_nodes(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if not ray.is_initialized():  # It would start one: calls that fail while a cluster ends come here, too.
+    if not ray.is_initialized():  # Ray would start a cluster: calls that fail while a cluster ends arrive here, too.
         raise WorkerError("this process uses no Ray cluster any longer")
     own = ray.get_runtime_context().get_node_id() if in_own_process else None
     asked: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def run_on_nodes(
 
 
 def node_capacities() -> list[NodeCapacity]:
-    """Every living node, with what is free on it."""
+    """Free resources of every live node."""
     import ray
     from ray._private.state import available_resources_per_node
 

@@ -27,7 +27,7 @@ class WorkerPeer:
 
         Raises:
             DeadlineError: no answer within `timeout_s`.
-            WorkerError: the process is gone, or the method raised what is not one of rlsdk's errors.
+            WorkerError: the process died, or the method raised an error that is not one of rlsdk's.
         """
         import ray
 

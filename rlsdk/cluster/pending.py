@@ -1,4 +1,4 @@
-"""Waiting for ranks: with a deadline, and never longer than the first that fails."""
+"""Waits for ranks, with a deadline, and no longer than until the first one fails."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rlsdk.cluster.relay import Gone
 from rlsdk.interfaces import DeadlineError, WorkerError
 
 _LOOK_ROUND_S = 0.5
-"""How often a long wait looks who has answered, and whether a worker that it does not wait for has died."""
+"""Seconds between checks of a long wait: which ranks have answered, and whether any other worker has died."""
 _FIRST_LOOK_S = 0.02
-"""After which a wait looks first; then after twice that, and so on: a rank that fails is noticed soon."""
+"""Seconds until the first check of a wait, doubled each time, so that an early failure is noticed soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A call that is under way on one rank."""
+    """A running call on one rank."""
 
     ref: Any
     worker: WorkerHandle
     role: str
     rank: int
     relayed: tuple[Request, ...] = ()
-    """Those that this one stands for, itself among them: their answers come together (`rlsdk.cluster.relay`)."""
+    """Requests whose answers arrive with this one, itself included (`rlsdk.cluster.relay`)."""
 
     @property
     def each(self) -> tuple[Request, ...]:
-        """Every rank that is asked."""
+        """The requests to all ranks that were called."""
         return self.relayed or (self,)
 
     def who(self) -> str:
@@ -40,11 +40,11 @@ class Request:
 
 
 def answer(request: Request, doing: str, get: Callable[[], Any]) -> Any:
-    """What a rank answered.
+    """Returns a rank's answer.
 
     Raises:
-        WorkerError: it died, or raised what is not one of rlsdk's errors.
-        RlsdkError: what it raised.
+        WorkerError: it died, or raised an error that is not one of rlsdk's.
+        RlsdkError: the error that it raised.
     """
     import ray
 
@@ -67,7 +67,7 @@ def checked(request: Request, doing: str, found: Any) -> Any:
 
 
 class Pending:
-    """The result of a call that may still be under way."""
+    """The result of a call that may still be running."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Pending:
                 raise
             except Exception as error:
                 self._outcome = None, error
-            # References are let go at once: what they hold lies in the object store.
+            # References are dropped at once, to free their results in the object store.
             self._requests = ()
         value, failure = self._outcome
         if failure is not None:
@@ -125,8 +125,8 @@ class Pending:
         return value
 
     def _collect(self, timeout_s: float) -> dict[int, Any]:
-        """Looks at all that is still out a few times a second, and not once for each answer: a thousand ranks that
-        answer one by one cost a thousand readings, not a thousand times a thousand."""
+        """Polls all open requests a few times a second, not once per answer: a thousand ranks that answer one by one
+        cost a thousand reads, not a million."""
         import ray
 
         deadline = time.monotonic() + timeout_s
@@ -153,7 +153,7 @@ class Pending:
         return answers
 
     def _read(self, requests: Sequence[Request]) -> dict[int, Any]:
-        """Answers that are there, by rank: all at once, or one by one where that shows whose error it is."""
+        """Reads finished answers by rank: all at once, or one by one if that is needed to tell whose error it is."""
         import ray
 
         check_daemons()
@@ -166,7 +166,7 @@ class Pending:
             for request, value in zip(requests, found, strict=True)
             for one, own in zip(request.each, value if request.relayed else [value], strict=True)
         }
-        # Who is gone first: others fail because of it.
+        # Dead ranks first: others fail because of them.
         for kind in (Gone, Failure):
             for one, own in answers.values():
                 if isinstance(own, kind):
@@ -179,7 +179,7 @@ class Pending:
         return answer(request, self._doing, lambda: ray.get(request.ref))
 
     def _look_round(self) -> None:
-        """Raises when a rank is gone that the others may be waiting for in a collective."""
+        """Raises if a rank has died for which the others may be waiting in a collective."""
         if (at := first_dead([request.worker for request in self._bystanders])) is not None:
             request = self._bystanders[at]
             reason = request.worker.death()
