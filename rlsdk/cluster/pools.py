@@ -25,15 +25,15 @@ from rlsdk.interfaces import PlacementError, WorkerError
 _log = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 60.0
-"""For what Ray promised to have: placement groups, worker processes."""
+"""Seconds to wait for placement groups and worker processes that Ray has accepted."""
 _DEATH_TIMEOUT_S = 20.0
-"""For a process that was killed to be gone."""
+"""Seconds for a killed process to be gone."""
 _SHORT_GRACE_S = 1.0
-"""For hosts to close after a worker died: the others probably hang in a collective with it."""
+"""Seconds for hosts to close after a worker died: the others probably hang in a collective with it."""
 _GPU_SHARE = 0.125
-"""Of a worker in its device: up to eight environments may each have a process there."""
+"""Share of its device that a worker claims in Ray: up to eight environments may each have a process there."""
 _MAX_CALLS = 10_000
-"""Unanswered calls per worker; far above what a run sends."""
+"""Largest number of unanswered calls per worker; far above what a run sends."""
 
 
 class WorkerPools:
@@ -45,12 +45,12 @@ class WorkerPools:
         self._nodes: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Any] = {}
         self._moved: dict[tuple[str, int], tuple[Any, int]] = {}
-        """Devices whose node is gone: the placement group of those that took their place, and the bundle in it."""
+        """Replacement of devices whose node is gone: placement group and bundle of each new device."""
         self._extra: list[Any] = []
-        """Placement groups that were asked for when a node was gone."""
+        """Placement groups reserved after a node was lost."""
         self._workers: dict[tuple[str, str | None], list[WorkerHandle]] = {}
         self._lock = threading.Lock()
-        """Held where workers are made and where all are ended: none is made after the end."""
+        """Held while workers are made and while all are ended, so that none is made after the end."""
         self._closed = False
 
     def start(self, interpreters: Mapping[str, str]) -> None:
@@ -142,15 +142,15 @@ class WorkerPools:
         return found
 
     def bundles(self, pool: PoolSpec, devices: Sequence[int]) -> tuple[int, ...]:
-        """Numbers of these devices in the placement group that they are reserved by now."""
+        """Bundle indices of these devices in their current placement group."""
         return tuple(self._reservation(pool, device)[1] for device in devices)
 
     def every(self) -> list[WorkerHandle]:
-        """All workers that were started, those among them that are not up yet."""
+        """All started workers, including those that are not up yet."""
         return [worker for pool in self._workers.values() for worker in pool]
 
     def close(self, grace_s: float) -> None:
-        """Gives hosts `grace_s` seconds to close, ends every worker, gives the devices back."""
+        """Gives hosts `grace_s` seconds to close, ends every worker, releases the devices."""
         import ray
 
         with self._lock:
@@ -228,8 +228,8 @@ class WorkerPools:
 
 
 def _import_paths(*, own: bool) -> list[str]:
-    """What the controller can import, workers can, too: a user's loss in the folder that the command was given in.
-    Workers of another environment (not `own`) get the folders of no environment, which would bring its packages."""
+    """Import paths for workers, so that they can import what the controller can, such as a user's loss in the working
+    folder. Workers of another environment (not `own`) get no environment's folders, which would bring its packages."""
     paths = [os.path.abspath(path) for path in sys.path]
     if own:
         return paths
@@ -250,7 +250,7 @@ def _reserve(pool: PoolSpec, nodes: Sequence[str]) -> Any:
 
 
 def _await_ready(workers: Sequence[WorkerHandle], timeout_s: float) -> None:
-    """Waits until the processes are up, and learns where they live."""
+    """Waits until the processes are up, and records their nodes."""
     new = [worker for worker in workers if worker.info is None]
     requests = [
         Request(ref=worker.actor.describe.remote(), worker=worker, role=f"worker of pool {worker.pool!r}", rank=at)
@@ -262,7 +262,7 @@ def _await_ready(workers: Sequence[WorkerHandle], timeout_s: float) -> None:
 
 
 def _close_hosts(workers: Sequence[WorkerHandle], grace_s: float) -> None:
-    """Asks hosts to leave cleanly. What does not answer in time is ended by the caller anyway."""
+    """Asks hosts to close. The caller ends those that do not answer in time."""
     import ray
 
     alive = [worker for worker in workers if worker.death() is None]

@@ -18,14 +18,14 @@ from rlsdk.cluster.handle import WorkerHandle
 from rlsdk.cluster.messages import Call, Failure
 
 RELAY_RANKS = 16
-"""From so many called ranks on; before that, answers are quicker without."""
+"""Smallest number of called ranks for which calls are relayed; below it, direct calls are faster."""
 RELAY_ON_NODE = 2
-"""Called ranks of a node from which one of them relays."""
+"""Smallest number of called ranks on a node for which one of them relays."""
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """A call on its way to a worker of the same node."""
+    """A call to be forwarded to a worker of the same node."""
 
     worker_id: str
     sequence: int | None
@@ -34,11 +34,11 @@ class Relayed:
 
 @dataclass(frozen=True)
 class Gone:
-    """In the place of an answer: the worker's process ended."""
+    """Stands for an answer: the worker's process ended."""
 
 
 UNANSWERED = "unanswered"
-"""In the place of an answer that was not waited for: another worker failed."""
+"""Stands for an answer that was not waited for because another worker failed."""
 
 
 def by_node(workers: Mapping[int, WorkerHandle]) -> Iterator[list[int]]:
@@ -74,13 +74,13 @@ def numbered(workers: Sequence[WorkerHandle]) -> Iterator[list[int]]:
 
 
 class Relays:
-    """Which workers know which, of the workers of one group."""
+    """Tracks which workers of a group already know which others."""
 
     def __init__(self) -> None:
         self._knows: defaultdict[str, set[str]] = defaultdict(set)
 
     def send(self, workers: Sequence[WorkerHandle], calls: Sequence[Call], *, concurrent: bool) -> Any:
-        """Sends the first of these workers what it and the others are to do.
+        """Sends the calls of all these workers to the first one, which forwards them.
 
         Returns:
             The reference of their answers, in the order of `calls`; see `pass_on`.
@@ -105,7 +105,7 @@ class Relays:
         return ref
 
     def forget(self, worker_id: str) -> None:
-        """A process that is gone, or that was made again."""
+        """Forgets a process that is gone or was restarted."""
         self._knows.pop(worker_id, None)
 
 
@@ -120,7 +120,7 @@ class StoredAgain:
         self._made: dict[int, asyncio.Task[StoredRows]] = {}
 
     async def call(self, call: Call) -> Call:
-        """The call, with rows of this node out of an object of this process."""
+        """Returns the call with its rows replaced by an object of this process."""
         args = tuple([await self._own(value) for value in call.args])
         kwargs = {name: await self._own(value) for name, value in call.kwargs.items()}
         return replace(call, args=args, kwargs=kwargs)

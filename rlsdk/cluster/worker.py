@@ -37,7 +37,7 @@ from rlsdk.kit.progress import advance, idle_s
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OVERTAKEN_S = 30.0
-"""Longest that a call for a neighbour waits for the message that names it."""
+"""Longest time, in seconds, that a call for a neighbour waits for the message that names it."""
 _CONCURRENT_CALLS = 16
 
 _here: DeviceWorker | None = None
@@ -61,7 +61,7 @@ class DeviceWorker:
         preload: Sequence[str],
         network_interface: str | None = None,
     ) -> None:
-        """Everything slow happens on the engine thread, so that the process answers as soon as it is up."""
+        """Does all slow work on the engine thread, so that the process answers as soon as it is up."""
         import ray
 
         global _here

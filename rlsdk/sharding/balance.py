@@ -11,11 +11,11 @@ from rlsdk.sharding.box_table import BoxTable, Ints, first_axis, ragged
 from rlsdk.sharding.holders import RankSets
 
 SWEEPS = 6
-"""Of coordinate descent; sets of replicas are nested in practice, and then the first is exact."""
+"""Sweeps of coordinate descent; sets of replicas are nested in practice, for which the first sweep is exact."""
 SETTLED = 1e-3
 """A sweep that lowers the largest load by less than this share is the last."""
 TURN_BYTES = 4 << 20
-"""Where replicas take turns, each gives about this much at a time, so that all of them work at once."""
+"""Bytes that each replica sends per turn where replicas take turns, so that all of them work at once."""
 MAX_TURNS = 1 << 18
 """Turns in all: bounds the pieces that taking turns adds to a large plan."""
 
@@ -54,7 +54,7 @@ def quotas(num_bytes: Ints, sets: RankSets, num_ranks: int) -> NDArray[np.float6
 
 
 def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
-    """What each gets when `amount` is poured in and the lowest rise together."""
+    """Water-filling: the share of each load when `amount` is added and the lowest loads rise together."""
     ordered = np.sort(loads)
     levels = (amount + np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
     reached = int(np.flatnonzero(levels >= ordered)[-1])

@@ -18,7 +18,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Hashes: TypeAlias = NDArray[np.uint64]
 
 MAX_PAIRS = 1 << 22
-"""Candidate pairs that are looked at together: bounds the memory of a join."""
+"""Candidate pairs processed together: bounds the memory of a join."""
 
 
 @dataclass(frozen=True)

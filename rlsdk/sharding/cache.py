@@ -13,7 +13,7 @@ from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transport import Transport
 
 MAX_PLANS = 4
-"""Kept: training and evaluation replicas, and those of before and after a restart."""
+"""Number of cached plans: for training and evaluation replicas, each before and after a restart."""
 
 
 class PlanCache:
@@ -38,7 +38,7 @@ class PlanCache:
         return self._plans[key]
 
     def _hash(self, layouts: Sequence[WeightLayout]) -> str:
-        """Of the very objects hashed last, without looking at a million boxes again."""
+        """Hash of layouts; for the same objects as last time, without reading a million boxes again."""
         for known, digest in self._hashed:
             if known is layouts:
                 return digest

@@ -23,9 +23,9 @@ from rlsdk.sharding.transports import (
 )
 
 EXPORT_METHOD = "export_weights"
-"""Of the host of a train engine: `export_weights(buckets) -> handles`, served while its engine thread is busy."""
+"""Method of a train engine's host: `export_weights(buckets) -> handles`, served while its engine thread is busy."""
 PASS_ON_METHOD = "pass_on_weights"
-"""The same, of the host of a rollout engine."""
+"""The same method of a rollout engine's host."""
 _NEXT_BEST = {
     CudaIpcTransport.name: SharedMemoryTransport.name,
     SharedMemoryTransport.name: SharedFileTransport.name,
@@ -45,7 +45,7 @@ class OpenTransports:
         self._lock = threading.Lock()
 
     def find(self, bucket: Bucket) -> Transport | None:
-        """The transport of a bucket's route, where one was made."""
+        """The transport of a bucket's route; None if none was made."""
         return self._open.get(_route(bucket))
 
     def fetch(self, bucket: Bucket, handle: Mapping[str, Any], timeout_s: float) -> Iterator[WeightShard]:
@@ -71,7 +71,7 @@ class OpenTransports:
         )
 
     def close(self) -> None:
-        """Lets go of the memory that they map, for good."""
+        """Unmaps their memory for good."""
         with self._lock:
             self._closed = True
             held, self._open = list(self._open.values()), {}

@@ -16,7 +16,7 @@ from rlsdk.interfaces import Bucket, Transfer, WeightShard, WeightSyncError
 from rlsdk.sharding.transport import Outgoing
 
 LOOK_S = 0.1
-"""How often a thread that waits looks whether the pull was broken off."""
+"""Seconds between a waiting thread's checks of whether the pull was aborted."""
 
 
 def merged_rounds(buckets: Sequence[Bucket], order: Mapping[str, int]) -> list[list[Transfer]]:
@@ -28,7 +28,7 @@ def merged_rounds(buckets: Sequence[Bucket], order: Mapping[str, int]) -> list[l
 
 
 class Forwarder:
-    """What one process passes on to one other. At most two rounds are kept: one that is sent, one that waits."""
+    """Forwards rounds from one process to one other. Holds at most two rounds: one being sent, one waiting."""
 
     def __init__(
         self, rounds: Sequence[Sequence[Transfer]], timeout_s: float, device: torch.device | None = None

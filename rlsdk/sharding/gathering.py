@@ -14,7 +14,7 @@ from rlsdk.kit.progress import advance
 from rlsdk.sharding.fetching import Feed
 
 MAX_CALLS = 8
-"""Sources that one target asks at the same time."""
+"""Number of sources that one target requests from at the same time."""
 
 
 MakeFeed = Callable[[deque[Bucket]], Feed]
@@ -30,7 +30,7 @@ def feeds_of(buckets: Sequence[Bucket], feed: MakeFeed) -> dict[tuple[int, int],
 
 
 class _Asked(NamedTuple):
-    """A bucket on its way."""
+    """A requested bucket."""
 
     bucket: Bucket
     feed: Feed
@@ -39,8 +39,8 @@ class _Asked(NamedTuple):
 
 
 class Gathering:
-    """What an engine iterates over, and how much of it was taken. The next round is asked for while one is loaded: at
-    most two rounds exist at once."""
+    """The stream of shards over which an engine iterates, and its progress. The next round is requested while one is
+    loaded: at most two rounds exist at once."""
 
     def __init__(
         self,

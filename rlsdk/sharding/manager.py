@@ -1,4 +1,4 @@
-"""The ShardingManager that serves every pair of backends: boxes, streamed in bounded buckets, and proven."""
+"""The ShardingManager for every pair of backends: streams boxes in bounded buckets and verifies fingerprints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Ends:
-    """Both sides' layouts, which stay as they are for the life of the groups."""
+    """Both sides' layouts, which do not change during the life of the groups."""
 
     source: tuple[WeightLayout, ...]
     replicas: tuple[tuple[WeightLayout, ...], ...]
@@ -164,7 +164,7 @@ class GenericShardingManager(ShardingManager):
         return expected
 
     def _quantized_fingerprints(self, task: FingerprintTask) -> dict[str, int]:
-        """Of the tensors that replicas quantize, and of their scales."""
+        """Fingerprints of the tensors that replicas quantize, and of their scales."""
         proof = task.quantized
         if not proof.tensors:
             return {}
@@ -176,7 +176,7 @@ class GenericShardingManager(ShardingManager):
         return task.quantized_total(found, shared)
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
-        """Has every replica take its buckets. Only moves: what proves them is in `sync_weights`."""
+        """Has every replica pull its buckets. Only transfers: `sync_weights` verifies."""
         ends, peers = self.ends(), self.train.peers()
         relays = self._relays(plan)
         arguments: list[tuple[Any, ...]] = []

@@ -29,9 +29,9 @@ from rlsdk.interfaces import ConfigError, WeightSyncError
 LIBRARY = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 """Where the library may be: the package that chooses by CUDA's version, or one of those that it chooses from."""
 _EVER = 1 << 62
-"""Version of what is known without being told."""
+"""Version of this agent itself, which needs no introduction."""
 LOOK_S = 0.0002
-"""How often a transfer is looked at."""
+"""Seconds between checks of a transfer."""
 Runs = NDArray[np.uint64]
 """`[N, 3]`: address, bytes, device index of each run of memory."""
 
@@ -58,17 +58,17 @@ class Agent:
         self._agent: Any = api.nixl_agent(self.name, config)
         self._changed = threading.Condition(threading.RLock())
         self._regions: dict[tuple[int, int, int], Any] = {}
-        """By address, bytes and device index."""
+        """Registered regions by address, bytes and device index."""
         self._freed: deque[tuple[int, int, int]] = deque()
         self._remotes: dict[str, _Remote] = {self.name: _Remote(_EVER, 0)}
         self._version = self._dropped = 0
-        """How often something was registered or forgotten; and forgotten."""
+        """Number of changes (registered or forgotten regions), and number of forgotten regions."""
         self._kept: list[Tensor] = []
-        """What a transfer that was given up may still write into."""
+        """Memory into which an aborted transfer may still write."""
 
     @property
     def registered_bytes(self) -> int:
-        """Of all regions."""
+        """Bytes of all registered regions."""
         with self._changed:
             self._forget_freed()
             return sum(num_bytes for _, num_bytes, _ in self._regions)
@@ -88,7 +88,7 @@ class Agent:
             weakref.finalize(storage, self._freed.append, key)
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody reads or writes the memory of a tensor from outside any more."""
+        """Unregisters the memory of a tensor: no other process may access it any more."""
         storage = tensor.untyped_storage()
         with self._changed:
             self._forget((storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)))
@@ -204,7 +204,7 @@ class _OfProcess:
 
 
 def borrow() -> Agent:
-    """This process's agent, for one more user."""
+    """Returns this process's agent and adds a user."""
     with _OfProcess.lock:
         if _OfProcess.agent is None:
             _OfProcess.agent = Agent()
@@ -213,7 +213,7 @@ def borrow() -> Agent:
 
 
 def give_back() -> None:
-    """One user less. The last one ends the agent."""
+    """Removes a user; the last one ends the agent."""
     with _OfProcess.lock:
         _OfProcess.users -= 1
         if not _OfProcess.users and _OfProcess.agent is not None:

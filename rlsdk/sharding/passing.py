@@ -105,7 +105,7 @@ class PassingOn:
         return transport.export(asked)
 
     def fail(self, sync: str, why: str) -> None:
-        """The pull broke off: so do those of the children, also of those that ask later."""
+        """Aborts the children's pulls too, also of children that ask later."""
         with self._changed:
             self._broken, self._left = (sync, why), {}
             for forwarder in self._forwarders.values():

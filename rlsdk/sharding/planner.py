@@ -85,7 +85,8 @@ def plan_reshard(
 
 
 def wire_dtype(held: str, wanted: str) -> str:
-    """What travels: the wanted dtype, unless it is wider than what is held; widening is exact and costs no bytes."""
+    """Dtype on the wire: the wanted dtype, or the held one if the wanted dtype is wider; widening at the target is
+    exact and saves bytes."""
     return held if DTYPE_BYTES[wanted] > DTYPE_BYTES[held] else wanted
 
 
@@ -94,15 +95,15 @@ class Sides:
     """Both sides as columns."""
 
     held: BoxTable
-    """Of the sources; `name` counts `tensors`."""
+    """Boxes of the sources; `name` is an index into `tensors`."""
     wanted: BoxTable
-    """Of the targets, in the order in which each takes them; `name` counts `wire`."""
+    """Boxes of the targets, in the order in which each takes them; `name` is an index into `wire`."""
     held_name: Ints
     """`[wire]`: position in `tensors` of what each wanted name is held as."""
     tensors: tuple[TensorMeta, ...]
-    """As the sources hold them."""
+    """Tensors as the sources hold them."""
     element_bytes: Ints
-    """`[wire]`: on the wire."""
+    """`[wire]`: bytes of an element on the wire."""
     places: tuple[Places, Places]
 
     @classmethod
@@ -170,7 +171,7 @@ def match(sides: Sides, *, shift: int = 0) -> Pieces:
 
 
 def _fine_enough(atoms: Atoms, element_bytes: Ints) -> Atoms:
-    """Cuts atoms whose rows are so long that replicas could not share them evenly."""
+    """Cuts atoms with rows too long for replicas to share evenly."""
     if not len(atoms.boxes):
         return atoms
     limit = np.maximum(PIECE_BYTES // element_bytes[atoms.boxes.rank], 1)
@@ -216,7 +217,7 @@ def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLay
 
 
 def _lacking(sides: Sides, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
-    """Of what is wanted, what no source of the target's own process holds."""
+    """The wanted bytes that no source in the target's own process holds."""
     wanted = sides.wanted
     total = int((wanted.numel * sides.element_bytes[wanted.name]).sum())
     sources = {layout.process for layout in source}

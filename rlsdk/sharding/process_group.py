@@ -30,7 +30,7 @@ from rlsdk.sharding.wire import (
 )
 
 CONNECT_S = 5.0
-"""To try one address of several."""
+"""Timeout, in seconds, for trying one of several addresses."""
 _SIOCGIFADDR = 0x8915
 _AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
 """Of this process: a worker may be the source of some and the target of others at once."""
@@ -60,7 +60,7 @@ class ProcessGroupTransport(Transport):
         self._store: Any = None
         self._id = uuid.uuid4().hex
         self._joined = ""
-        """Of a target's end: whose group it is in."""
+        """On a target's end: the source whose group it has joined."""
         self._staging: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
         self._sending: threading.Thread | None = None
         self._turn = 0
@@ -111,7 +111,7 @@ class ProcessGroupTransport(Transport):
         self._staging = [torch.empty(0, dtype=torch.uint8)] * 2
 
     def _buffer(self, num_bytes: int, device: torch.device) -> Tensor:
-        """The staging memory whose turn it is."""
+        """The staging buffer to use next."""
         self._turn = 1 - self._turn
         if len(self._staging[self._turn]) < num_bytes or self._staging[self._turn].device != device:
             self._staging[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -176,12 +176,12 @@ class ProcessGroupTransport(Transport):
 
 
 def _trailer_bytes(num_groups: int) -> int:
-    """Of the checksums after a bucket's bytes."""
+    """Bytes of the checksums after a bucket's bytes."""
     return -(-8 * num_groups // ALIGNMENT) * ALIGNMENT
 
 
 def _device_of(buckets: Sequence[Outgoing]) -> torch.device:
-    """All shards of a rank are on one."""
+    """Device of the buckets: all shards of a rank are on one device."""
     return next((bucket.device for bucket in buckets if bucket.device is not None), torch.device("cpu"))
 
 

@@ -19,7 +19,7 @@ from rlsdk.sharding.signs import counted
 RECEIVER = "rlsdk.sharding.receiving:receive"
 """`Delivery.receiver`."""
 _open = OpenTransports()
-"""Of this process, from sync to sync."""
+"""Transports of this process, kept between syncs."""
 
 
 def parcel(

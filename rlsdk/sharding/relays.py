@@ -24,9 +24,9 @@ from rlsdk.sharding.holders import ELSEWHERE, SAME_PROCESS
 from rlsdk.sharding.packed_plan import Pieces
 
 INTER_NODE_BYTES_S = 50e9
-"""Of one rank's link between nodes, one way: 400 Gbit/s. For predictions."""
+"""Bytes per second of one rank's link between nodes, one way (400 Gbit/s). For predictions."""
 INTRA_NODE_BYTES_S = 400e9
-"""Of one rank's link within a node, one way. For predictions."""
+"""Bytes per second of one rank's link within a node, one way. For predictions."""
 
 
 def first_of(relays: Mapping[int, int], target: int) -> int:

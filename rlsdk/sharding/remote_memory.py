@@ -32,12 +32,12 @@ from rlsdk.sharding.wire import (
 MIN_RUN_BYTES = 4096
 """Shards whose memory lies in shorter runs are packed by the source: each run is its own request."""
 SLOTS = 2
-"""For what is packed: the target reads one while the source fills the other."""
+"""Slots for packed buckets: the target reads one while the source fills the other."""
 HEAD_BYTES = 4096
 """In front of the slots: how many buckets are ready, how many were taken, the length of an error, and its text."""
 READY, TAKEN, ERROR = range(3)
 LOOK_S = 0.0005
-"""How often a side looks at what the other wrote."""
+"""Seconds between one side's checks of what the other wrote."""
 
 
 class RemoteMemoryTransport(Transport):
@@ -60,10 +60,10 @@ class RemoteMemoryTransport(Transport):
         self._agent: Agent | None = None
         self._lock = threading.Lock()
         self._numbers = 0
-        """Buckets handed out."""
+        """Number of exported buckets."""
         self._slots: _Slots | None = None
         self._abandoned: list[_Slots] = []
-        """Which a target that gave up may still write into."""
+        """Slots into which a target that gave up may still write."""
         self._serving: _Serving | None = None
         self._staging = [torch.empty(0, dtype=torch.uint8)] * SLOTS
         self._turn = 0
@@ -182,7 +182,7 @@ class RemoteMemoryTransport(Transport):
         return made
 
     def _buffer(self, num_bytes: int, device: torch.device) -> Tensor:
-        """The staging memory whose turn it is."""
+        """The staging buffer to use next."""
         self._turn = (self._turn + 1) % SLOTS
         known = self._staging[self._turn]
         if len(known) < num_bytes or known.device.type != device.type:
@@ -297,7 +297,7 @@ class _Serving:
         self.left = []
 
     def _wait(self, count: int) -> None:
-        """Until so many buckets were taken."""
+        """Waits until `count` buckets were taken."""
         seen, since = -1, time.monotonic()
         while (taken := self.slots.taken) < count:
             if taken != seen:
@@ -311,7 +311,7 @@ class _NotTakenError(Exception):
 
 
 def _pack(slot: Tensor, bucket: Outgoing) -> None:
-    """A bucket and after it its checksums."""
+    """Packs a bucket, followed by its checksums."""
     offsets, num_bytes = bucket_offsets(bucket.metas)
     num_groups = len(groups(offsets, num_bytes))
     sums = fill(slot[:num_bytes], offsets, bucket.take(), bucket.dtypes)

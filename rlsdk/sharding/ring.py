@@ -25,9 +25,9 @@ from rlsdk.interfaces import WeightSyncError
 from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
 
 NUM_SLOTS = 4
-"""One that is filled, one that is read, and some between for when either is held up."""
+"""Number of slots: one being filled, one being read, and spare ones for when either side is delayed."""
 LOOK_S = 0.05
-"""How often a writer that waits looks whether it was closed, or its process wants to end."""
+"""Seconds between a waiting writer's checks of whether it was closed or its process is ending."""
 _FILLED = struct.Struct("<Qq?")
 """Stream, checksum, and whether the slot holds the text of an error instead. Shorter than PIPE_BUF: written whole."""
 
@@ -49,7 +49,7 @@ class RingWriter:
         self._credits = self._count = 0
 
     def announcement(self) -> dict[str, Any]:
-        """How the reader finds it; plain."""
+        """Plain values by which the reader finds the ring."""
         here, fds, name = f"/proc/{os.getpid()}/fd", self._fds, self._block.name
         return {
             "path": name.path,
@@ -98,7 +98,7 @@ class RingWriter:
         self._tell(stream, 0, True)
 
     def close(self) -> None:
-        """Ends what waits in it; the memory goes with the last reference."""
+        """Ends waiting calls; the memory is freed with the last reference."""
         self._closed.set()
 
     def _tell(self, stream: int, checksum: int, failed: bool) -> None:
@@ -157,7 +157,7 @@ class RingReader:
             self._give(1)
 
     def close(self) -> None:
-        """The writer learns of it at once."""
+        """Closes this end; the writer notices at once."""
         self._release()
 
     def _give(self, count: int) -> None:
@@ -188,7 +188,7 @@ def _close_all(descriptors: tuple[int, ...]) -> None:
 
 
 def _wait(descriptor: int, timeout_s: float) -> bool:
-    """Until there is something to read, or the other end is closed; False if there is not in time."""
+    """Waits until there is something to read or the other end is closed; False on timeout."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -78,7 +78,7 @@ def _check_box(meta: TensorMeta, box: Box, layout: WeightLayout) -> None:
 
 @dataclass(frozen=True)
 class QuantizedProof:
-    """What the sources compute of tensors that replicas quantize."""
+    """What the sources compute to verify tensors that replicas quantize."""
 
     tensors: Mapping[str, TensorMeta] = field(default_factory=dict)
     """By name; each has scales."""
@@ -111,7 +111,7 @@ class QuantizedProof:
             meta = self.tensors[name]
             assert meta.scales is not None
             shape = scales_shape(meta.shape, meta.scales.block)
-            scales = torch.zeros(math.prod(shape))  # zeros count nothing
+            scales = torch.zeros(math.prod(shape))  # zeros do not change the sum
             scales[torch.from_numpy(places)] = scales_of(torch.from_numpy(maxima))
             found[meta.scales.name] = fingerprint(scales.view(shape), Box.whole(shape))
         return found

@@ -19,9 +19,9 @@ from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
 from rlsdk.sharding.process_group import addresses
 
 LOOK_S = 0.5
-"""How often the replica's process looks."""
+"""Seconds between the replica process's checks."""
 MOST_AT_ONCE = 4096
-"""Datagrams that are read in one look."""
+"""Largest number of datagrams read per check."""
 
 
 class Signs:
@@ -99,7 +99,7 @@ class FarSigns:
         """Whether a sign came since the last time."""
         found = False
         with suppress(OSError):
-            for _ in range(MOST_AT_ONCE):  # a stranger who sends without end holds up nobody
+            for _ in range(MOST_AT_ONCE):  # a flood of foreign datagrams must not block the check
                 found |= secrets.compare_digest(self._socket.recv(64), self._secret)
         return found
 

@@ -54,7 +54,7 @@ class WeightSource:
         self._holds = False
 
     def hold(self) -> None:
-        """Copies the weights of now. Until `release` a sync takes the copy: the engine may train meanwhile.
+        """Copies the current weights. Until `release` a sync takes the copy: the engine may train meanwhile.
 
         The copy is in the dtypes in which earlier syncs have asked for the weights: bfloat16 of float32 weights that
         are served in bfloat16. Its memory is kept for the next time.
@@ -75,11 +75,11 @@ class WeightSource:
             self._holds = True
 
     def held_bytes(self) -> int:
-        """Of the copy."""
+        """Memory of the copy, in bytes."""
         return sum(copy.tensor.nbytes for copy in self._copies)
 
     def release(self) -> None:
-        """From now on a sync takes the engine's own weights again."""
+        """Syncs take the engine's own weights again; the copy's memory is kept."""
         with self._lock:
             self._holds = False
 
@@ -154,7 +154,7 @@ class WeightSource:
         return totals
 
     def _taken(self, pieces: Sequence[QuantizedPiece]) -> Iterator[tuple[QuantizedPiece, Tensor]]:
-        """The values of each, as they are before they are quantized."""
+        """Yields each piece with its values before quantization."""
         with self._lock:
             shards = self._pieces([piece.transfer for piece in pieces])
         for piece, shard in zip(pieces, shards, strict=True):

@@ -61,7 +61,7 @@ class WeightTarget:
         timeout_s: float,
         relay: Relay | None = None,
     ) -> SyncReceipt:
-        """Brings every bucket and gives it to the engine, which then serves `version`.
+        """Pulls every bucket and loads it into the engine, which then serves `version`.
 
         Args:
             buckets: all that this replica takes, in the plan's order; or the first replica of its chain.
@@ -114,7 +114,7 @@ class WeightTarget:
         return self._passing.export(buckets, sync, timeout_s)
 
     def close(self) -> None:
-        """Lets go of the memory that transports map."""
+        """Unmaps the transports' memory."""
         held, self._transports = self._transports, OpenTransports()
         held.close()
         self._workers.close()
@@ -142,7 +142,7 @@ class WeightTarget:
         return {place.target: [made[child] for child in place.children] for place in relay.places}
 
     def _load(self, gathering: Gathering, forwarders: Sequence[Forwarder], version: int) -> SyncReceipt:
-        """Has the engine load what is gathered here."""
+        """Has the engine load the gathered shards."""
         with closing(gathering.rounds()) as rounds, closing(teed(rounds, forwarders)) as shards:
             receipt = self._engine.update_weights(shards, version)
         if gathering.taken < gathering.wanted:

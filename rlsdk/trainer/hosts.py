@@ -186,7 +186,7 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def release_weights(self) -> None:
-        """Drops the copy: syncs use the engine's own weights again."""
+        """Ends the use of the copy: syncs take the engine's own weights again."""
         self.source.release()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)

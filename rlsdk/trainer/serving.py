@@ -28,7 +28,7 @@ class ServedWeights:
         self._session.actor.run("hold_weights", timeout_s=self._timeout_s)
 
     def release(self) -> None:
-        """Called after the copy was synced to the replicas; drops the copy."""
+        """Called after the copy was synced to the replicas; ends the use of the copy."""
         self._session.actor.run("release_weights", timeout_s=self._timeout_s)
 
     def sync(self, version: int, *, expect_change: bool) -> SyncReport:
