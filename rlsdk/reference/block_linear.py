@@ -1,4 +1,4 @@
-"""Linear layers whose weights are float8 with block scales, computed with the weights that these stand for."""
+"""Linear layers with float8 weights and block scales, computed with the dequantized weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROUTERS = ("gate", "router")
-"""Modules that choose experts: their few weights decide too much to be rounded."""
+"""Expert routers: their few weights matter too much to be quantized."""
 
 
 class BlockLinear(nn.Linear):
@@ -50,7 +50,7 @@ def block_scales(
         spec: its options may be None.
 
     Raises:
-        ConfigError: the blocks are no blocks, or the model has nothing to quantize.
+        ConfigError: the block size is invalid, or the model has nothing to quantize.
     """
     options = spec.options if isinstance(spec.options, TransformersOptions) else TransformersOptions()
     if options.weights == "model":

@@ -15,30 +15,30 @@ from rlsdk.reference.lockstep import Rows
 from rlsdk.reference.running import Running, joins
 
 ADMIT_SHARE = 8
-"""Samples wait until one in so many rows is free: a pass over few prompts costs nearly as much as one over many."""
+"""Samples wait until one in this many rows is free: prefilling few prompts costs nearly as much as prefilling many."""
 
 
 class Decoder:
-    """All calls of one engine, decoded together. One thread at a time; `abort` may come from any other."""
+    """Decodes all calls of one engine together. Use from one thread at a time; `abort` may come from any other."""
 
     def __init__(self, memory: Rows, device: torch.device, *, max_running: int, stop_text: StopText) -> None:
         self.memory, self.device, self.max_running = memory, device, max_running
         self.jobs: dict[int, Job] = {}
-        """Those with samples to come."""
+        """Jobs with unfinished samples."""
         self.waiting: list[Job] = []
-        """Those whose prompt was not run yet; the last one is next."""
+        """Jobs whose prompt was not run yet; the last one is next."""
         self.prefilled: Prefilled | None = None
         self.running = Running(memory, device, self.jobs, stop_text)
         self.version: int | None = None
-        """Of the weights after all keys and values."""
+        """Version of the weights that computed the KV cache."""
         self._num_jobs = 0
         self._aborts: deque[tuple[frozenset[str] | None, int]] = deque()
         """Calls of `abort`: which requests (None: all), and how many jobs there were."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Takes on jobs; every `step` works on all of them."""
+        """Adds jobs; every `step` works on all of them."""
         first = self._num_jobs
-        # Counted before they come in, all at once: an abort means all of them or none.
+        # Counted before they are added, all at once: an abort applies to all of them or to none.
         self._num_jobs += len(jobs)
         for name, job in enumerate(jobs, first):
             job.name, job.left = name, job.request.n
@@ -48,7 +48,7 @@ class Decoder:
         self.waiting = sorted(jobs, key=lambda job: -job.given) + self.waiting
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
-        """Ends requests (None: all) before the next pass. Waits for nobody: what is meant is found out there."""
+        """Ends requests (None: all) before the next pass. Does not block: the requests are resolved at that pass."""
         self._aborts.append((None if request_ids is None else frozenset(request_ids), self._num_jobs))
 
     def withdraw(self, call: Call) -> None:
@@ -66,7 +66,7 @@ class Decoder:
         self._tidy()
 
     def step(self, version: int) -> None:
-        """One pass through the model at most. It holds the weights of this version."""
+        """Makes at most one forward pass of the model, which holds the weights of this version."""
         self.leave_aborted(version)
         if self.version != version:
             self._drop_old(version)
@@ -100,18 +100,18 @@ class Decoder:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Key-value memory lives as long as there are jobs."""
+        """Frees the KV cache once there are no jobs."""
         if not self.jobs:
             self.waiting, self.prefilled = [], None
             self.running.clear()
 
     def keep_old(self, version: int) -> None:
-        """Rows that run continue with the keys and values that they have; prompts are run again for others."""
+        """Running rows keep their KV cache; prompts of waiting samples are run again."""
         self._drop_prompts()
         self.version = version
 
     def _drop_old(self, version: int) -> None:
-        """Nothing that was computed with other weights is used again."""
+        """Drops everything that was computed with other weights."""
         self._drop_prompts()
         if self.running.num_alive:
             self.running.recompute()
@@ -128,7 +128,7 @@ class Decoder:
         return sum(job.pending for job in (*self.waiting, *prefilled))
 
     def _has_room(self) -> bool:
-        """True where it pays to start samples."""
+        """Whether enough rows are free to start samples."""
         free = self.max_running - self.running.num_alive
         pending = self._pending()
         if self.memory.lockstep and free < self.max_running:
@@ -144,7 +144,7 @@ class Decoder:
         self.prefilled = prompts if any(job.pending for job in prompts.jobs) else None
 
     def _prefill(self, free: int) -> Prefilled:
-        """Runs the prompts of the next jobs, as many as `free` rows have use for."""
+        """Runs the prompts of the next jobs, as many as `free` rows can use."""
         jobs: list[Job] = []
         real = longest = num_samples = 0
         while self.waiting and num_samples < free:

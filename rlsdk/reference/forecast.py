@@ -1,4 +1,4 @@
-"""What the built-in engines would hold: for `rlsdk plan`."""
+"""Memory forecasts of the built-in engines, for `rlsdk plan`."""
 
 from __future__ import annotations
 

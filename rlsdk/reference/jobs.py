@@ -1,4 +1,4 @@
-"""What a decoder works on: calls, their requests as jobs, and the table of running rows."""
+"""Data of the decoder: calls, their requests as jobs, and the table of running rows."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ ROW = np.dtype(
         ("since", np.int64),  # tokens that were made when that version began
     ]
 )
-"""What the host knows of a running sample."""
+"""Host-side state of a running sample."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One `generate` call: where its samples are put."""
+    """One `generate` call, which collects its samples."""
 
     left: int = 0
-    """Samples that were not put here yet."""
+    """Number of samples that are not finished yet."""
     finished: list[GenerationOutput] = field(default_factory=list)
     error: BaseException | None = None
 
     def take(self) -> list[GenerationOutput]:
-        """What was finished since the last time; raises what ended the call."""
+        """Returns samples finished since the last call of `take`; raises the error that ended the call."""
         if self.error is not None:
             raise self.error
         found, self.finished = self.finished, []
@@ -69,12 +69,12 @@ class Job:
 
     @property
     def given(self) -> int:
-        """Tokens that every sample starts from."""
+        """Number of tokens that every sample starts from."""
         return len(self.request.prompt_ids) + len(self.request.response_ids)
 
     @property
     def text(self) -> tuple[int, ...]:
-        """What every sample starts from."""
+        """Tokens that every sample starts from."""
         return (*self.request.prompt_ids, *self.request.response_ids)
 
     @property

@@ -1,4 +1,4 @@
-"""Loading weights piece by piece into the parameters of a model, and knowing that all of it came."""
+"""Loads weights shard by shard into the parameters of a model, and checks that they are complete."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_shards(
 
 
 def _place(parameters: Mapping[str, Tensor], shard: WeightShard, came: Mapping[str, list[Box]], version: int) -> Tensor:
-    """Where a shard belongs."""
+    """The view of the parameter that a shard fills."""
     parameter = parameters.get(shard.name)
     if parameter is None:
         raise WeightSyncError(

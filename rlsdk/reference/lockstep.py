@@ -1,4 +1,4 @@
-"""Rows that go in step, for models whose memory is their own; and which kind of rows a model takes."""
+"""Lockstep decoding, for models with a cache of their own; and the choice of the kind of rows for a model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rlsdk.kit.packed import can_pack
 from rlsdk.reference.rows import PositionedRows
 
 TOLERANCE = {torch.float32: 0.01, torch.float64: 0.01}
-"""Of logits in a trial, as a share of their spread; other dtypes: `HALF_TOLERANCE`."""
+"""Tolerance of logits in a trial, relative to their standard deviation; other dtypes: `HALF_TOLERANCE`."""
 HALF_TOLERANCE = 0.25
 
 
 class Rows(Protocol):
-    """The memory of the rows that are decoded, and the passes through the model that use it."""
+    """The cache of the rows being decoded, and the forward passes that use it."""
 
     lockstep: bool
-    """All rows have one length and start together."""
+    """Whether all rows must have the same length and start together."""
     count: int
 
     def prefill(self, prompts: Sequence[Tensor]) -> tuple[Tensor, Any]: ...
@@ -36,7 +36,8 @@ class Rows(Protocol):
 
 
 class LockstepRows:
-    """Rows of one length, in transformers' own cache: right for every model that has one, recurrent ones too."""
+    """Rows of equal length, in transformers' own cache: correct for every model with such a cache, also recurrent
+    ones."""
 
     lockstep = True
 
@@ -80,10 +81,10 @@ class LockstepRows:
 
 @torch.inference_mode()
 def rows_for(model: Any) -> Rows:
-    """The quickest kind of rows whose logits are those of the plain model, found by a trial of a few tokens.
+    """Chooses the fastest kind of rows whose logits match the plain model's in a trial of a few tokens.
 
     Raises:
-        ConfigError: none are; says what was tried.
+        ConfigError: no kind matches; says what was tried.
     """
     faults = []
     for kind in (PositionedRows, LockstepRows) if can_pack(model) else (LockstepRows,):

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersOptions:
-    """What only the backend `transformers` knows."""
+    """Options of the backend `transformers`."""
 
     weights: Literal["model", "fp8_block"] = "model"
     """How linear layers are kept. `model`: in `model.dtype`. `fp8_block`: as float8_e4m3fn with a float32 scale for

@@ -1,4 +1,4 @@
-"""Key-value memory of many rows, each at its own position, and the attention that reads it."""
+"""KV cache of many rows, each at its own position, and the attention that reads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.kit.packed import packed_attention, window_for_mask
 ATTENTION = "rlsdk_rows"
 """Name of the attention in transformers' registry."""
 GROWTH = 64
-"""Tokens by which buffers grow at least."""
+"""Smallest number of tokens by which buffers grow."""
 
 
 @dataclass
@@ -46,7 +46,8 @@ class RowStep:
 
 
 class KeyValueCache:
-    """What models ask of transformers' `Cache`, besides `update`. No mask is built, so its sizes do not matter."""
+    """The part of transformers' `Cache` that models use, besides `update`. No mask is built, so the sizes do not
+    matter."""
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0
@@ -89,7 +90,7 @@ class PositionedRows(KeyValueCache):
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all rows and gives their memory back."""
+        """Drops all rows and frees their memory."""
         self.count = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -153,7 +154,7 @@ class PositionedRows(KeyValueCache):
         return output_logits(self.model, hidden[:, 0])
 
     def keep(self, order: Tensor) -> None:
-        """Row i becomes what row `order[i]` was; rows from `len(order)` on are forgotten."""
+        """Moves row `order[i]` to row i; drops rows from `len(order)` on."""
         moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
         source, used = order[moved], self.now.longest
         for buffer in (*self.keys, *self.values):
@@ -225,7 +226,7 @@ def _attend_in_full(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention written out, for what no kernel of torch offers."""
+    """Attention in plain operations, for cases that no torch kernel supports."""
     scores = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

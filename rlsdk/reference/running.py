@@ -1,4 +1,4 @@
-"""The rows that are decoded: their tokens so far, who still runs, and one more token for all of them."""
+"""The running rows: their tokens, which of them still run, and the decoding of the next token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
 from rlsdk.reference.lockstep import Rows
 
 PREFILL_TOKENS = 1 << 14
-"""Most tokens in one pass over prompts, pads included; a longer prompt goes alone."""
+"""Most tokens in one prefill pass, padding included; a longer prompt gets a pass of its own."""
 PADDED_TOKENS, PADDING = 512, 1.2
 """A pass of more tokens takes no text that brings it to more than `PADDING` times its real tokens."""
 RUN_COLUMNS = ("job", "index", "version", "since", "made")
 """Which sample, and its newest run of tokens of one version."""
 FULL = 0.85
-"""Rows are moved together when fewer than this share of them still runs."""
+"""Rows are compacted when less than this share of them still runs."""
 
 
 def joins(count: int, real: int, longest: int) -> bool:
@@ -38,11 +38,11 @@ class Running:
     def __init__(self, memory: Rows, device: torch.device, jobs: dict[int, Job], stop_text: StopText) -> None:
         self.memory, self.device, self.jobs, self.stop_text = memory, device, jobs, stop_text
         self.num_drawn = 0
-        """Tokens, of all rows that there were."""
+        """Number of sampled tokens over all rows so far."""
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all rows and gives their memory back."""
+        """Drops all rows and frees their memory."""
         self.memory.clear()
         self.table: NDArray[np.void] = np.empty(0, ROW)
         self.num_alive = 0
@@ -64,7 +64,7 @@ class Running:
         self._take(prompts.logits[owner], first, version)
 
     def advance(self, version: int) -> None:
-        """One token for every row."""
+        """Decodes one token for every row."""
         if self.num_alive < FULL * len(self.table):
             self.compact()
         positions = self.table["given"] + self.table["made"] - 1
@@ -84,7 +84,7 @@ class Running:
         self.memory.keep(at)
 
     def recompute(self) -> None:
-        """Makes all keys and values again, with the weights that are now in the model."""
+        """Recomputes the KV cache with the model's current weights."""
         self.compact()
         self.memory.clear()
         tokens, made = self.tokens.tolist(), self.table["made"].tolist()
@@ -149,7 +149,7 @@ class Running:
         return stops
 
     def _finish(self, done: NDArray[np.int64], reasons: Sequence[FinishReason]) -> None:
-        """Gives these rows out.
+        """Delivers the samples of these rows.
 
         Raises:
             RlsdkError: a log-prob is not finite.
