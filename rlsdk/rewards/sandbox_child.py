@@ -51,8 +51,8 @@ def confine(folder: str) -> None:
     By namespaces, where the process continues as the first of its own: no other process is to be seen, and whatever it
     starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
     more, for `folder` alone. Sockets are refused in both cases: a socket file may stand in any folder, and those that
-    hold the interpreter cannot be hidden. So are changes of permissions, owners and times, on which those rules are
-    silent.
+    hold the interpreter cannot be hidden. Those rules say nothing about permissions, owners and times of files: there
+    changes of these are refused as well. In namespaces every file but the program's own is read-only anyway.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
@@ -62,8 +62,12 @@ def confine(folder: str) -> None:
     try:
         _check(0 if unshared else -1, "unshare")
         hide_files(libc, folder, uid, gid)
+        with open(os.devnull, "wb") as stream:  # the inherited one stands on a mount that can be written to
+            os.dup2(stream.fileno(), 2)
+        attributes = True
     except OSError as error:
         apply_rules(folder, error)
+        attributes = False
     os.chdir(folder)
     _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # new capabilities cleared it
     child = os.fork() if unshared else 0
@@ -72,7 +76,7 @@ def confine(folder: str) -> None:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-    problem = load_rules("system_calls").filter_system_calls(network=False, attributes=False)
+    problem = load_rules("system_calls").filter_system_calls(network=False, attributes=attributes)
     if problem is not None:
         raise OSError(errno.ENOSYS, f"seccomp: {problem}")
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)

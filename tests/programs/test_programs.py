@@ -156,6 +156,7 @@ def probing(victim: Path, port: int, path: Path) -> str:
         "delete": f"import os; os.unlink({str(victim)!r})",
         "permissions": f"import os; os.chmod({str(victim)!r}, 0o777)",
         "permissions of an open file": f"import os; os.fchmod(os.open({str(victim)!r}, os.O_RDONLY), 0o755)",
+        "permissions of standard error": "import os; os.fchmod(2, os.fstat(2).st_mode & 0o777)",
         "times": f"import os; os.utime({str(victim)!r}, (1, 1))",
         "owner": f"import os; s = os.stat({str(victim)!r}); os.chown({str(victim)!r}, s.st_uid, s.st_gid)",
         "attribute": f"import os; os.setxattr({str(victim)!r}, 'user.rlsdk', b'1')",
@@ -196,6 +197,28 @@ def test_code_has_no_network_no_files_to_change_and_no_secrets(
         runner.close()
     assert (result.scores.tolist(), result.examples) == ([1.0], ())
     assert victim.read_text() == "here"
+
+
+COPIES = """
+import os, shutil
+def f():
+    open('a', 'w').write('x')
+    shutil.copy('a', 'b')
+    shutil.copy2('a', 'c')
+    os.chmod('b', 0o755)
+    os.utime('b', (1, 1))
+    return oct(os.stat('b').st_mode & 0o777), open('c').read()
+"""
+
+
+def test_a_program_may_copy_the_files_of_its_own_folder_and_change_their_permissions() -> None:
+    """In namespaces: by itself, and in a grading process that may write files. Where only Landlock holds a program,
+    nothing tells its own files from others."""
+    tests = ["assert f() == ('0o755', 'x')"]
+    assert grade(COPIES, tests) == 1.0
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code")]
+    with RewardRunner(rewards, RewardLimits(allow_writes=True)) as runner:
+        assert runner.score([sample(block(COPIES), None, row={"tests": tests})]).scores.tolist() == [1.0]
 
 
 def test_whatever_code_starts_ends_with_it(tmp_path: Path) -> None:
