@@ -9,13 +9,13 @@ MAX_NUMBER_CHARS = 64
 """Longer digit strings are no answer to anything, and would be parsed at quadratic cost."""
 NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
 _ANNOUNCED = re.compile(
-    r"(?:so|thus|therefore|hence)?,?\s*(?:the )?(?:final |correct )?answer\s*(?:is|:|=)\s*:?\s*(.+)", re.I
+    r"(?:so|thus|therefore|hence)?,?\s*+(?:the )?(?:final |correct )?answer\s*+(?:is|:|=)\s*+:?\s*+(.+)", re.I
 )
 MARKS = ("####", r"\boxed", r"\fbox", "<answer>")
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[+-]?\.[0-9]+")
 _CURRENCY = re.compile(r"\\?\$\s?(?=[0-9.+-])")
-_BARE_BOX = re.compile(r"\s+([+-]?[0-9][0-9,]*(?:\.[0-9]+)?|[A-Za-z])(?![\w.,/^({\\]*[\w/^({\\])")
+_BARE_BOX = re.compile(r"\s++([+-]?[0-9][0-9,]*+(?:\.[0-9]++)?+|[A-Za-z])(?![\w.,/^({\\]*[\w/^({\\])")
 
 
 def final_answer(text: str) -> str | None:

@@ -20,8 +20,8 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WITH_OPTION = re.compile(r"\(?([A-Z])\s*[).:]\s*((?!(?:is|was|or|and|not|but|because|isn't|seems)\b)\S.*)")
 _OTHER_LETTER = re.compile(r"(?<![A-Za-z\\'])[A-H](?![A-Za-z'])")
 _ANNOUNCED = re.compile(
-    r"(?:so|thus|therefore|hence)?,?\s*(?:the )?(?:final |correct |right )?"
-    r"(?:(?:answer|choice|option)\s*(?:(?:is|:|=)\s*:?|(?=\())\s*(?:option |choice )?|(?:option|choice) (?=[A-Z]\b))"
+    r"(?:so|thus|therefore|hence)?,?\s*+(?:the )?(?:final |correct |right )?"
+    r"(?:(?:answer|choice|option)\s*+(?:(?:is|:|=)\s*+:?|(?=\())\s*+(?:option |choice )?|(?:option|choice) (?=[A-Z]\b))"
     r"(.+)",
     re.IGNORECASE,
 )

@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.answer import final_answer
+from rlsdk.rewards.answer import final_answer, without_thoughts
 from rlsdk.rewards.sandbox import Limits, run_io, run_tests
 
 MAX_CHARS = 65_536
 """A longer program is not run."""
 
-_FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def code(
 
 def program_of(response: str) -> str | None:
     """The code of a response; None where there is none, it is too long or no Python."""
-    visible = response.rpartition("</think>")[2]
+    visible = without_thoughts(response)
     blocks = _FENCED.findall(visible)
     text = blocks[-1] if blocks else final_answer(visible) if "<answer>" in visible else None
     if text is None or not text.strip() or len(text) > MAX_CHARS:

@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
+from rlsdk.rewards.answer import without_thoughts
 from rlsdk.rewards.load import prepared_by
 from rlsdk.rewards.texts import answer_text
 
 MAX_CHARS = 262_144
 """A longer response is not read."""
 
-_FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json|JSON)?[ \t]*+\n(.*?)\n?```", re.DOTALL)
 
 
 def _import_jsonschema() -> None:
@@ -81,7 +82,7 @@ def _validator(schema: str) -> Any:
 
 
 def _json_text(response: str) -> str:
-    fenced = _FENCED.findall(response.rpartition("</think>")[2])
+    fenced = _FENCED.findall(without_thoughts(response))
     return fenced[-1] if fenced else answer_text(response)
 
 

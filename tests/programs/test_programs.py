@@ -99,6 +99,8 @@ def test_programs_are_compared_by_what_they_print() -> None:
         ("```\nx = 1\n```", "x = 1\n"),
         ("```py\nx = 1\n```\nbetter:\n```python\nx = 2\n```", "x = 2\n"),
         ("<think>```python\nx = 1\n```</think>\n```python\nx = 2\n```", "x = 2\n"),
+        ("<think>```python\nx = 1\n```", None),
+        ("<think>a</think>```python\nx = 1\n```<think>```python\nx = 2\n```", "x = 1\n"),
         ("<answer>x = 1</answer>", "x = 1"),
         ("x = 1", None),
         ("```python\nx = \n```", None),

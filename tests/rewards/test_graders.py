@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import pytest
 from rlsdk.config.load import load_config
 from rlsdk.data.render import PromptFormat
 from rlsdk.data.rows import DataRow
+from rlsdk.rewards.answer import announced, final_answer
 from rlsdk.rewards.graders import choice, gsm8k
+from rlsdk.rewards.programs import program_of
+from rlsdk.rewards.schema import json_schema
 from rlsdk.rewards.symbolic import math
+from rlsdk.rewards.texts import fuzzy
 
 from .conftest import SLICES, sample
 
@@ -107,6 +112,41 @@ WRONG: dict[str, Callable[[dict[str, Any], str], str]] = {
 def test_nothing_but_the_answer_earns_on_gsm8k(grade: Callable[..., float], case: str) -> None:
     for row, number in zip(WORD_PROBLEMS, NUMBERS, strict=True):
         assert grade(sample(WRONG[case](row, number), row["answer"], row["question"])) == 0.0
+
+
+PIECES = (" ", "\t", "(", "()", "{", "[", "1", "1,", ",", "\\", "\\ ", "$", "*", "`", "a ", "\\frac", "\\text{", "```", "=", " or ", "-")
+SHAPES = (
+    "{}", "{}\nx", "#### {}x", r"\boxed{{{}}}", "\\boxed{{answer is{}\nx\ny}}", "\\boxed{{answer{}is{}\nx}}", r"\boxed {}x",
+    r"\boxed 1{}x,,,", "<answer>x{}5</answer>", "Option {}\x0bx", "```{}x",
+)  # fmt: skip
+GRADERS: dict[str, Callable[[str], object]] = {
+    "math": lambda text: math(sample(text, "x+1")),
+    "gsm8k": lambda text: gsm8k(sample(text)),
+    "choice": lambda text: choice(sample(text, "B")),
+    "fuzzy": lambda text: fuzzy(sample(text)),
+    "json_schema": lambda text: json_schema(sample(text), schema={"type": "object"}),
+    "code": program_of,
+}
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_no_long_response_takes_long(name: str) -> None:
+    grade = GRADERS[name]
+    grade("#### 1+x+0")  # imports
+    for piece in PIECES:
+        for shape in SHAPES:
+            text = shape.replace("{}", piece * (5_000 // len(piece))).replace("{{", "{").replace("}}", "}")
+            before = time.process_time()
+            grade(text)
+            assert time.process_time() - before < 1.0, text[:40]
+
+
+def test_the_cost_of_finding_an_answer_does_not_grow_with_the_square_of_the_response() -> None:
+    before = time.process_time()
+    assert final_answer("\\boxed " + "1" * 50_000 + "x" + "," * 50_000) is None
+    assert program_of("```" + " " * 100_000 + "x") is None
+    assert announced("answer is" + " " * 100_000 + "\nx\ny").endswith("y")
+    assert time.process_time() - before < 1.0
 
 
 def test_commas_in_the_wrong_place_are_wrong() -> None:

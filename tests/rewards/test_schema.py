@@ -26,6 +26,8 @@ SCHEMA = {
         ('```json\n{"age": 1}\n```\nno:\n```json\n{"name": "a"}\n```', True),
         ('<think>{"age": 1}</think>{"name": "a"}', True),
         ('<answer>{"name": "a"}</answer>', True),
+        ('<think>so\n```json\n{"name": "a"}\n```\n', False),
+        ('<think>so\n```json\n{"name": "a"}\n```\n</think>```json\n{"age": 1}\n```', False),
         ('{"name": "a", "age": -1}', False),
         ('{"name": "a", "age": 1.5}', False),
         ('{"age": 3}', False),
