@@ -67,10 +67,10 @@ def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 
         if right or (right is False and partial == 0.0):
             return float(right)
         score = _score(given, sample)
-        if right is None and score >= 1.0 and _is_another_answer(given, sample):
-            return 1.0
         if score >= 1.0 and _score(PROBE, sample) >= 1.0:
             return 0.0
+        if right is None and score >= 1.0 and _is_another_answer(given, sample):
+            return 1.0
         return partial * min(score, 1.0)
     return _score(given, sample)
 
@@ -87,13 +87,11 @@ def _compare(given: str, answer: str | None) -> bool | None:
 
 def _is_another_answer(given: str, sample: RewardSample) -> bool:
     """Whether a response that the task's scorer finds right is an answer: no text around the reference, no piece of
-    the question, no rambling, and not the word of a scorer that finds anything right."""
-    if sample.answer is not None:
-        longest = 4 * len(sample.answer) + 64
-        question = str(sample.row.get("question", ""))
-        if len(given) > longest or sample.answer.strip() in given or given in question:
-            return False
-    return _score(PROBE, sample) < 1.0
+    the question and no rambling."""
+    if sample.answer is None:
+        return True
+    question = str(sample.row.get("question", ""))
+    return len(given) <= 4 * len(sample.answer) + 64 and sample.answer.strip() not in given and given not in question
 
 
 def _score(given: str, sample: RewardSample) -> float:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rlsdk.data.sources import load_reasoning_gym
+from rlsdk.interfaces import RewardSample
+from rlsdk.rewards import tasks
 from rlsdk.rewards.tasks import reasoning_gym
 
 from .conftest import sample
@@ -52,6 +54,19 @@ def test_another_answer_is_right_where_the_task_has_several() -> None:
     assert grade(f"Here: {coloring}", row) == 0.0
     cube = items("rubiks_cube")[0]
     assert grade(cube["metadata"]["example_correct_answer"], cube) == 1.0
+
+
+def test_a_scorer_is_asked_once_whether_it_finds_anything_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    score = tasks._score
+
+    def count(given: str, of: RewardSample) -> float:
+        asked.append(given)
+        return score(given, of)
+
+    monkeypatch.setattr(tasks, "_score", count)
+    assert grade("whatever", items("game_of_life_halting")[0], partial=0.5) == 0.0
+    assert asked == ["whatever", tasks.PROBE]
 
 
 def test_numbers_are_compared_as_numbers() -> None:
