@@ -25,7 +25,7 @@ from typing import Any
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.confine import confine_grading, confine_start, hint, limit_memory
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
-from rlsdk.rewards.isolation import call_apart, describe_status
+from rlsdk.rewards.isolation import call_apart, describe_status, why_attributes_change
 from rlsdk.rewards.load import load_function
 from rlsdk.rewards.outcomes import Failed, Outcome, failed, to_outcome
 from rlsdk.rewards.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
@@ -58,6 +58,8 @@ def main(requests: int, records: int, lifeline: int) -> None:
     gc.collect()
     gc.freeze()  # what is loaded now stays: collections during grading need not look at it
     rewards = [_Reward(function, options, bounds, output.fileno()) for function, options in functions]
+    if any(reward.apart for reward in rewards) and not bounds.allow_writes:
+        confinement.note("no changes of permissions by functions that run text", why_attributes_change())
     body = {
         "batched": [reward.batched for reward in rewards],
         "reads_tokens": [reward.reads_tokens for reward in rewards],

@@ -74,7 +74,9 @@ def filter_system_calls(*, network: bool, attributes: bool = True) -> str | None
     if known is None:
         return f"unknown machine {os.uname().machine}"
     audit, calls = known
-    numbers = [number for name, number in calls.items() if not (network and name in ("socket", "io_uring_setup"))]
+    allowed = {"socket"} if network else set()
+    allowed |= {"io_uring_setup"} if network and attributes else set()  # it makes sockets and sets attributes
+    numbers = [number for name, number in calls.items() if name not in allowed]
     numbers += [] if attributes else _ATTRIBUTES[os.uname().machine].values()
     body = [(_JUMP_EQUAL, number) for number in numbers]
     # Another machine's numbering (32 bits) and the x32 one are refused whole.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.rewards import RewardLimits, RewardRunner
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
 from rlsdk.rewards.confine import NOBODY, probe
 from rlsdk.rewards.environment import grading_environment
 from rlsdk.rewards.text_evaluation import evaluates_text
@@ -161,6 +161,30 @@ def test_code_of_a_model_changes_no_permissions_of_its_own_user_s_files(start: S
     assert (target.stat().st_mode & 0o777, os.listxattr(target)) == (0o600, [])
     allowed = RewardLimits(timeout_s=5.0, allow_writes=True)
     assert start("evaluates", limits=allowed).score(samples[:1]).scores.tolist() == [1.0]
+
+
+@LINUX
+def test_a_machine_whose_permissions_cannot_be_kept_is_named_and_grades(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import os\nfrom types import SimpleNamespace\nos.uname = lambda: SimpleNamespace(machine='riscv64')\n"
+        "def evaluates(sample): return float(eval(sample.response))\n"
+    )
+    with RewardRunner([RewardDef(name="mine", target=f"{path}:evaluates")], SAFE) as runner:
+        result = runner.score([sample("1+1"), sample("2+1")])
+    assert result.scores.tolist() == [2.0, 3.0]
+    (notice,) = result.notices
+    assert "no changes of permissions by functions that run text (unknown machine riscv64)" in notice
+
+
+@SECCOMP
+@pytest.mark.parametrize("allow_network", [True, False])
+def test_who_may_not_change_attributes_of_files_gets_no_io_uring(start: Start, allow_network: bool) -> None:
+    """io_uring sets extended attributes (Linux 5.19) past the filter of system calls."""
+    ring = "__import__('ctypes').CDLL(None, use_errno=True).syscall(425, 0, None)"
+    errno = f"{ring} and float(__import__('ctypes').get_errno())"
+    limits = RewardLimits(timeout_s=5.0, allow_network=allow_network)
+    assert start("evaluates", limits=limits).score([sample(errno)]).scores.tolist() == [13.0]
 
 
 def test_functions_that_evaluate_text_are_found() -> None:
