@@ -27,6 +27,8 @@ _WRAPPERS = (
 _PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"),
           ("`", "`"), ("*", "*"), ("_", "_"))  # fmt: skip
 
+_EQUALS = re.compile(r"=(?!\s*[<>])")
+"""Not of `=>` and `=<`."""
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?")
 _FRACTION_NAMES = re.compile(r"\\[dtc]frac(?![a-z])")
 _TEXT_NAMES = re.compile(r"\\(textbf|textit|textrm|textnormal|mbox|operatorname|mathbf|mathrm)\s*\{([^{}]*)\}")
@@ -74,7 +76,7 @@ def unwrap(text: str) -> str:
     while text != before:
         before = text
         text = text.strip()
-        if text.startswith("=") and "=" not in text[1:]:
+        if _EQUALS.match(text) and "=" not in text[1:]:
             text = text[1:].lstrip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1].rstrip()

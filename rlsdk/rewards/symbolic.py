@@ -17,6 +17,7 @@ from rlsdk.rewards.structure import Answer, Part, is_relation, read
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z][A-Za-z' -]*")
 _LETTER = re.compile(r"[A-Za-z]")
 _PRODUCT = re.compile(r"[A-Za-z]{2,3}")
+_COMMA = re.compile(r",(?=[0-9]{3}(?![0-9]))")
 _DEGREES = re.compile(r"\^\\circ(?![a-z])")
 
 _VARIABLES = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]+")
@@ -52,11 +53,11 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
     given = _candidate(sample.response)
     if not given:
         return 0.0
-    wanted, exact = _reference(sample.answer)
+    wanted, exact, has_list_comma = _reference(sample.answer)
     number = None if exact is None or "$" in given else parse_number(given)
     if exact is not None and number is not None:  # most answers are plain numbers
         return float(exact.value == number)
-    if ";" in wanted and given.replace(" ", "") == wanted.replace(";", ","):  # `1,234` for the list `1, 234`
+    if has_list_comma and plain(_COMMA.sub(", ", given)) == wanted:  # `1,234` for the list `1, 234`
         return 1.0
     given = plain(given)
     if given == wanted:
@@ -195,10 +196,12 @@ def _as_interval(text: str) -> str | None:
 
 
 @lru_cache(maxsize=8192)
-def _reference(answer: str) -> tuple[str, Quantity | None]:
-    """The final answer of a reference in one spelling, and its value where it is a quantity."""
-    wanted = plain(final_answer(answer) or answer)
-    return wanted, parse_quantity(wanted)
+def _reference(answer: str) -> tuple[str, Quantity | None, bool]:
+    """The final answer of a reference in one spelling, its value where it is a quantity, and whether it has a comma as
+    in `1, 234`, where `1,234` would be a number; for such a comma `plain` writes a semicolon."""
+    written = final_answer(answer) or answer
+    wanted = plain(written)
+    return wanted, parse_quantity(wanted), ";" in wanted and ";" not in written.replace(r"\;", "")
 
 
 def _candidate(response: str) -> str | None:

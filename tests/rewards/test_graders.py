@@ -114,7 +114,29 @@ def test_nothing_but_the_answer_earns_on_gsm8k(grade: Callable[..., float], case
         assert grade(sample(WRONG[case](row, number), row["answer"], row["question"])) == 0.0
 
 
-PIECES = (" ", "\t", "(", "()", "{", "[", "1", "1,", ",", "\\", "\\ ", "$", "*", "`", "a ", "\\frac", "\\text{", "```", "=", " or ", "-")
+PIECES = (
+    " ",
+    "\t",
+    "(",
+    "()",
+    "{",
+    "[",
+    "1",
+    "1,",
+    ",",
+    "\\",
+    "\\ ",
+    "$",
+    "*",
+    "`",
+    "a ",
+    "\\frac",
+    "\\text{",
+    "```",
+    "=",
+    " or ",
+    "-",
+)
 SHAPES = (
     "{}", "{}\nx", "#### {}x", r"\boxed{{{}}}", "\\boxed{{answer is{}\nx\ny}}", "\\boxed{{answer{}is{}\nx}}", r"\boxed {}x",
     r"\boxed 1{}x,,,", "<answer>x{}5</answer>", "Option {}\x0bx", "```{}x",

@@ -195,3 +195,8 @@ def test_solutions_are_in_any_order_unless_asked_for() -> None:
     assert math(sample("#### 2, 1", "1, 2")) == 1.0
     assert math(sample("#### 2, 1", "1, 2"), ordered=True) == 0.0
     assert math(sample("#### 1 and 2", "1, 2"), ordered=True) == 1.0
+
+
+@pytest.mark.parametrize(("reference", "copied"), [("(0;1)", "(0,1)"), ("1;2;3", "1,2,3"), ("2; 345", "2,345")])
+def test_a_list_copied_from_the_prompt_earns_nothing_with_other_separators(reference: str, copied: str) -> None:
+    assert math(sample(f"#### {copied}", reference, f"Order {copied}.")) == 0.0
