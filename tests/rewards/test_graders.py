@@ -115,31 +115,12 @@ def test_nothing_but_the_answer_earns_on_gsm8k(grade: Callable[..., float], case
 
 
 PIECES = (
-    " ",
-    "\t",
-    "(",
-    "()",
-    "{",
-    "[",
-    "1",
-    "1,",
-    ",",
-    "\\",
-    "\\ ",
-    "$",
-    "*",
-    "`",
-    "a ",
-    "\\frac",
-    "\\text{",
-    "```",
-    "=",
-    " or ",
-    "-",
-)
+    " ", "\t", "(", "()", "{", "[", "1", "1,", ",", "\\", "\\ ", "$", "*", "`", "a ", "\\frac", "\\text{", "```", "=",
+    " or ", "-",
+)  # fmt: skip
 SHAPES = (
-    "{}", "{}\nx", "#### {}x", r"\boxed{{{}}}", "\\boxed{{answer is{}\nx\ny}}", "\\boxed{{answer{}is{}\nx}}", r"\boxed {}x",
-    r"\boxed 1{}x,,,", "<answer>x{}5</answer>", "Option {}\x0bx", "```{}x",
+    "@", "@\nx", "#### @x", r"\boxed{@}", "\\boxed{answer is@\nx\ny}", "\\boxed{answer@is@\nx}", r"\boxed @x",
+    r"\boxed 1@x,,,", "<answer>x@5</answer>", "Option @\x0bx", "```@x",
 )  # fmt: skip
 GRADERS: dict[str, Callable[[str], object]] = {
     "math": lambda text: math(sample(text, "x+1")),
@@ -157,7 +138,7 @@ def test_no_long_response_takes_long(name: str) -> None:
     grade("#### 1+x+0")  # imports
     for piece in PIECES:
         for shape in SHAPES:
-            text = shape.replace("{}", piece * (5_000 // len(piece))).replace("{{", "{").replace("}}", "}")
+            text = shape.replace("@", piece * (5_000 // len(piece)))
             before = time.process_time()
             grade(text)
             assert time.process_time() - before < 1.0, text[:40]
