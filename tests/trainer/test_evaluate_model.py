@@ -23,6 +23,7 @@ from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore
 from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.in_process import start_in_process
+from rlsdk.trainer.model_source import find_model
 from rlsdk.trainer.roles import roles
 
 REWARD = HERE / "rewards.py"
@@ -131,14 +132,14 @@ def test_the_best_checkpoint_is_taken_by_name(model: Path, tmp_path: Path) -> No
         with store.write(step, {}, best=best) as draft:
             (draft / "model").mkdir()
             (draft / "model" / "config.json").write_text("{}")
-    assert inference.find_model(tmp_path).model.parent.name == "step_00000004"
-    assert inference.find_model(tmp_path, checkpoint="best").model.parent.name == "step_00000002"
-    assert inference.find_model(tmp_path, checkpoint="2").model.parent.name == "step_00000002"
+    assert find_model(tmp_path).model.parent.name == "step_00000004"
+    assert find_model(tmp_path, checkpoint="best").model.parent.name == "step_00000002"
+    assert find_model(tmp_path, checkpoint="2").model.parent.name == "step_00000002"
     with pytest.raises(ConfigError, match=r"--checkpoint 'bset': expected 'best', .* has checkpoints of steps 2, 4"):
-        inference.find_model(tmp_path, checkpoint="bset")
+        find_model(tmp_path, checkpoint="bset")
     store.mark_best(None)
     with pytest.raises(ConfigError, match=r"no best checkpoint is recorded there: set checkpoint\.best\.metric"):
-        inference.find_model(tmp_path, checkpoint="best")
+        find_model(tmp_path, checkpoint="best")
 
 
 def test_a_configuration_that_measures_nothing_is_refused(model: Path) -> None:

@@ -19,9 +19,9 @@ from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import holds_model
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, close_in_process, start_in_process
-from rlsdk.trainer.inference import find_model
 from rlsdk.trainer.loop import Trainer
 from rlsdk.trainer.materials import Materials, build_materials
+from rlsdk.trainer.model_source import find_model
 from rlsdk.trainer.rl import RlStage
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
