@@ -93,7 +93,7 @@ def test_the_page_s_plugin_is_listed_checked_refused_a_false_claim_and_trained_w
     code, said = shell(first)
     assert code == 0, said
 
-    claimed, _, mended = text.partition("What is drawn must depend on the seed")
+    claimed, _, mended = text.partition("A drawn token must depend only on the seed")
     write(tmp_path, claimed)
     code, said = shell(refused)
     assert code == 1, said
