@@ -35,7 +35,7 @@ _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGIN
 
 
 class GradingProcess:
-    """One child process in its own session. Never blocks for longer than it is told to."""
+    """One child process in its own session. Never blocks past the given timeout."""
 
     def __init__(self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None) -> None:
         """Starts it and returns at once; `ready` is set when it has loaded the functions."""
