@@ -1,16 +1,20 @@
-"""Rows of figures as a list of mappings, which notebooks show as a table and pandas takes."""
+"""Rows of figures as a list of mappings, which `print` and notebooks show as a table and pandas takes."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.kit.printable import printable
+from rlsdk.kit.quantities import counted
 
 SHOWN_ROWS, SHOWN_COLUMNS, SHOWN_CHARS = 20, 12, 200
-"""Of a table in a notebook; the list itself has all."""
+"""Of a table that is shown; the list itself has all."""
+TEXT_CHARS, TEXT_WIDTH = 24, 100
+"""Longest cell and line of a table in a terminal."""
 
 
 class Table(list[Mapping[str, Any]]):
@@ -47,17 +51,50 @@ class Table(list[Mapping[str, Any]]):
             raise ConfigError(f"a table as a data frame needs pandas ({error}); run `pip install pandas`") from error
         return pandas.DataFrame(list(self))
 
+    def __repr__(self) -> str:
+        return "\n".join((*_lines(self, self._fullest_first()), f"[{self._size()}]"))
+
     def _repr_html_(self) -> str:
-        columns = self.columns[:SHOWN_COLUMNS]
-        head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
-        body = "".join(_row(row, columns) for row in self[:SHOWN_ROWS])
-        return f"<table><tr>{head}</tr>{body}</table><p>{len(self)} rows, {len(self.columns)} columns</p>"
+        columns = self._fullest_first()[:SHOWN_COLUMNS]
+        head = "".join(f"<th>{html.escape(_text(name, SHOWN_CHARS))}</th>" for name in columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+            for cells in _cells(self, columns, SHOWN_CHARS)
+        )
+        return f"<table><tr>{head}</tr>{body}</table><p>{self._size()}</p>"
+
+    def _fullest_first(self) -> list[str]:
+        """Columns that more rows have come first: most steps have no evaluation."""
+        return sorted(self.columns, key=lambda name: sum(name not in row for row in self))
+
+    def _size(self) -> str:
+        return f"{counted(len(self), 'row')}, {counted(len(self.columns), 'column')}"
 
 
-def _row(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<td>{_cell(row.get(name, chr(0x2013)))}</td>' for name in columns)}</tr>"
+def _lines(table: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
+    """Header and rows, aligned; as many of the first columns as fit."""
+    named = [[_text(name, TEXT_CHARS) for name in columns], *_cells(table, columns, TEXT_CHARS)]
+    widths = [max(map(len, cells)) for cells in zip(*named, strict=True)]
+    ends = itertools.accumulate(width + 2 for width in widths)
+    fitting = sum(1 for end in ends if end <= TEXT_WIDTH)
+    for cells in named if columns else ():
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells[:fitting], widths[:fitting], strict=True))
 
 
-def _cell(value: object) -> str:
+def _cells(table: Sequence[Mapping[str, Any]], columns: Sequence[str], chars: int) -> Iterator[list[str]]:
+    """The first and the last rows, with a row of dots where rows between them are left out."""
+    half = SHOWN_ROWS // 2
+    is_whole = len(table) <= SHOWN_ROWS
+    for row in table if is_whole else table[:half]:
+        yield [_text(row.get(name, "-"), chars) for name in columns]
+    if not is_whole:
+        yield ["..." for _ in columns]
+        for row in table[-half:]:
+            yield [_text(row.get(name, "-"), chars) for name in columns]
+
+
+def _text(value: object, chars: int) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return html.escape(printable(text[:SHOWN_CHARS]))
+    return (
+        printable(text if len(text) <= chars else f"{text[: chars - 3]}...").replace("\n", "\\n").replace("\t", "\\t")
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from rlsdk.planning.calibration import Calibration, read_calibration
 from rlsdk.planning.hardware import Hardware, parse_hardware
 from rlsdk.planning.plan import RunPlan, make_plan, weight_layouts
+from rlsdk.planning.text import show
 
-__all__ = ["Calibration", "Hardware", "RunPlan", "make_plan", "parse_hardware", "read_calibration",
+__all__ = ["Calibration", "Hardware", "RunPlan", "make_plan", "parse_hardware", "read_calibration", "show",
            "weight_layouts"]  # fmt: skip

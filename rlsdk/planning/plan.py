@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,7 @@ class PlannedRole:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run would be."""
+    """What a run would be. `print` and a notebook show the tables of `rlsdk plan`."""
 
     hardware: Hardware
     num_nodes: int
@@ -84,6 +85,14 @@ class RunPlan:
     def is_tight(self) -> bool:
         size = self.hardware.device_bytes
         return size is not None and self.peak.known_bytes > TIGHT * size
+
+    def __str__(self) -> str:
+        from rlsdk.planning.text import text_of
+
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ class RlStage(Stage):
         quiet = self.evaluations.is_due(self.step, last=self.step == self.settings.steps)
         self.source.updated(update_figures(learned), quiet=quiet)
         self._note_version()
-        metrics = staleness | self._metrics(groups, learned, summary, clock)
+        metrics = self._metrics(groups, learned, summary, clock) | staleness
         self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
         self._note_quantized(metrics)

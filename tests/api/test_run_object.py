@@ -70,6 +70,19 @@ def test_what_a_model_wrote_is_text_in_a_notebook(folder: Path) -> None:
     assert "&lt;img" in shown
 
 
+def test_a_table_is_printed_in_lines_that_fit(folder: Path) -> None:
+    lines = repr(rlsdk.Run(folder).metrics).splitlines()
+    assert lines[0].split()[:2] == ["step", "reward/mean"]  # an evaluation is in few rows only
+    assert lines[-1].startswith("[5 rows, ")
+    assert max(map(len, lines)) <= 100
+    long = rlsdk.Table([{"n": n, "text": "x" * 90 + "\x1b\n"} for n in range(50)])
+    lines = repr(long).splitlines()
+    assert len(lines) == 1 + 10 + 1 + 10 + 1
+    assert [line.split()[0] for line in lines[-12:-9]] == ["...", "40", "41"]
+    assert "\x1b" not in repr(long)
+    assert repr(rlsdk.Table()) == "[0 rows, 0 columns]"
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rlsdk.RlsdkError, match=r"holds no run: there is no config.yaml"):
         rlsdk.Run(tmp_path)

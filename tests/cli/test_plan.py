@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import rlsdk
 from benchmarks.memory_forecast import Case, Measured, Size, make_model, measure
 from rlsdk.cli.plan import run
 from rlsdk.config import RunConfig, load_config
@@ -434,6 +436,18 @@ def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
         run(args, hardware="1GiB", calibration=None, as_json=False)
     assert caught.value.code == 1
     assert "does not fit: phase" in capsys.readouterr().out
+
+
+def test_a_plan_is_printed_in_python_and_in_a_notebook_as_the_command_prints_it(model: str) -> None:
+    plan = rlsdk.plan(
+        model,
+        "reasoning_gym:chain_sum",
+        "reasoning_gym",
+        **{"data.max_prompt_tokens": 64, "rollout.max_response_tokens": 64},
+    )
+    assert f"{plan.num_nodes} x {plan.devices_per_node} devices of cpu" in str(plan)
+    assert str(plan).rstrip().splitlines()[-1].startswith("fits: at most")
+    assert plan._repr_html_() == f"<pre>{html.escape(str(plan))}</pre>"
 
 
 def test_tables_fit_a_terminal_of_80_columns_and_notes_stand_at_the_end(

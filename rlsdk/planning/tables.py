@@ -1,4 +1,4 @@
-"""The tables of `rlsdk plan`, for a terminal of 80 columns and for wider ones."""
+"""The tables of a plan, for 80 columns and for more."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rlsdk.planning import RunPlan
 from rlsdk.planning.memory import PhaseMemory
-from rlsdk.planning.plan import PlannedRole
+from rlsdk.planning.plan import PlannedRole, RunPlan
 from rlsdk.planning.reshard import LINKS_GB_S
 
 GIB = 1 << 30
