@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,6 +110,27 @@ def test_replicas_and_a_training_rank_that_are_killed_change_no_number(model: st
     assert re.search(r"session was lost and is started again from its newest .* \(\d of 3 in a row\): actor", said)
     assert "resumed from" in said
     assert_undisturbed(run, model, 4, [])
+
+
+def test_a_replica_that_hangs_and_one_that_is_late_change_no_number(model: str, tmp_path: Path) -> None:
+    """SIGSTOP: the process lives, answers nothing, and ignores SIGTERM. One replica is woken after a while and keeps
+    its samples; later the other one never is: past the deadline it is killed, and its samples are made again."""
+    extra = ["--trainer.steps", "3", "--deadlines.rollout_s", "15"]
+    with running(model, "hung", tmp_path, *extra) as run:
+        run.wait_for(lambda: run.has_sample_of(1), "a sample of step 1")
+        late = run.kill("rollout-0", signal.SIGSTOP)
+        time.sleep(4.0)
+        late.send_signal(signal.SIGCONT)
+        run.wait_for(lambda: run.has_sample_of(5), "a sample of step 2")
+        hung = run.kill("rollout-1", signal.SIGSTOP)
+        run.process.wait(240)
+        assert not hung.is_running() or hung.status() == psutil.STATUS_ZOMBIE
+    said = run.text()
+    assert run.process.returncode == 0, said
+    assert late.pid != hung.pid
+    assert "replica 0 was lost" not in said
+    assert "replica 1 was lost and is started again (1 of 3 in a row)" in said
+    assert_undisturbed(run, model, 3, extra)
 
 
 def test_one_step_off_a_killed_controller_replica_and_training_rank_change_no_number(
