@@ -140,7 +140,6 @@ def promises_equal_numbers(run_dir: Path) -> bool:
         and rollout["rollouter"] == "single_turn"
         and not config["algorithm"]["dynamic_sampling"]["enabled"]
         and config["model"]["dtype"] == "float32"
-        and rollout["dtype"] in (None, "float32")
     )
 
 

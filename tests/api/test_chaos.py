@@ -22,6 +22,8 @@ from rlsdk.api.chaos import Fault, strike
 from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences, promises_equal_numbers
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
+from rlsdk.config import RunConfig, dump_config
+from rlsdk.config.roles import with_dtype
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.run_folder import run_lock
 
@@ -42,12 +44,8 @@ def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> Chaos
     return run
 
 
-CONFIG = """
-model: {dtype: float32}
-rollout: {rollouter: single_turn, dtype: null}
-algorithm: {dynamic_sampling: {enabled: false}}
-schedule: {order: prompt, on_new_weights: drain}
-"""
+CONFIG = dump_config(with_dtype(RunConfig(), "cpu"))
+"""As a run writes it: a field that a test makes up is not there."""
 START = {"event": "start", "step": 1, "groups": [0, 1]}
 TRAIN = {"event": "train", "step": 1, "groups": [0, 1]}
 UPDATE = {"event": "update", "step": 1, "groups": [0, 1], "rejected": [], "figures": {}}
@@ -138,6 +136,7 @@ def test_what_a_fault_cost_is_counted_from_the_journal(tmp_path: Path) -> None:
     (run.run_dir / "metrics.jsonl").write_text('{"step": 1, "policy/loss": 1.000001}\n')
     assert changed_metrics(run.run_dir, whole.run_dir) == {}
     for promised, other in (("drain", "recompute"), ("single_turn", "tools"), ("float32", "bfloat16")):
+        assert promised in CONFIG
         (run.run_dir / "config.yaml").write_text(CONFIG.replace(promised, other))
         assert not promises_equal_numbers(run.run_dir)
     table = table_of([outcome, Outcome(fault="gcs@save", step=1)])
