@@ -13,7 +13,9 @@ from rlsdk.api.launch import Launched, launch
 from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
+from rlsdk.cli import BEGUN
 from rlsdk.config.trust import TRUST_FLAG, code_in
+from rlsdk.interfaces import RlsdkError
 from rlsdk.kit.quantities import counted
 from rlsdk.views.console import ConsoleView
 from rlsdk.views.figures import gains
@@ -35,7 +37,12 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
         ConsoleView() as view,
         stop_on_signal(stop.set, view.notice, preempt=stop.preempt, has_begun=lambda: stop.has_begun) as stopped,
     ):
-        return launch(resolved, view, stop), stopped
+        try:
+            return launch(resolved, view, stop), stopped
+        except (RlsdkError, OSError) as error:
+            if stop.has_begun:
+                error.add_note(BEGUN)
+            raise
 
 
 def run(args: Sequence[str]) -> None:

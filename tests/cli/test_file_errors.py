@@ -25,23 +25,29 @@ def test_a_page_that_cannot_be_written_is_an_error_of_one_line(
     with pytest.raises(SystemExit) as left:
         main(["compare", *runs, "-o", str(tmp_path / "file" / "page.html")])
     said = capsys.readouterr().err
-    assert left.value.code == 1
+    assert left.value.code == 2
     assert said.startswith(f"error: '{tmp_path}/file'") or said.startswith(f"error: '{tmp_path}/file/page.html'")
     assert "a file stands where a folder is needed" in said
     assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "said", "code"),
     [
-        (errno.EACCES, "ls -ld"),
-        (errno.EROFS, "choose another folder"),
-        (errno.ENOSPC, "df -h"),
-        (errno.EIO, "TRACEBACK"),
+        (errno.EACCES, "ls -ld", 2),
+        (errno.EROFS, "choose another folder", 2),
+        (errno.EISDIR, "a folder stands where a file is needed", 2),
+        (errno.ENOSPC, "df -h", 1),
+        (errno.EIO, "TRACEBACK", 1),
     ],
 )
 def test_the_line_says_what_to_do(
-    number: int, said: str, runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int,
+    said: str,
+    code: int,
+    runs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError(number, "no", f"{runs[0]}/report.html")
@@ -50,6 +56,6 @@ def test_the_line_says_what_to_do(
     with pytest.raises(SystemExit) as left:
         main(["report", runs[0]])
     printed = capsys.readouterr().err
-    assert (left.value.code, printed.count("\n")) == (1, 1)
+    assert (left.value.code, printed.count("\n")) == (code, 1)
     assert printed.startswith(f"error: '{runs[0]}/report.html': no; ")
     assert said in printed
