@@ -11,7 +11,8 @@ from rlsdk.config.explain import dotted, shown
 from rlsdk.config.problem import Problem
 from rlsdk.config.variables import VARIABLE
 from rlsdk.config.yaml_text import read_yaml
-from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.errors import nearest_file
 
 Place = tuple[str | int, ...]
 
@@ -32,8 +33,7 @@ class Tree:
         try:
             text = file.read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            beside = (path.name for pattern in ("*.yaml", "*.yml") for path in file.absolute().parent.glob(pattern))
-            close = nearest(file.name, beside)
+            close = _near(file)
             if VARIABLE.search(str(file)):
                 close = "; the shell replaces variables outside of single quotes only: write the name in double quotes"
             raise ConfigError(f"--config {str(file)[:200]!r}: no such file{close}") from error
@@ -129,3 +129,10 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
             _merge(below[key], value)
         else:
             below[key] = value
+
+
+def _near(file: Path) -> str:
+    try:
+        return nearest_file(file.absolute(), (".yaml", ".yml"))[0]
+    except OSError:
+        return ""

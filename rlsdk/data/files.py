@@ -14,12 +14,11 @@ from typing import Any, BinaryIO
 
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
+from rlsdk.interfaces.errors import nearest_file
 
 MAX_CSV_FIELD_CHARS = 1 << 27
 SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 """Of a file -> the registered source that reads it."""
-MOST_NAMES = 5
-"""Of files that a message lists."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -116,29 +115,12 @@ def existing_file(name: str) -> Path:
             return path
         if path.is_dir():
             raise DataError(f"{path}: is a folder, expected a file; give the folder with the source `folder:{path}`")
-        wrong, is_named = _not_there(path)
+        wrong, is_named = nearest_file(path, SUFFIXES)
     except OSError as error:
         raise DataError(
             f"{_cut(name)}: cannot be opened: {error.strerror}; check the name and its permissions"
         ) from error
     raise NoFileError(f"{path}: no such file{wrong}", is_named=is_named)
-
-
-def _not_there(path: Path) -> tuple[str, bool]:
-    """Where a file is not: the nearest name, or what else there is; and whether it is the nearest name."""
-    folder = path.parent
-    if not folder.is_dir():
-        first = next(part for part in (folder, *folder.parents) if part.parent.is_dir())
-        beside = [entry.name for entry in first.parent.iterdir() if entry.is_dir()]
-        close = nearest(first.name, beside)
-        return f"; the folder {str(first)!r} does not exist either{close}", bool(close)
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    if close := nearest(path.name, names):
-        return close, True
-    rows = [name for name in names if Path(name).suffix.lower() in SUFFIXES]
-    more = f" and {len(rows) - MOST_NAMES} more" if len(rows) > MOST_NAMES else ""
-    where = "this folder" if folder == Path() else repr(str(folder))
-    return f"; {where} has {', '.join(rows[:MOST_NAMES]) or 'no file of rows'}{more}", False
 
 
 def local_path(name: str) -> Path:

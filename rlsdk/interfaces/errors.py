@@ -7,7 +7,11 @@ not know rlsdk would catch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+MOST_NAMES = 5
+"""Of files that a message lists."""
 
 
 class RlsdkError(Exception):
@@ -84,3 +88,31 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     # Among equally close names, prefer one with the same letters: two of them were swapped.
     matches.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def nearest_file(path: Path, suffixes: Collection[str]) -> tuple[str, bool]:
+    """Says what is there where a file is not: the nearest name in its folder, else the files of its kind.
+
+    Args:
+        path: of the file that does not exist.
+        suffixes: of files of its kind, in lower case: `.py`.
+
+    Returns:
+        The end of a message, which begins with ``"; "``; and whether it names what was probably meant.
+
+    Raises:
+        OSError: a folder on the way cannot be listed.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        first = next(part for part in (folder, *folder.parents) if part.parent.is_dir())
+        close = nearest(first.name, [entry.name for entry in first.parent.iterdir() if entry.is_dir()])
+        return f"; the folder {str(first)!r} does not exist either{close}", bool(close)
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    of_kind = [name for name in names if Path(name).suffix.lower() in suffixes]
+    if close := nearest(path.name, of_kind) or nearest(path.name, names):
+        return close, True
+    more = f" and {len(of_kind) - MOST_NAMES} more" if len(of_kind) > MOST_NAMES else ""
+    where = "this folder" if folder in (Path(), Path.cwd()) else repr(str(folder))
+    have = ", ".join(of_kind[:MOST_NAMES]) or f"no file that ends in {' or '.join(suffixes)}"
+    return f"; {where} has {have}{more}", False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlsdk.registry.checks import installed_version
 from rlsdk.registry.explain import spoken
-from rlsdk.registry.functions import absolute, check_call, find_function, load_function
+from rlsdk.registry.functions import absolute, check_call, find_function, load_function, python_file
 from rlsdk.registry.isolated import (
     HOME,
     SAME,
@@ -54,6 +54,7 @@ __all__ = [
     "options_class",
     "plain_row",
     "plain_spec",
+    "python_file",
     "read_record",
     "record_path",
     "record_paths",

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces.errors import nearest_file
 
 
 def load_function(
@@ -63,11 +64,27 @@ def _load_module(name: str, said: str) -> ModuleType:
         raise ConfigError(f"{said}: {_said(error, name)}{advice if missing else ''}") from error
 
 
+def python_file(path: Path, said: str) -> Path:
+    """The absolute path of a file that is there.
+
+    Raises:
+        ConfigError: it is not, with the nearest name in that folder; begins with `said`.
+    """
+    try:
+        path = path.expanduser().absolute()
+        if path.is_file():
+            return path
+        near, _ = nearest_file(path, [".py"])
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{said}: {str(path)!r} cannot be opened: {why}; check the name and its permissions"
+        ) from error
+    raise ConfigError(f"{said}: there is no file {str(path)!r}{near}")
+
+
 def _load_file(path: Path, said: str) -> ModuleType:
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        files = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(f"{said}: there is no file {str(path)!r}{nearest(path.name, files)}")
+    path = python_file(path, said).resolve()
     # Named after its place, so that two files of one name do not stand in each other's way.
     name = f"_rlsdk_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.registry import python_file
 from rlsdk.rewards.signatures import Form, check_form, form_of, parameters_of
 
 
@@ -33,7 +34,7 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")
-    path = _file(Path(where), said) if where.endswith(".py") else _module(where, said)
+    path = python_file(Path(where), said) if where.endswith(".py") else _module(where, said)
     if path is None:
         return Form.OWN  # not written in Python: the grading process will see
     tree = _parsed(path, said)
@@ -42,14 +43,6 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
     return (
         _form(node, options or {}, said) if isinstance(node, ast.FunctionDef) and not node.decorator_list else Form.OWN
     )
-
-
-def _file(path: Path, said: str) -> Path:
-    path = path.expanduser().absolute()
-    if path.is_file():
-        return path
-    files = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    raise ConfigError(f"{said}: there is no file {str(path)!r}{nearest(path.name, files)}")
 
 
 def _module(name: str, said: str) -> Path | None:
