@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard
 
 from rlsdk.api.functions import standalone_source
 from rlsdk.api.settings import Settings, plain
+from rlsdk.api.words import Words
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 from rlsdk.kit.atomic import atomic_path
 
 FOLDER = "inputs"
@@ -45,6 +46,8 @@ class Given:
     folder: Path | None = None
     """Holds these files; None: there are none."""
     notices: Sequence[str] = field(default_factory=tuple)
+    words: Words = field(default_factory=Words)
+    """For what is said about these objects."""
 
     def moved(self, config: RunConfig, run_dir: Path) -> RunConfig:
         """Brings the files into the run's folder, each whole or absent; returns the configuration that names them."""
@@ -54,6 +57,7 @@ class Given:
                 draft.write_bytes(file.read_bytes())
         if self.folder is None or not files:
             return config
+        self.words.places.append(run_dir / FOLDER)
         old, new = f"{self.folder}{os.sep}", f"{run_dir / FOLDER}{os.sep}"
         return RunConfig.model_validate(_replaced(config.model_dump(), old, new))
 
@@ -68,9 +72,22 @@ def _replaced(value: Any, old: str, new: str) -> Any:
 
 @contextmanager
 def written(
-    settings: Settings, *, data: Rows | None = None, eval_data: Rows | None = None, reward: Reward | None = None
+    settings: Settings,
+    *,
+    data: Rows | None = None,
+    eval_data: Rows | None = None,
+    reward: Reward | None = None,
+    eval_argument: str = "eval_data",
 ) -> Iterator[Given]:
     """The settings with data and rewards in them; what is no name is written into a folder that lives as long as this.
+    Errors inside name rows and fields as the caller did (`Words`).
+
+    Args:
+        settings: of the call.
+        data: of training.
+        eval_data: of evaluation.
+        reward: one term, or several.
+        eval_argument: what the caller calls `eval_data`.
 
     Raises:
         DataError: a row is no mapping, or holds what JSON cannot; there is none.
@@ -79,25 +96,32 @@ def written(
     values, notices = plain(settings.values), list[str]()
     with tempfile.TemporaryDirectory(prefix="rlsdk-given-") as made:
         folder = Path(os.path.realpath(made))
+        words = Words(places=[folder], eval_data=eval_argument)
         section = values.setdefault("data", {})
-        for name, rows in (("train", data), ("eval", eval_data)):
+        for name, rows, argument in (("train", data, "data"), ("eval", eval_data, eval_argument)):
             if rows is not None:
-                section[name] = os.fspath(rows) if _is_name(rows) else str(write_rows(cast("Any", rows), folder, name))
+                section[name] = os.fspath(rows) if _is_name(rows) else str(write_rows(rows, folder, name, argument))
+                words.names[os.path.basename(section[name])] = argument
         rows, name = (eval_data, "eval") if data is None else (data, "train")
         if rows is not None and not _is_name(rows) and not settings.files:
             notices += name_fields(section, Path(section[name]))
         if reward is not None:
-            values["rewards"] = [_term(term, folder) for term in _terms(reward)]
+            values["rewards"] = [_term(term, folder, words) for term in _terms(reward)]
         given = Settings(files=settings.files, values=values, flags=settings.flags)
-        yield Given(settings=given, folder=folder, notices=notices)
+        try:
+            yield Given(settings=given, folder=folder, notices=notices, words=words)
+        except RlsdkError as error:
+            words.put_into(error)
+            raise
 
 
 def _is_name(rows: Any) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(rows, str | os.PathLike)
 
 
-def write_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
-    """Writes rows as JSON lines, one after the other; the file's name holds a hash of what is in it.
+def write_rows(rows: Any, folder: Path, name: str, argument: str) -> Path:
+    """Writes rows as JSON lines, one after the other; the file's name holds a hash of what is in it. Errors name the
+    argument that they were given as.
 
     Raises:
         DataError: as `written`.
@@ -106,16 +130,18 @@ def write_rows(rows: Iterable[Any], folder: Path, name: str) -> Path:
 
     digest, count, draft = hashlib.blake2b(digest_size=6), 0, folder / f".{name}"
     if not isinstance(rows, Iterable):
-        raise DataError(f"data: expected a name or rows (mappings of fields), got a {type(rows).__name__}")
+        raise DataError(f"{argument}: expected a name or rows (mappings of fields), got a {type(rows).__name__}")
     if isinstance(rows, Mapping):
-        raise DataError(f"data: expected rows, got one mapping with {sorted(map(str, rows))[:5]}; give a list of rows")
+        raise DataError(
+            f"{argument}: expected rows, got one mapping with {sorted(map(str, rows))[:5]}; give a list of rows"
+        )
     with draft.open("wb") as file:
         for count, row in enumerate(rows, 1):
-            line = json.dumps(dict(to_row(row, f"data: row {count}").row)).encode() + b"\n"
+            line = json.dumps(dict(to_row(row, f"row {count} of {argument}").row)).encode() + b"\n"
             digest.update(line)
             file.write(line)
     if not count:
-        raise DataError("data: has no rows; expected at least one mapping of fields")
+        raise DataError(f"{argument}: has no rows; expected at least one mapping of fields")
     path = folder / f"{name}-{digest.hexdigest()}.jsonl"
     return draft.rename(path)
 
@@ -144,7 +170,7 @@ def _terms(reward: Any) -> list[Any]:
     return list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
 
 
-def _term(term: Any, folder: Path) -> dict[str, Any]:
+def _term(term: Any, folder: Path, words: Words) -> dict[str, Any]:
     """One term of the reward, as the configuration has it."""
     fields = {**term} if isinstance(term, Mapping) else {"name": term}
     function = fields.get("name")
@@ -154,7 +180,8 @@ def _term(term: Any, folder: Path) -> dict[str, Any]:
             raise ConfigError(f"reward {function!r}: hand values over by name: functools.partial(fn, name=value)")
         options, function = {**function.keywords, **options}, function.func
     if callable(function):
-        fields["name"] = target_of(function, folder)
+        fields["name"] = target = target_of(function, folder)
+        words.names[os.path.basename(target.rpartition(":")[0])] = function.__name__
     elif not isinstance(function, str | os.PathLike):
         raise ConfigError(
             f"reward: {function!r}, a {type(function).__name__}; expected a function, a registered name, 'file.py:fn', "

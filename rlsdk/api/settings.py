@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlsdk.api.words import keyword
 from rlsdk.config import Problem, RunConfig
 from rlsdk.config.describe import describe_options
 from rlsdk.config.load import read_config
@@ -120,11 +121,7 @@ def _unknown(name: str, value: Any) -> str:
     paths = [option.path for option in describe_options(RunConfig)]
     meant = [path for path in paths if path.rpartition(".")[2] == name]
     if meant:
-        sections = " or ".join(f"{p.partition('.')[0]}={_nested(p.split('.')[1:], value)}" for p in meant[:3])
+        sections = " or ".join(keyword(path, value) for path in meant[:3])
         return f"{name}: is no section of the configuration, but a field of one; write {sections}"
     sections = ", ".join(RunConfig.model_fields)
     return f"{name}: unknown keyword{nearest(name, RunConfig.model_fields)}; the sections are {sections}"
-
-
-def _nested(path: Sequence[str], value: Any) -> str:
-    return f"{{{path[0]!r}: {_nested(path[1:], value)}}}" if len(path) > 1 else f"{{{path[0]!r}: {value!r}}}"

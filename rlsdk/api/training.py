@@ -199,7 +199,7 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
     from rlsdk.api.launch import launch
     from rlsdk.api.resolve import resolve
     from rlsdk.api.signals import stop_on_interrupt
-    from rlsdk.views import shown
+    from rlsdk.api.words import shown_in
 
     with written(settings, **given) as brought:
         resolved = resolve(brought.settings, training)
@@ -208,7 +208,7 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
 
         stop = StopFlag()
         with (
-            shown(view) as watching,
+            shown_in(brought.words, view) as watching,
             stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
             _threads(),
         ):

@@ -59,8 +59,8 @@ def broken() -> Iterator[dict[str, str]]:
     [
         ([], DataError, "has no rows"),
         (ROWS[0], DataError, "got one mapping"),
-        ([1], DataError, "row 1: expected an object with named fields, got int"),
-        ([{"question": b"x"}], DataError, "row 1: field 'question': holds a bytes"),
+        ([1], DataError, "row 1 of data: expected an object with named fields, got int"),
+        ([{"question": b"x"}], DataError, "row 1 of data: field 'question': holds a bytes"),
         (5, DataError, "got a int"),
         (broken(), OSError, "the source went away"),
     ],

@@ -1,0 +1,134 @@
+"""What a call from Python reads: its own arguments and rows, no temporary file and no flag of the command line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlsdk
+from rlsdk.api.words import Words, keyword
+from rlsdk.interfaces import ConfigError, DataError, RlsdkError
+from rlsdk.testing.models import write_tiny_model
+
+ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(20)]
+
+
+def score(sample: rlsdk.RewardSample) -> float:
+    return 1.0
+
+
+score.__module__ = "__main__"  # as in a script, so that its source is written to a file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder, max_position_embeddings=4096)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fewer (`--data.num_eval_rows 2`), or", "fewer (`**{'data.num_eval_rows': 2}`), or"),
+        ("or name other rows (`--data.eval FILE`)", "or name other rows (`eval_data='FILE'`)"),
+        ("add `--schedule.uncorrected true`", "add `schedule={'uncorrected': True}`"),
+        ("steps; `--trainer.steps 200` continues", "steps; `steps=200` continues"),
+        ("give --sft.steps N or --sft.epochs N", "give sft={'steps': 'N'} or sft={'epochs': 'N'}"),
+        ("is required: --model FOLDER, or a name", "is required: model='FOLDER', or a name"),
+        ("required: --reward NAME, or file.py:fn", "required: reward='NAME', or file.py:fn"),
+        ("Give --algorithm.correction.mode truncate, which", "Give **{'algorithm.correction.mode': 'truncate'}, which"),
+        ("`--placement.devices '{rollout: 2}'`", "`placement={'devices': {'rollout': 2}}`"),
+        (
+            "`--data.max_prompt_tokens 4 --rollout.max_response_tokens 8`",
+            "`**{'data.max_prompt_tokens': 4}, rollout={'max_response_tokens': 8}`",
+        ),
+        ("--trainer.resume never, or another --trainer.run_name", "trainer={'resume': 'never'}, or another run_name"),
+        ("--set 'gredy': expected one", "sets='gredy': expected one"),
+        ("--checkpoint '7': no", "checkpoint='7': no"),
+        ("`--train-backend fsdp`", "`train={'backend': 'fsdp'}`"),
+        ("--trust-run accepts them", "trust_run=True accepts them"),
+        ("--prompt 2: is empty", "prompts[2]: is empty"),
+        ("make it with `rlsdk train --trainer.steps 5 ...`", "make it with `rlsdk train --trainer.steps 5 ...`"),
+        ("see `ray start --head`; --port 5: taken", "see `ray start --head`; --port 5: taken"),
+        ("give --model as well", "give model as well"),
+    ],
+)
+def test_flags_become_keywords(text: str, said: str) -> None:
+    assert Words()(text) == said
+
+
+def test_fields_are_given_so_that_they_reach_their_section() -> None:
+    """`data=` is the rows and `model=` the folder: their fields need dotted names."""
+    assert keyword("rollout.max_response_tokens", 6) == "rollout={'max_response_tokens': 6}"
+    assert keyword("data.num_eval_rows", 2) == "**{'data.num_eval_rows': 2}"
+    with pytest.raises(ConfigError, match=r"write \*\*\{'data.max_prompt_tokens': 5\}"):
+        rlsdk.plan(max_prompt_tokens=5)
+
+
+CASES: list[tuple[dict[str, Any], type[RlsdkError], str]] = [
+    ({"data": [*ROWS[:2], {"answer": "1"}, *ROWS]}, DataError, r"^row 3 of data: row has no field 'question'"),
+    ({"data": [*ROWS[:4], {"question": 7}]}, DataError, r"^row 5 of data: prompt field 'question' must be a text"),
+    ({"data": ROWS}, DataError, r"^data: cannot hold out 256 .*`\*\*\{'data.num_eval_rows': 2\}`.*`eval_data='FILE'`"),
+    ({"data": [*ROWS, object()]}, DataError, r"^row 21 of data: expected an object with named fields"),
+    ({"data": ROWS, "eval_data": [3]}, DataError, r"^row 1 of eval_data: expected an object"),
+    (
+        {"data": [{**row, "answer": "none"} for row in ROWS], "reward": "choice", "data.num_eval_rows": 2},
+        ConfigError,
+        r"the first, row 1 of data: ",
+    ),
+    ({"data": ROWS, "reward": {"name": score, "options": {"scal": 2}}}, ConfigError, r"reward 'score' has no option"),
+    ({"data": ROWS, "config": "nowhere.yaml"}, ConfigError, r"^config='nowhere.yaml': no such file"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), CASES, ids=[case[2][:24] for case in CASES])
+def test_errors_name_rows_and_arguments(
+    given: dict[str, Any], kind: type[RlsdkError], said: str, model: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as raised:
+        rlsdk.train(model, **{"reward": score, **given})
+    error: BaseException | None = raised.value
+    text = str(error)
+    assert re.search(said, text), text
+    while error is not None:
+        assert "rlsdk-given-" not in str(error)
+        assert not re.search(r"--[a-z]+[. ]", str(error)), str(error)
+        error = error.__cause__
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notices_before_the_run_has_a_folder_name_rows_too(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    class Heard(rlsdk.Quiet):
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def notice(self, text: str) -> None:
+            self.texts.append(text)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConfigError("no cluster today")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlsdk.trainer.devices.start_cluster", refuse)
+    monkeypatch.setattr("rlsdk.trainer.start.start_cluster", refuse)
+    rows = [{"question": str(n), "answer": "A" if n else "none"} for n in range(20)]
+    heard = Heard()
+    with pytest.raises(ConfigError, match="no cluster today"):
+        rlsdk.train(model, rows, "choice", view=heard, **{"data.num_eval_rows": 2})
+    said = [text for text in heard.texts if "cannot be graded" in text]
+    assert said
+    assert "the first, row 1 of data: " in said[0]
+
+
+def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
+    with pytest.raises(DataError, match="row 1 of data: field 'question': holds a bytes"):
+        rlsdk.evaluate(model, [{"question": b""}], score)
+    with pytest.raises(DataError, match=r"^row 2 of data: row has no field 'question'"):
+        rlsdk.generate(model, data=[ROWS[0], {"answer": "1"}])
+    with pytest.raises(ConfigError, match=r"give prompts='TEXT' \(repeatable\) or data='SOURCE'"):
+        rlsdk.generate(model)
