@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.models import file_problems, model_fields
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
-from rlsdk.config import RunConfig, load_config
+from rlsdk.api.words import shown_in
+from rlsdk.config import RunConfig, config_error, load_config
+from rlsdk.config.roles import rollout_role
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
@@ -51,10 +54,12 @@ def evaluate(
     """
     from rlsdk.trainer.evaluations import EvaluationError
     from rlsdk.trainer.inference import evaluate_model
-    from rlsdk.views import shown
 
     settings = from_keywords(fields, config=None, trust_run=trust_run)
-    with written(settings, eval_data=data, reward=reward) as given, shown(view) as watching:
+    with (
+        written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
+        shown_in(given.words, view) as watching,
+    ):
         for text in given.notices:
             watching.notice(text)
         config, registry = configured(Path(model), given.settings, checkpoint=checkpoint)
@@ -95,7 +100,7 @@ def generate(
     """
     settings = from_keywords(fields, config=None, trust_run=trust_run)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    with written(settings, eval_data=data) as given:
+    with written(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),
             given.settings,
@@ -137,6 +142,9 @@ def configured(
         settings: as given.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         sections: of the configuration that the command acts on; None: all.
+
+    Raises:
+        ConfigError: a setting, or a file of the model, that cannot be used.
     """
     from rlsdk.trainer.model_source import find_model
 
@@ -145,7 +153,11 @@ def configured(
     base = [source.config] if source.config else []
     flags = [*settings.flags, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
     config = load_config([*base, *settings.files], flags, registry, values=settings.values, sections=sections)
-    return with_absolute_paths(config), registry
+    config = with_absolute_paths(config)
+    model_fields(config)
+    if problems := list(file_problems(config, [rollout_role(config).loading_weights()])):
+        raise config_error(problems)
+    return config, registry
 
 
 def _to_stderr(text: str) -> None:

@@ -68,7 +68,7 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
     from rlsdk.planning import make_plan, parse_hardware, read_calibration
 
     machine = parse_hardware(hardware) if hardware is not None else None
-    resolved = resolve(settings, device=machine.device if machine is not None else None)
+    resolved = resolve(settings, device=machine.device if machine is not None else None, loads_models=False)
     known = read_calibration(calibration, resolved.registry) if calibration is not None else None
     with tempfile.TemporaryDirectory(prefix="rlsdk-plan-") as folder:
         config = resolved.config

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config import RunConfig, roles
-from rlsdk.interfaces import ConfigError
+from rlsdk.config import Problem, Role, RunConfig, roles
+from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
+from rlsdk.kit.model_files import tokenizer_fault, weights_fault
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
@@ -47,13 +48,18 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
     """
     folder = Path(path)
     if not folder.is_dir():
+        near = nearest_folder(folder)
         if not HUB_NAME.fullmatch(path):
             raise ConfigError(
-                f"{field} {path!r}: no such folder, and not the name of a model on the hub, which is name or org/name"
+                f"{field} {path!r}: no such folder{near}, and not the name of a model on the hub, which is name or "
+                "org/name"
             )
         from rlsdk.kit.hub import fetch_model_config
 
-        return fetch_model_config(path, revision)
+        try:
+            return fetch_model_config(path, revision)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{near}") from error.__cause__
     try:
         fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         return {**fields, "model_type": str(fields["model_type"])}
@@ -64,8 +70,38 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error})"
+            f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error}); copy or "
+            "download it again"
         ) from error
+
+
+def nearest_folder(path: Path) -> str:
+    """``"; did you mean 'x'?"`` for the folder of the nearest name beside one that is not there, or nothing."""
+    try:
+        return nearest(path.name, [entry.name for entry in path.parent.iterdir() if entry.is_dir()])
+    except OSError:
+        return ""
+
+
+def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]:
+    """What is wrong with the files of these roles' models, and of the policy's tokenizer, that are folders here: found
+    by names, sizes and headers, before a device is taken for them."""
+    seen = set[str]()
+    for role in table:
+        spec, folder = role.spec, Path(role.model.path)
+        loads = spec.load_weights if isinstance(spec, RolloutSpec) else not spec.init_from_config
+        if loads and str(folder) not in seen and folder.is_dir():
+            seen.add(str(folder))
+            if fault := weights_fault(folder):
+                yield Problem(role.fields["path"], f"{str(folder)!r}: {fault}")
+    name = config.model.tokenizer or config.model.path or ""
+    field = "model.path" if config.model.tokenizer is None else "model.tokenizer"
+    if Path(name).is_dir():
+        if fault := tokenizer_fault(Path(name)):
+            yield Problem(field, f"{name!r}: {fault}")
+    elif config.model.tokenizer is not None and not HUB_NAME.fullmatch(name):
+        near = nearest_folder(Path(name))
+        yield Problem(field, f"{name!r}: no such folder{near}, and not the name of a model on the hub")
 
 
 def check_same_model(config: RunConfig, checkpoint: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlsdk.api.findings import Findings
 from rlsdk.api.limits import check_limits
-from rlsdk.api.models import model_fields, other_models
+from rlsdk.api.models import file_problems, model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
 from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_problems, pair_roles, roles
@@ -70,13 +70,16 @@ class Resolved:
         return roles(config, self.device, needed=None if self.training is Training.RL else [ACTOR])
 
 
-def resolve(settings: Settings, training: Training = Training.RL, *, device: str | None = None) -> Resolved:
+def resolve(
+    settings: Settings, training: Training = Training.RL, *, device: str | None = None, loads_models: bool = True
+) -> Resolved:
     """Reads the settings of a run and checks everything that can be checked.
 
     Args:
         settings: as given.
         training: of which kind.
         device: what `placement.device: auto` comes out as; None: what this machine has.
+        loads_models: weights and tokenizers must be there, and not only each model's `config.json`.
 
     Raises:
         ConfigError: lists all that is wrong; or a limit of this shell is too low for any run.
@@ -97,6 +100,8 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     model = {"model_type": "llama"} if quickstart else nothing
     if not quickstart and not found.names("model.path"):
         model = found.look(lambda: model_fields(config), nothing)
+    if loads_models and not quickstart and model:
+        found.add(found.look(lambda: list(file_problems(config, _needed_roles(config, training))), []))
     notices = _check_data(config, registry, found, training)
     if training is Training.RL:
         notices = [*notices, *_check_rl(checked, registry, found, device, model)]
@@ -107,6 +112,13 @@ def resolve(settings: Settings, training: Training = Training.RL, *, device: str
     return Resolved(
         training=training, config=config, registry=registry, device=device, makes_model=quickstart, notices=notices
     )
+
+
+def _needed_roles(config: RunConfig, training: Training) -> Sequence[Role]:
+    """The roles of this kind of training, not placed yet."""
+    if (kind := training.pairs) is not None:
+        return pair_roles(config, kind, roles(config, needed=kind.role_names))
+    return roles(config, needed=None if training is Training.RL else [ACTOR])
 
 
 def _read(

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
+from rlsdk.kit.model_files import INDEX, WEIGHTS
 
-INDEX = "model.safetensors.index.json"
 HEADS = ("score", "classifier")
 """Modules that make values and scores, which a language model's checkpoint does not have."""
 
@@ -28,10 +28,10 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
     if (folder / INDEX).is_file():
         weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
         return {name: folder / file for name, file in weight_map.items()}
-    single = folder / "model.safetensors"
+    single = folder / WEIGHTS
     if not single.is_file():
         raise ConfigError(
-            f"model.path {spec.path!r}: found neither model.safetensors nor {INDEX}; save it with save_pretrained, or "
+            f"model.path {spec.path!r}: found neither {WEIGHTS} nor {INDEX}; save it with save_pretrained, or "
             "set model.init_from_config to start from random weights"
         )
     with safe_open(single, framework="pt") as file:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "broken.jsonl").write_text('{"question": "1+1"}\n{"question": oops\n')
     (made / "one.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
     (made / "unsolved.jsonl").write_text("".join(f'{{"question": "{n}", "solution": "B"}}\n' for n in range(9)))
+    (made / "pairs.jsonl").write_text(
+        "".join(json.dumps({"question": f"{n}", "chosen": "a", "rejected": "b"}) + "\n" for n in range(20))
+    )
     (made / "bare").mkdir()
     return made
 
@@ -77,6 +82,12 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--tracking.trackers", "[jsonl, wand]"], ["did you mean 'wandb'?"]),
         (["--reward", "mine.py"], ["expected FILE.py:FUNCTION, such as mine.py:my_function"]),
         (["--reward", "imports.py:fn"], ["imports.py:3 imports 'no_such_thing.part'", "Is it installed in"]),
+        (["--reward", "min.py:fn"], ["there is no file", "min.py'; did you mean 'mine.py'?"]),
+        (["--reward", "zz.py:fn"], ["there is no file", "zz.py'; this folder has imports.py, mine.py"]),
+        (["--reward", "bar/mine.py:fn"], ["the folder '", "bar' does not exist either; did you mean 'bare'?"]),
+        (["--algorithm.loss", "zz.py:fn"], ["zz.py'; this folder has imports.py, mine.py"]),
+        (["--data", "bare/rows.jsonl"], ["rows.jsonl: no such file; 'bare' has no file that ends in .jsonl or "]),
+        (["--config", "other.yml"], ["no such file; this folder has run.yaml"]),
         (["--model", "bare"], ["model.path", "holds no config.json", "Hugging Face"]),
         (["-model", "m1"], ["flags begin with two dashes: --model"]),
         (["run.yaml"], ["a file is given as --config run.yaml"]),
@@ -172,6 +183,77 @@ def test_rows_of_pairs_are_looked_at_before_anything_starts(
     assert printed.out == ""
     assert [part for part in said if part not in printed.err] == [], printed.err
     assert not (folder / "runs").exists()
+
+
+MODEL_DAMAGE: dict[str, Any] = {
+    "cut": (lambda model: os.truncate(model / "model.safetensors", 9000), "model.safetensors is cut short: 9,000 of "),
+    "empty": (
+        lambda model: os.truncate(model / "model.safetensors", 0),
+        "model.safetensors is empty; copy or download",
+    ),
+    "none": (lambda model: (model / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+    "tokenizer": (
+        lambda model: [file.unlink() for file in model.glob("tokenizer*")],
+        "holds no tokenizer (tokenizer.json,",
+    ),
+    "config": (lambda model: (model / "config.json").unlink(), "config.json"),
+    "config-cut": (lambda model: os.truncate(model / "config.json", 20), "config.json"),
+}
+
+
+@pytest.mark.parametrize("damage", MODEL_DAMAGE)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--model", "broken", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"],
+        ["sft", "--model", "broken", "--data", "rows.jsonl", "--data.num_eval_rows", "4"],
+        ["dpo", "--model", "broken", "--data", "pairs.jsonl", "--data.num_eval_rows", "4"],
+        ["reward-model", "--model", "broken", "--data", "pairs.jsonl", "--data.num_eval_rows", "4"],
+        ["eval", "broken", "--data", "rows.jsonl", "--reward", "mine.py:fn"],
+        ["generate", "broken", "--prompt", "1+1="],
+        ["plan", "--model", "broken", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_broken_model_is_found_out_before_a_device_is_taken(
+    command: list[str],
+    damage: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was said by a worker, behind Ray's start and the lines of a run."""
+    if command[0] == "plan" and "config" not in damage:
+        pytest.skip("plans read config.json alone")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("rlsdk.cluster.cluster.connect", lambda *_, **__: pytest.fail("a cluster is started"))
+    shutil.copytree(folder / "m1", folder / "broken")
+    apply, said = MODEL_DAMAGE[damage]
+    apply(folder / "broken")
+    before = sorted(folder.iterdir())
+    try:
+        main_exits_with(2, command)
+        assert sorted(folder.iterdir()) == before
+    finally:
+        shutil.rmtree(folder / "broken")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert "broken" in printed.err
+    assert printed.err.count("\n") == 1, printed.err
+
+
+def test_random_weights_need_no_file_of_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    shutil.copytree(folder / "m1", folder / "bare_model")
+    (folder / "bare_model" / "model.safetensors").unlink()
+    main_exits_with(2, ["sft", "--model", "bare_model", "--data", "nowhere.jsonl", "--model.init_from_config"])
+    said = capsys.readouterr().err
+    shutil.rmtree(folder / "bare_model")
+    assert "nowhere.jsonl: no such file" in said
+    assert "safetensors" not in said
 
 
 def test_a_check_of_a_misspelt_backend_says_so_even_without_pytest() -> None:
