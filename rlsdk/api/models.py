@@ -97,7 +97,8 @@ def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]
     name = config.model.tokenizer or config.model.path or ""
     field = "model.path" if config.model.tokenizer is None else "model.tokenizer"
     if Path(name).is_dir():
-        if fault := tokenizer_fault(Path(name)):
+        # Code that comes with a model may make its tokenizer of anything.
+        if not config.model.trust_remote_code and (fault := tokenizer_fault(Path(name))):
             yield Problem(field, f"{name!r}: {fault}")
     elif config.model.tokenizer is not None and not HUB_NAME.fullmatch(name):
         near = nearest_folder(Path(name))

@@ -74,8 +74,7 @@ def check_trust(
         raise ConfigError(
             "the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:"
             f"{lines}\n"
-            f"If you trust where the run comes from, add {TRUST_FLAG} (trust_run=True in Python); or give these fields "
-            "yourself"
+            f"If you trust where the run comes from, add {TRUST_FLAG}; or give these fields yourself"
         )
 
 

@@ -95,7 +95,7 @@ def test_code_of_a_run_that_was_opened_is_run_only_when_it_is_agreed_to(folder: 
         (draft / "model" / "config.json").write_text("{}")
         (draft / "config.yaml").write_text((folder / "config.yaml").read_text())
     for call in (rlsdk.Run(folder).evaluate, rlsdk.Run(folder).resume):
-        with pytest.raises(rlsdk.RlsdkError, match=r"add --trust-run"):
+        with pytest.raises(rlsdk.RlsdkError, match=r"add trust_run=True; or"):
             call()
     assert not (folder / "ran").exists()
 

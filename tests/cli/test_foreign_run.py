@@ -29,6 +29,7 @@ rewards: [{{name: "{folder / "evil.py"}:fn"}}]
         (draft / "model").mkdir()
         (draft / "model" / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
         (draft / "model" / "evil.py").write_text(EVIL)
+        (draft / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
         (draft / "config.yaml").write_text(config)
     (folder / "evil.py").write_text(EVIL)
     (folder / "config.yaml").write_text(config)
