@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,10 +127,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         yield None
         return
 
-    torch_is_there = threading.Event()
-
-    def wait_for_torch() -> None:
-        torch_is_there.wait()
+    torch_is_there: Future[None] = Future()
 
     def start(before_workers: Callable[[], None]) -> Cluster:
         return start_cluster(
@@ -141,7 +138,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
             seed=config.trainer.seed,
             device=resolved.device,
             run_dir=run_dir,
-            before_connect=wait_for_torch,
+            before_connect=torch_is_there.result,
             before_workers=before_workers,
         )
 
@@ -150,8 +147,11 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
         # that looks into torch, and of two threads that import it at a time one gets parts of it.
         try:
             import torch  # noqa: F401
-        finally:
-            torch_is_there.set()
+        except BaseException:
+            # Connecting holds Python's lock, for seconds on a busy machine: nothing else would get to leave.
+            torch_is_there.set_exception(WorkerError("the program ended before it connected to Ray"))
+            raise
+        torch_is_there.set_result(None)
         yield ahead
 
 

@@ -13,7 +13,7 @@ from rlsdk.api.launch import Launched, launch
 from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
-from rlsdk.cli import BEGUN
+from rlsdk.cli.errors import BEGUN
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import RlsdkError
 from rlsdk.kit.quantities import counted

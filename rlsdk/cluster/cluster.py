@@ -27,6 +27,7 @@ from rlsdk.cluster.pools import WorkerPools
 from rlsdk.cluster.shared_folder import check_shared_folder
 from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
+from rlsdk.kit.leaving import PATIENCE_S, is_interrupt
 from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
@@ -264,7 +265,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(grace_s=_SHORT_GRACE_S if isinstance(error, WorkerError) else _GRACE_S)
+        failed_s = _SHORT_GRACE_S if isinstance(error, WorkerError) else _GRACE_S
+        self.close(grace_s=PATIENCE_S if is_interrupt(kind) else failed_s)
 
     def _hold_port(self, role: str, workers: Sequence[WorkerHandle]) -> int:
         """Has rank 0's worker open the rendezvous port of a group; returns 0 for a single rank."""

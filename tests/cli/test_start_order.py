@@ -36,6 +36,26 @@ devices.start_cluster = start_cluster
 main(sys.argv[1:])
 """
 
+INTERRUPTED = """
+import importlib.abc, signal, sys, time
+from rlsdk.cli import main
+from rlsdk.trainer import devices
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            signal.raise_signal(signal.SIGINT)
+
+def start_cluster(*_, before_connect, **__):
+    before_connect()
+    sys.stdout.write("connects\\n")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+devices.start_cluster = start_cluster
+main(["train", "--placement.device", "cpu"])
+"""
+
 
 def python(script: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -64,3 +84,12 @@ def test_the_cluster_is_begun_before_torch_and_connected_behind_it(tmp_path: Pat
     assert done.returncode == 2
     assert "no cluster today" in done.stderr
     assert not list(tmp_path.glob("runs/*")), "a start that failed leaves no folder"
+
+
+def test_a_start_that_is_interrupted_before_it_connects_to_ray_does_not_connect(tmp_path: Path) -> None:
+    """Connecting holds Python's lock: on a busy machine Ctrl-C was heard seven seconds later."""
+    done = python(INTERRUPTED, tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert "stopping: nothing was trained yet" in done.stdout
+    assert "connects" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
