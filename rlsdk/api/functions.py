@@ -33,9 +33,10 @@ def standalone_source(function: Callable[..., Any]) -> str:
             it uses something that cannot be written down; names it, and what to do.
     """
     if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
+        what = "a lambda" if isinstance(function, FunctionType) else _described(function)
         raise ConfigError(
-            f"reward {function!r}: expected a function written with `def`; a lambda or an object has no source that "
-            "another process could load. Write `def score(sample): ...`, or put it into a module"
+            f"reward: {what}; expected a function written with `def`: a lambda or an object has no source that another "
+            "process could load. Write `def score(sample): ...`, or put it into a module"
         )
     writer = _Writer(function.__name__)
     writer.add(function.__name__, function, decorated=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rlsdk.api.table import Table
 from rlsdk.api.words import shown_in
 from rlsdk.config import RunConfig, config_error, load_config
 from rlsdk.config.roles import rollout_role
+from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def generate(
         ConfigError, DataError: something cannot be used.
     """
     settings = from_keywords(fields, config=None, trust_run=trust_run)
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts = [prompts] if isinstance(prompts, str) or not isinstance(prompts, Iterable) else list(prompts)
+    if odd := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigError(f"prompts: {odd[0]!r}: expected a text, or a list of texts")
     with written(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -61,6 +62,7 @@ def launch(
     if checkpoint is not None:
         check_same_model(resolved.config, checkpoint)
     resolved = replace(resolved, config=in_its_own_folder(resolved.config))
+    check_devices(resolved)
     with _folder(resolved.config) as run_dir:
         for text in (*resolved.notices, *notes_on_environment(resolved.config)):
             view.notice(text)
@@ -68,6 +70,23 @@ def launch(
         with _cluster_ahead(resolved, run_dir) as ahead:
             config = _filled(resolved, run_dir, bring)
             return Launched(result=_train(resolved, config, run_dir, view, stop, ahead), config=config)
+
+
+def check_devices(resolved: Resolved) -> None:
+    """Whether this machine has the devices of a run that starts a cluster of its own here.
+
+    Raises:
+        PlacementError: it has not; asked against available.
+    """
+    from rlsdk.cluster.capacity import assign_nodes
+    from rlsdk.cluster.local import this_machine
+    from rlsdk.trainer.roles import placement_of
+
+    ray, chosen = sys.modules.get("ray"), resolved.config.placement
+    if chosen.ray_address is not None or (ray is not None and ray.is_initialized()):
+        return
+    placement = placement_of(chosen, [role.name for role in resolved.table], resolved.device)
+    assign_nodes(placement, [this_machine(placement)])
 
 
 def in_its_own_folder(config: RunConfig) -> RunConfig:

@@ -47,6 +47,8 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
     """
     folder = Path(path)
+    if not path.strip():
+        raise ConfigError(f"{field} {path!r}: is empty; expected a folder, or a name on the hub")
     if not folder.is_dir():
         near = nearest_folder(folder)
         if not HUB_NAME.fullmatch(path):

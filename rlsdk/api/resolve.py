@@ -156,8 +156,8 @@ def _check_data(config: RunConfig, registry: Registry, found: Findings, training
     are_there = [found.look(check, False) for check in source_checks(config, registry)]
     if not all(are_there):
         return ()
-    of_pairs, rewarded = training.pairs is not None, training is Training.RL
-    return found.look(lambda: check_rows(config, registry, of_pairs=of_pairs, rewarded=rewarded), ())
+    kinds = {"of_pairs": training.pairs is not None, "rewarded": training is Training.RL}
+    return found.look(lambda: check_rows(config, registry, **kinds, learned=training is Training.SFT), ())
 
 
 def _check_rl(
@@ -192,6 +192,8 @@ def _check_supervised(
     names = kind.role_names if kind is not None else None
     if kind is not None:
         found.add(pair_problems(config, kind))
+    elif not config.sft.is_asked:
+        found.add([Problem("sft.steps", "0: trains nothing; give --sft.steps N or --sft.epochs N")])
     devices = None
     if not found.names("placement"):
         devices = found.look(lambda: role_devices(config, device, train_only=True, needed=names), None)

@@ -12,7 +12,7 @@ from typing import Any
 from rlsdk.api.words import keyword
 from rlsdk.config import Problem, RunConfig
 from rlsdk.config.describe import describe_options
-from rlsdk.config.load import read_config
+from rlsdk.config.load import FOREIGN_NAMES, read_config
 from rlsdk.config.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import Registry
@@ -119,7 +119,11 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, name: str) -> 
 
 def _unknown(name: str, value: Any) -> str:
     paths = [option.path for option in describe_options(RunConfig)]
-    meant = [path for path in paths if path.rpartition(".")[2] == name]
+    here = FOREIGN_NAMES.get(name, name)
+    meant = [path for path in paths if here in (path, path.rpartition(".")[2])]
+    if here != name and meant:
+        called = " or ".join(keyword(path, value) for path in meant[:2])
+        return f"{name}: unknown keyword; did you mean {called}?"
     if meant:
         sections = " or ".join(keyword(path, value) for path in meant[:3])
         return f"{name}: is no section of the configuration, but a field of one; write {sections}"

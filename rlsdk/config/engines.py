@@ -22,7 +22,7 @@ class ModelConfig(Section):
     """Folder in Hugging Face form, or a name on the hub."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
-    dtype: Literal["auto"] | DtypeName = "auto"
+    dtype: Literal["auto", DtypeName] = "auto"
     """Of the parameters that training and rollout compute with; the optimizer keeps its own copy in float32.
     auto: bfloat16 where the actor is on a GPU, float32 on a CPU."""
     trust_remote_code: bool = False

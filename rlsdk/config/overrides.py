@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlsdk.config.problem import Problem, config_error
+from rlsdk.interfaces import nearest
 
 FILE_FLAG = "config"
 RECIPE = ("algorithm", "recipe")
@@ -60,7 +61,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
                 rest.pop(0)  # its value
             continue
         value = text if assigned else (rest.pop(0) if rest and not rest[0].startswith("--") else None)
-        if name != FILE_FLAG:
+        if nearest(name, ["help"]):
+            problems.append(Problem("", f"argument {argument!r}: did you mean --help?"))
+        elif name != FILE_FLAG:
             overrides.append(Override(tuple(ALIASES.get(name, name).split(".")), value, f"--{name}"))
         elif value is None:
             problems.append(Problem("", "--config: expected a file"))

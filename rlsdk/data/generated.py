@@ -34,10 +34,9 @@ def load_reasoning_gym(
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import DATASETS, create_dataset
     if rest not in DATASETS:
-        raise ConfigError(
-            f"reasoning_gym:{rest}: no such task{nearest(rest, DATASETS)}; the installed reasoning-gym has "
-            f"{len(DATASETS)}: {', '.join(sorted(DATASETS))}"
-        )
+        close = nearest(rest, DATASETS)
+        have = f"; the installed reasoning-gym has {len(DATASETS)}: {', '.join(sorted(DATASETS))}"
+        raise ConfigError(f"reasoning_gym:{rest}: no such task{close or have}")
     fields = sorted(f.name for f in dataclasses.fields(DATASETS[rest][1]))
     for name in parameters:
         if name not in fields:

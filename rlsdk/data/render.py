@@ -163,9 +163,10 @@ class PromptFormat:
         if isinstance(value, list):
             return self._checked_messages(value, row)
         if not isinstance(value, str):
+            shown = "null" if value is None else f"{type(value).__name__}: {str(value)[:60]!r}"
             raise DataError(
                 f"{row.source}: prompt field {self.prompt_field!r} must be a text or a list of chat messages, got "
-                f"{type(value).__name__}: {str(value)[:60]!r}"
+                f"{shown}; fix the row, or name another field (`--data.prompt_field FIELD`)"
             )
         return template.fill(row, prompt=value)
 

@@ -57,6 +57,8 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
         ConfigError: it is none of these, with the nearest registered name.
         DataError: it is no name that a file could have.
     """
+    if not name.strip():
+        raise ConfigError(f"data source {name!r}: is empty; expected a file, a folder, org/name or SOURCE:REST")
     kind, colon, rest = name.partition(":")
     if colon and kind in kinds:
         return SourceName(kind=kind, rest=rest)

@@ -133,7 +133,8 @@ def _form(node: ast.FunctionDef, options: Mapping[str, Any], said: str) -> Form:
         return form
     for option in options:
         if option not in list(named)[1:] and not takes_any:
-            raise ConfigError(f"{said} has no option {option!r}{nearest(option, named)}; it has {list(named)[1:]}")
+            own = list(named)[1:]
+            raise ConfigError(f"{said} has no option {option!r}{nearest(option, own)}; it has {own or 'none'}")
     try:
         signature.bind("sample", **options)
     except TypeError as error:

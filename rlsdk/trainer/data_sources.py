@@ -43,7 +43,7 @@ def source_names(config: RunConfig) -> dict[str, str]:
 
 
 def check_rows(
-    config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False
+    config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False, learned: bool = False
 ) -> Sequence[str]:
     """Checks rows before the run starts a process: all rows of a small file, the first row of others.
 
@@ -53,6 +53,7 @@ def check_rows(
         config: of the run.
         registry: of what is installed.
         of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
+        learned: their answers are learned, so that some must have one.
         rewarded: rewards grade the rows; rlsdk's own rewards are asked whether they can grade them.
 
     Returns:
@@ -80,11 +81,18 @@ def check_rows(
             found = form.select(found)
             for row in found if of_pairs else ():
                 _check_pair(row, config)
+            if learned and found and all(row.answer is None for row in found):
+                raise missing_field(
+                    data.answer_field, found[0], "answer_field; no row has it", flag="data.answer_field"
+                )
         except (ConfigError, DataError) as error:
             raise type(error)(f"{field}: {error}") from error
         rows, is_whole = [*rows, *found], is_whole and all_of_it
     if rows and is_whole and _holds_out(config):
-        split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+        try:
+            split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+        except DataError as error:
+            raise DataError(f"{'data.mixture' if data.mixture else 'data.train'}: {error}") from error
     if not (rewarded and rows and is_whole):
         return ()
     return check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))

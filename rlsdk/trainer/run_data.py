@@ -170,7 +170,7 @@ def load_examples(
     if not ptx.coef:
         return []
     if ptx.source is not None:
-        rows = _load(registry, ptx.source, ptx.source_options, None)
+        rows = _load(registry, "algorithm.ptx.source", ptx.source, ptx.source_options, None)
         form, limit = prompt_format(config), config.data.max_prompt_tokens
         train = PromptDataset(rows, tokenizer, form, max_prompt_tokens=limit, name="algorithm.ptx")
         view.notice(f"ptx data: {train.report.line()}")
@@ -236,7 +236,7 @@ def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:
                 weight=part.weight,
                 rows=[
                     replace(row, row={**row.row, **part.fields})
-                    for row in _load(registry, part.source, part.options, part.num_rows)
+                    for row in _load(registry, f"data.mixture.{at}", part.source, part.options, part.num_rows)
                 ],
             )
             for at, part in enumerate(data.mixture)
@@ -245,25 +245,31 @@ def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:
         raise ConfigError(
             "data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK"
         )
-    rows = _load(registry, data.train, data.options, data.num_train_rows)
+    rows = _load(registry, "data.train", data.train, data.options, data.num_train_rows)
     return [SourceRows(field="data.train", name=data.train, weight=1.0, rows=rows)]
 
 
-def _load(registry: Registry, name: str, options: Mapping[str, Any], limit: int | None) -> list[DataRow]:
-    return load_rows(
-        name,
-        kinds=registry.usable(ComponentKind.DATASET),
-        resolve=lambda kind: registry.component(ComponentKind.DATASET, kind),
-        options=options,
-        limit=limit,
-    )
+def _load(registry: Registry, field: str, name: str, options: Mapping[str, Any], limit: int | None) -> list[DataRow]:
+    """The rows of a source; errors begin with the field that names it."""
+    try:
+        return load_rows(
+            name,
+            kinds=registry.usable(ComponentKind.DATASET),
+            resolve=lambda kind: registry.component(ComponentKind.DATASET, kind),
+            options=options,
+            limit=limit,
+        )
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{field}: {error}") from error
 
 
 def _held_out(config: RunConfig, registry: Registry, sources: Sequence[SourceRows] | None) -> list[DataRow]:
     """The run's own evaluation rows: those of `data.eval`, or held out of the training sources (None: not loaded)."""
     data, form = config.data, prompt_format(config)
     if data.eval is not None:
-        return distinct(_load(registry, data.eval, data.eval_options, None), form=form)[: data.num_eval_rows]
+        return distinct(_load(registry, "data.eval", data.eval, data.eval_options, None), form=form)[
+            : data.num_eval_rows
+        ]
     sources = _load_train(config, registry) if sources is None else sources
     rows = [row for source in sources for row in source.rows]
     _, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
@@ -279,7 +285,8 @@ def _eval_rows(
     for measure in measures:
         part, form = measure.config, set_format(config, measure.config)
         if part.data is not None:
-            rows, source = distinct(_load(registry, part.data, part.options, None), form=form), f"{measure.field}.data"
+            source = f"{measure.field}.data"
+            rows = distinct(_load(registry, source, part.data, part.options, None), form=form)
         else:
             held = _held_out(config, registry, sources) if held is None else held
             rows, source = held, HELD_OUT

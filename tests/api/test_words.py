@@ -69,6 +69,18 @@ def test_fields_are_given_so_that_they_reach_their_section() -> None:
         rlsdk.plan(max_prompt_tokens=5)
 
 
+def test_names_of_other_trainers_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean trainer=\{'prompts_per_step': 4\}\?"):
+        rlsdk.plan(batch_size=4)
+    with pytest.raises(ConfigError, match=r"did you mean train=\{'optim': \{'lr': 0.1\}\} or "):
+        rlsdk.plan(learning_rate=0.1)
+
+
+def test_a_function_that_cannot_be_sent_is_called_by_its_kind() -> None:
+    with pytest.raises(ConfigError, match="reward: a lambda; expected a function written with `def`"):
+        rlsdk.plan(reward=lambda sample: 1.0)
+
+
 CASES: list[tuple[dict[str, Any], type[RlsdkError], str]] = [
     ({"data": [*ROWS[:2], {"answer": "1"}, *ROWS]}, DataError, r"^row 3 of data: row has no field 'question'"),
     ({"data": [*ROWS[:4], {"question": 7}]}, DataError, r"^row 5 of data: prompt field 'question' must be a text"),
@@ -130,5 +142,9 @@ def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
         rlsdk.evaluate(model, [{"question": b""}], score)
     with pytest.raises(DataError, match=r"^row 2 of data: row has no field 'question'"):
         rlsdk.generate(model, data=[ROWS[0], {"answer": "1"}])
+    with pytest.raises(ConfigError, match="prompts: 5: expected a text, or a list of texts"):
+        rlsdk.generate(model, 5)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"^row 1 of data: row has no field 'answer' \(answer_field; no row has it\)"):
+        rlsdk.sft(model, [{"question": str(n)} for n in range(20)], steps=1, **{"data.num_eval_rows": 2})
     with pytest.raises(ConfigError, match=r"give prompts='TEXT' \(repeatable\) or data='SOURCE'"):
         rlsdk.generate(model)

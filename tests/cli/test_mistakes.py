@@ -89,6 +89,12 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--data", "bare/rows.jsonl"], ["rows.jsonl: no such file; 'bare' has no file that ends in .jsonl or "]),
         (["--config", "other.yml"], ["no such file; this folder has run.yaml"]),
         (["--model", "bare"], ["model.path", "holds no config.json", "Hugging Face"]),
+        (["--halp"], ["argument '--halp': did you mean --help?"]),
+        (["--model", ""], ["model.path '': is empty"]),
+        (["--data", ""], ["data source '': is empty"]),
+        (["--model.dtype", "float8"], ["model.dtype: 'float8': expected one of 'auto', 'float32'"]),
+        (["--model", "m1x"], ["model.path 'm1x': no such folder here", "did you mean 'm1'?"]),
+        (["--model.tokenizer", "./m1x"], ["model.tokenizer: './m1x': no such folder; did you mean 'm1'?"]),
         (["-model", "m1"], ["flags begin with two dashes: --model"]),
         (["run.yaml"], ["a file is given as --config run.yaml"]),
         (["--config", "runn.yaml"], ["'runn.yaml': no such file; did you mean 'run.yaml'?"]),
@@ -158,6 +164,30 @@ def test_a_resumed_run_with_another_model_is_refused_before_anything_starts(
     shutil.rmtree(folder / "runs")
 
 
+def test_devices_that_are_not_there_are_said_before_a_run_has_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("rlsdk.cluster.local.count_gpus", lambda: 0)
+    before = sorted(folder.iterdir())
+    main_exits_with(2, ["train", *TASK, "--placement.device", "cuda"])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "asks for 1 GPU" in printed.err
+    assert "`--placement.device cpu`" in printed.err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_nothing_to_learn_is_said_before_a_run_has_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    main_exits_with(2, ["sft", "--model", "m1", "--data", "rows.jsonl", "--data.num_eval_rows", "4"])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "sft.steps: 0: trains nothing; give --sft.steps N or --sft.epochs N" in printed.err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -206,7 +236,7 @@ MODEL_DAMAGE: dict[str, Any] = {
     "command",
     [
         ["train", "--model", "broken", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"],
-        ["sft", "--model", "broken", "--data", "rows.jsonl", "--data.num_eval_rows", "4"],
+        ["sft", "--sft.steps", "1", "--model", "broken", "--data", "rows.jsonl", "--data.num_eval_rows", "4"],
         ["dpo", "--model", "broken", "--data", "pairs.jsonl", "--data.num_eval_rows", "4"],
         ["reward-model", "--model", "broken", "--data", "pairs.jsonl", "--data.num_eval_rows", "4"],
         ["eval", "broken", "--data", "rows.jsonl", "--reward", "mine.py:fn"],
