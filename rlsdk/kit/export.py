@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from rlsdk.kit.atomic import atomic_path, atomic_write_json
+from rlsdk.kit.model_files import INDEX
 from rlsdk.kit.progress import advance
-from rlsdk.kit.weight_files import INDEX
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
