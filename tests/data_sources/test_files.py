@@ -200,7 +200,9 @@ def test_a_missing_file_names_the_nearest_one(load: Load, tmp_path: Path) -> Non
 
 
 def test_where_no_name_is_near_the_files_of_the_folder_are_listed(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"missing.jsonl: no such file; '.*' has no file that ends in .jsonl or .json or "):
+    with pytest.raises(
+        DataError, match=r"missing.jsonl: no such file; '.*' has no file that ends in .jsonl or .json or "
+    ):
         load(tmp_path / "missing.jsonl")
     for at in range(7):
         write_lines(tmp_path / f"{at}.csv", {"q": 1})
