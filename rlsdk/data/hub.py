@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.data.files import check_columns, local_path
+from rlsdk.data.files import SUFFIXES, check_columns, local_path
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
+
+ON_THE_HUB = "Check the name and the network, or download it and give the folder"
+OF_A_FOLDER = "Name one of its files in place of the folder to see which one is wrong"
 
 
 def load_folder(
@@ -28,7 +32,25 @@ def load_folder(
     path, split = _folder_and_split(rest, split)
     if any((path / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
         return _rows(_load_saved(path), str(path), split, columns)
-    return _rows(_load_dataset(str(path), None, None, None, cache_dir), str(path), split, columns)
+    check_folder(rest)
+    return _rows(_load_dataset(str(path), None, None, cache_dir), str(path), split, columns)
+
+
+def check_folder(rest: str) -> None:
+    """Looks whether a folder holds any file.
+
+    Raises:
+        DataError: it holds none; or there is no such folder.
+    """
+    path, _ = _folder_and_split(rest, None)
+    for _, folders, files in os.walk(path, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(not name.startswith(".") for name in files):
+            return
+    raise DataError(
+        f"{path}: this folder holds no file; expected one saved by `datasets`, or one of data files "
+        f"({', '.join(SUFFIXES)})"
+    )
 
 
 def load_hub(
@@ -59,7 +81,7 @@ def load_hub(
         # Whether one part is a configuration or a split only the data set knows.
         known = _config_names(name, revision)
         config, split = (parts[0], split) if parts[0] in known else (config, parts[0])
-    return _rows(_load_dataset(name, config, None, revision, cache_dir), f"hf:{name}", split, columns)
+    return _rows(_load_dataset(name, config, revision, cache_dir), f"hf:{name}", split, columns)
 
 
 def _folder_and_split(rest: str, split: str | None) -> tuple[Path, str | None]:
@@ -81,18 +103,14 @@ def _load_saved(path: Path) -> Dataset | DatasetDict:
         raise DataError(f"{path}: `datasets` cannot read this folder: {error}") from error
 
 
-def _load_dataset(
-    name: str, config: str | None, split: str | None, revision: str | None, cache_dir: str | None
-) -> Dataset | DatasetDict:
+def _load_dataset(name: str, config: str | None, revision: str | None, cache_dir: str | None) -> Dataset | DatasetDict:
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, split=split, revision=revision, cache_dir=cache_dir)
+        return datasets.load_dataset(name, config, revision=revision, cache_dir=cache_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"hf:{name}: `datasets` cannot load it: {type(error).__name__}: {error}. Check the name and the network, "
-            f"or download it and give the folder"
-        ) from error
+        called, hint = (name, OF_A_FOLDER) if os.path.isdir(name) else (f"hf:{name}", ON_THE_HUB)
+        raise DataError(f"{called}: `datasets` cannot load it: {type(error).__name__}: {error}. {hint}") from error
 
 
 def _config_names(name: str, revision: str | None) -> Sequence[str]:

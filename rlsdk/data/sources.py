@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rlsdk.data.files import SUFFIXES, NoFileError, existing_file, load_csv, load_json, load_parquet, local_path
 from rlsdk.data.generated import load_reasoning_gym
-from rlsdk.data.hub import load_folder, load_hub
+from rlsdk.data.hub import check_folder, load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, DataError, nearest
 
@@ -81,7 +81,7 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
 
     Raises:
         ConfigError: no such source.
-        DataError: no such file.
+        DataError: no such file, or a folder without one.
     """
     source = parse_source(name, kinds)
     if source.kind in SUFFIXES.values():
@@ -91,6 +91,8 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
             if error.is_named:
                 raise
             raise DataError(f"{error}. {_other_sources(kinds)}") from error
+    elif source.kind == "folder":
+        check_folder(source.rest)
 
 
 def _other_sources(kinds: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from rlsdk.data import DataRow, load_rows, parse_source
+from rlsdk.data import DataRow, check_source, load_rows, parse_source
 from rlsdk.interfaces import ConfigError, DataError
 
 from .conftest import write_lines
@@ -68,6 +68,16 @@ def test_a_saved_single_data_set_needs_no_split(load: Load, tmp_path: Path) -> N
     assert load(tmp_path / "one", columns=["question"])[0].row == {"question": "a"}
     with pytest.raises(DataError, match="has no splits, but split 'test' was asked for"):
         load(f"{tmp_path / 'one'}:test")
+
+
+def test_a_folder_without_a_file_is_refused_before_anything_starts(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "rows" / "train").mkdir(parents=True)
+    (tmp_path / "rows" / ".hidden").write_text("")
+    for look in (lambda name: check_source(name, kinds=["folder"]), load):
+        with pytest.raises(DataError, match=r"rows: this folder holds no file; expected one saved by `datasets`"):
+            look(str(tmp_path / "rows"))
+    write_lines(tmp_path / "rows" / "train" / "a.jsonl", {"question": "a"})
+    check_source(str(tmp_path / "rows"), kinds=["folder"])
 
 
 def test_a_folder_of_data_files_is_loaded_without_any_script(load: Load, tmp_path: Path) -> None:
