@@ -53,24 +53,24 @@ def lines() -> Iterator[str]:
     sys.path.insert(0, str(ROOT / "tests" / "testing"))
     plugin = import_module("broken.plugin")
     yield HEAD
-    for title, module, defects in (
-        ("Rollout engines", "rollout", plugin.ROLLOUT),
-        ("Train engines", "train", plugin.TRAIN),
-        ("Sharding managers", "sharding", plugin.SHARDING),
+    for title, defects in (
+        ("Rollout engines", plugin.ROLLOUT),
+        ("Train engines", plugin.TRAIN),
+        ("Sharding managers", plugin.SHARDING),
     ):
         yield f"## {title}: {len(defects)}"
         yield ""
-        yield from table(module, defects)
+        yield from table(defects)
         yield ""
 
 
-def table(module: str, defects: Mapping[str, Any]) -> Iterator[str]:
+def table(defects: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong, and each requirement that says so with words of its reason."""
     yield "| engine | defect | fails | because |"
     yield "|---|---|---|---|"
     for name, defect in defects.items():
-        place, engine = defect.place(module)
-        what = " ".join(getattr(import_module(place), engine).__doc__.partition("\n\n")[0].split())
+        module, _, engine = defect.place.partition(":")
+        what = " ".join(getattr(import_module(module), engine).__doc__.partition("\n\n")[0].split())
         reasons = "; ".join(dict.fromkeys(defect.fails.values()))
         yield f"| {name} | {what} | {', '.join(f'`{failed}`' for failed in defect.fails)} | {reasons} |"
 

@@ -10,17 +10,16 @@ from rlsdk.interfaces import Capability
 
 @dataclass(frozen=True)
 class Defect:
-    """A broken engine, and the requirements that it must fail. Others may fail too: what is wrong is seen from many
-    sides, and only these are run in tests."""
+    """A broken engine, and the requirements that it must fail. It may fail others too; tests run only these."""
 
     engine: str
-    """Class, in `broken.rollout` or `broken.train`; `MODULE:Class` of another module of `broken`."""
+    """`MODULE:Class` in the package `broken`; each module is one family of defects."""
     fails: Mapping[str, str]
     """Requirement -> words of the reason that its report gives."""
     lacks: frozenset[Capability] = frozenset()
-    """Of the capabilities that the others claim."""
+    """Capabilities that it does not claim, although the other engines of its kind do."""
 
-    def place(self, default: str) -> tuple[str, str]:
-        """Module and class; `default` is the module of those that name none."""
-        module, _, name = self.engine.rpartition(":")
-        return f"broken.{module or default}", name
+    @property
+    def place(self) -> str:
+        """Import string of the class."""
+        return f"broken.{self.engine}"

@@ -14,7 +14,7 @@ __all__ = ["ROLLOUT", "SHARDING", "TRAIN", "Defect"]
 @hookimpl
 def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
     for name, defect in SHARDING.items():
-        register(name, ":".join(defect.place("sharding_plans")), "The generic manager with a defect.")
+        register(name, defect.place, "The generic manager with a defect.")
 
 
 @hookimpl
@@ -24,7 +24,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             BackendSpec(
                 name=name,
                 kind=BackendKind.ROLLOUT,
-                engine=":".join(defect.place("rollout")),
+                engine=defect.place,
                 description="The reference engine with a defect.",
                 capabilities=ROLLOUT_CAPABILITIES - defect.lacks,
                 max_ranks=1,
@@ -35,7 +35,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             BackendSpec(
                 name=name,
                 kind=BackendKind.TRAIN,
-                engine=":".join(defect.place("train")),
+                engine=defect.place,
                 description="The reference engine, or that of FSDP, with a defect.",
                 capabilities=(RANKS_CAPABILITIES if name in RANKS else TRAIN_CAPABILITIES) - defect.lacks,
                 dtypes=frozenset({"float32", "bfloat16"}),

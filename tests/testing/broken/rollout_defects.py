@@ -1,16 +1,8 @@
-"""The broken rollout engines, and the requirements that each must fail."""
+"""The broken rollout engines by family, and the requirements that each must fail."""
 
 from __future__ import annotations
 
 from broken.defect import Defect
-from broken.fifth_defects import ROLLOUT_FIFTH
-from broken.fourth_defects import ROLLOUT_FOURTH
-from broken.known_defects import ROLLOUT_KNOWN
-from broken.life_defects import ROLLOUT_LIVES
-from broken.promise_defects import ROLLOUT_PROMISES
-from broken.sixth_defects import ROLLOUT_SIXTH
-from broken.trial_defects import ROLLOUT_TRIAL
-from broken.unseen_defects import ROLLOUT_UNSEEN
 from rlsdk.interfaces import Capability
 
 ROLLOUT_CAPABILITIES = frozenset(
@@ -28,20 +20,53 @@ ROLLOUT_CAPABILITIES = frozenset(
 UPDATES = ("update.served", "update.no_stale_cache", "update.pieces", "update.failed", "update.first", "sleep.update")
 """Requirements that look at log-probs after an update."""
 ROLLOUT = {
-    "log-prob-before-temperature": Defect("BeforeTemperature", {"log_probs.temperature": "temperature 0.6"}),
-    "log-prob-after-filters": Defect("AfterFilters", {"log_probs.filters": "largest difference with top-k"}),
-    "stop-token-dropped": Defect("StopTokenDropped", {"stop_tokens": "without a stop token at its end"}),
-    "stops-by-itself": Defect(
-        "StopsByItself",
-        {
-            "stop_tokens.only": "responses that ended early",
-            "more_than_slots": "another request's length",
-            "continue": "another length than 9",
-            "continue.seed": "an interruption changed",
-        },
+    "narrow-top-p": Defect("rollout_distribution:NarrowTopP", {"distribution.filtered": "p-value"}),
+    "flat-draws": Defect("rollout_distribution:FlatDraws", {"distribution.fine": "p-value"}),
+    "greedy-is-warm": Defect("rollout_distribution:GreedyIsWarm", {"greedy": "largest difference of log-probs"}),
+    "min-p-ignored": Defect("rollout_distribution:MinPIgnored", {"min_p": "below min-p"}),
+    "warmer-later": Defect("rollout_distribution:WarmerLater", {"distribution.responses": "left out by the filters"}),
+    "cooler-late": Defect("rollout_distribution:CoolerLate", {"length.responses": "deviations of log-probability"}),
+    "temperature-floor": Defect("rollout_distribution:TemperatureFloor", {"distribution.responses": "temperature 0.1"}),
+    "temperature-ceiling": Defect(
+        "rollout_distribution:TemperatureCeiling", {"distribution.responses": "temperature 2"}
     ),
+    "cold-is-greedy": Defect("rollout_distribution:ColdIsGreedy", {"distribution.responses": "temperature 0.1"}),
+    "least-temperature": Defect("rollout_distribution:LeastTemperature", {"distribution.cold": "wrong samples"}),
+    "min-p-first": Defect("rollout_distribution:MinPFirst", {"distribution.responses": "min-p"}),
+    "top-p-first": Defect("rollout_distribution:TopPFirst", {"distribution.responses": "top-p"}),
+    "top-p-one-more": Defect("rollout_distribution:TopPOneMore", {"distribution.responses": "left out by the filters"}),
+    "top-p-one-less": Defect(
+        "rollout_distribution:TopPOneLess", {"distribution.responses": "deviations of log-probability"}
+    ),
+    "top-k-one-more": Defect("rollout_distribution:TopKOneMore", {"distribution.responses": "left out by the filters"}),
+    "top-p-of-all": Defect("rollout_distribution:TopPOfAll", {"distribution.responses": "top-k, then top-p"}),
+    "dislikes-repeats": Defect(
+        "rollout_distribution:DislikesRepeats", {"distribution.responses": "left out by the filters"}
+    ),
+    "end-later": Defect("rollout_distribution:EndLater", {"distribution.sequences": "p-value of the end"}),
+    "no-rare-tokens": Defect(
+        "rollout_distribution:NoRareTokens", {"distribution.responses": "deviations of log-probability"}
+    ),
+    "greedy-in-company": Defect("rollout_distribution:GreedyInCompany", {"company.kinds": "is not the most probable"}),
+    "tempered-twice": Defect(
+        "rollout_distribution:TemperedTwice", {"distribution.responses": "deviations of log-probability"}
+    ),
+    "top-p-near-one": Defect("rollout_distribution:TopPNearOne", {"distribution.responses": "left out by the filters"}),
+    "top-k-20": Defect("rollout_distribution:TopK20", {"distribution.responses": "top-k 60"}),
+    "min-p-tempered": Defect("rollout_distribution:MinPTempered", {"distribution.responses": ""}),
+    "greedy-almost": Defect("rollout_distribution:GreedyAlmost", {"distribution.greedy": "is not the most probable"}),
+    "top-k-capped": Defect("rollout_distribution:TopKCapped", {"distribution.responses": ""}),
+    "temperature-clamped": Defect("rollout_distribution:TemperatureClamped", {"distribution.responses": "log-prob"}),
+    "pad-never-drawn": Defect(
+        "rollout_distribution:PadNeverDrawn", {"distribution.special": "p-value of special token"}
+    ),
+    "unfiltered-late": Defect("rollout_distribution:UnfilteredLate", {"length.responses": "left out by the filters"}),
+    "temperature-of-tenths": Defect(
+        "rollout_distribution:TemperatureOfTenths", {"distribution.responses": "deviations of log-probability"}
+    ),
+    "pad-is-masked": Defect("rollout_distribution:PadIsMasked", {"company.kinds": "log-prob"}),
     "seed-ignored": Defect(
-        "SeedIgnored",
+        "rollout_noise:SeedIgnored",
         {
             "seed": "samples that changed in company",
             "abort": "not the beginning of what they would have been",
@@ -50,40 +75,272 @@ ROLLOUT = {
             "continue.seed": "an interruption changed",
         },
     ),
-    "seed-for-all": Defect("SeedForAll", {"no_seed": "samples that came again"}),
-    "rows-swapped": Defect("RowsSwapped", {"more_than_slots": "another request's length"}),
-    "one-sample-twice": Defect("OneSampleTwice", {"samples": "came 2 times"}),
-    "prompt-cut": Defect("PromptCut", {"longest_prompt": "largest difference"}),
+    "seed-for-all": Defect("rollout_noise:SeedForAll", {"no_seed": "samples that came again"}),
+    "group-numbered": Defect(
+        "rollout_noise:GroupNumbered", {"first_sample": "differ from the group's", "continue.seed": "changed"}
+    ),
+    "seed-restarts": Defect(
+        "rollout_noise:SeedRestarts", {"continue.seed": "an interruption changed", "continue.stop_strings": "not found"}
+    ),
+    "coarse-noise": Defect("rollout_noise:CoarseNoise", {"distribution.fine": "p-value"}),
+    "half-noise": Defect("rollout_noise:HalfNoise", {"distribution.fine": "p-value"}),
+    "noise-twice": Defect("rollout_noise:NoiseTwice", {"noise": "1 steps apart", "noise.seeds": "steps apart"}),
+    "noise-in-a-ring": Defect("rollout_noise:NoiseInARing", {"length.responses": "128 steps apart"}),
+    "noise-moves-on": Defect("rollout_noise:NoiseMovesOn", {"noise": "steps apart", "noise.seeds": "steps apart"}),
+    "samples-in-pairs": Defect(
+        "rollout_noise:SamplesInPairs", {"noise": "samples", "company.many": "distinct samples"}
+    ),
+    "seed-plus-index": Defect(
+        "rollout_noise:SeedPlusIndex", {"noise.seeds": "depend on others", "seed.values": "the same tokens"}
+    ),
+    "seed-of-32-bits": Defect("rollout_noise:SeedOf32Bits", {"seed.values": "the same tokens"}),
+    "seed-as-float": Defect("rollout_noise:SeedAsFloat", {"seed.values": "the same tokens"}),
+    "seed-zero": Defect("rollout_noise:SeedZero", {"seed.values": "did not come again"}),
+    "one-noise-for-call": Defect("rollout_noise:OneNoiseForCall", {"noise": "depend on others"}),
+    "one-noise-for-two-calls": Defect("rollout_noise:OneNoiseForFour", {"noise": "depend on others"}),
+    "seeded-company": Defect("rollout_noise:SeededCompany", {"company.kinds": "distinct samples without a seed"}),
+    "same-again-from-32": Defect("rollout_noise:SameAgainFrom32", {"company.many": "distinct samples"}),
+    "alike-replicas": Defect("rollout_noise:AlikeReplicas", {"replicas": "another replica's"}),
+    "noise-of-the-step": Defect("rollout_noise:NoiseOfTheStep", {"company.alone": "company changed"}),
+    "sleep-begins-noise": Defect("rollout_noise:SleepBeginsNoise", {"noise.lifetime": "distinct samples"}),
+    "update-begins-noise": Defect("rollout_noise:UpdateBeginsNoise", {"noise.lifetime": "distinct samples"}),
+    "sleep-changes-seeds": Defect("rollout_noise:SleepChangesSeeds", {"sleep.kept": "sleep changed"}),
+    "seeds-first-only": Defect("rollout_noise:SeedsFirstOnly", {"company.alone": "company changed"}),
+    "eight-numbers": Defect("rollout_noise:EightNumbers", {"company.many": "distinct samples"}),
+    "late-noise-shared": Defect("rollout_noise:LateNoiseShared", {"length.responses": "steps apart"}),
+    "pause-skips-noise": Defect("rollout_noise:PauseSkipsNoise", {"pause": "a pause changed"}),
+    "even-ranks-alike": Defect("rollout_noise:EvenRanksAlike", {"replicas": "depend on another replica"}),
+    "wake-begins-calls": Defect("rollout_noise:WakeBeginsCalls", {"noise.lifetime": "distinct samples"}),
+    "calls-share-noise": Defect("rollout_noise:CallsShareNoise", {"noise": "of calls at the same time"}),
+    "version-in-seed": Defect("rollout_noise:VersionInSeed", {"pause.same_weights": "samples that it changed"}),
+    "size-in-seed": Defect("rollout_noise:SizeInSeed", {"replicas": "another replica changed"}),
+    "run-in-seed": Defect("rollout_noise:RunInSeed", {"update.first": "the seed of the run changed"}),
+    "mirrored-noise": Defect("rollout_noise:MirroredNoise", {"noise": "samples and 0 steps apart"}),
+    "mirrored-steps": Defect("rollout_noise:MirroredSteps", {"noise": "steps apart"}),
+    "id-in-seed": Defect("rollout_noise:IdInSeed", {"continue.seed": "an interruption changed"}),
+    "index-of-a-thousand": Defect("rollout_noise:IndexOfAThousand", {"seed.values": "samples of one seed"}),
+    "seed-mixes-max-tokens": Defect("rollout_noise:SeedMixesMaxTokens", {"seed.alone": "with what does not count"}),
+    "noise-of-the-clock": Defect("rollout_noise:NoiseOfTheClock", {"noise.lifetime": "distinct samples"}),
+    "global-generator": Defect("rollout_noise:GlobalGenerator", {"random_state": "generators that were moved on"}),
+    "log-prob-before-temperature": Defect(
+        "rollout_log_probs:BeforeTemperature", {"log_probs.temperature": "temperature 0.6"}
+    ),
+    "log-prob-after-filters": Defect(
+        "rollout_log_probs:AfterFilters", {"log_probs.filters": "largest difference with top-k"}
+    ),
+    "rare-log-probs": Defect("rollout_log_probs:RareLogProbs", {"company.kinds": "log-prob"}),
+    "drifts-late": Defect("rollout_log_probs:DriftsLate", {"length.responses": "log-prob 257"}),
+    "one-late-behind-128": Defect("rollout_log_probs:OneLateBehind128", {"length.responses": "log-prob 129"}),
+    "pages-log-probs": Defect("rollout_log_probs:PagesLogProbs", {"length.responses": "log-prob 64"}),
+    "half-log-probs": Defect("rollout_log_probs:HalfLogProbs", {"length.responses": "log-prob"}),
+    "log-prob-floor": Defect("rollout_log_probs:LogProbFloor", {"company.any_token": "log-prob"}),
+    "half-in-big-batch": Defect("rollout_log_probs:HalfInBigBatch", {"replicas": "log-prob"}),
+    "rounded-log-probs": Defect("rollout_log_probs:RoundedLogProbs", {"model.tied": "that are bfloat16 numbers"}),
+    "last-one-untempered": Defect("rollout_log_probs:LastOneUntempered", {"company.stops": "log-prob"}),
+    "aborted-without-log-probs": Defect("rollout_log_probs:AbortedWithoutLogProbs", {"abort.exact": "log-prob 0"}),
+    "wide-log-probs": Defect("rollout_log_probs:WideLogProbs", {"company.kinds": "float64"}),
+    "stop-token-dropped": Defect(
+        "rollout_stopping:StopTokenDropped", {"stop_tokens": "without a stop token at its end"}
+    ),
+    "stops-by-itself": Defect(
+        "rollout_stopping:StopsByItself",
+        {
+            "stop_tokens.only": "responses that ended early",
+            "more_than_slots": "another request's length",
+            "continue": "another length than 9",
+            "continue.seed": "an interruption changed",
+        },
+    ),
     "one-token-short": Defect(
-        "OneTokenShort", {"max_tokens": "8 tokens", "more_than_slots": "another request's length"}
+        "rollout_stopping:OneTokenShort", {"max_tokens": "8 tokens", "more_than_slots": "another request's length"}
     ),
-    "narrow-top-p": Defect("NarrowTopP", {"distribution.filtered": "p-value"}),
-    "flat-draws": Defect("FlatDraws", {"distribution.fine": "p-value"}),
-    "greedy-is-warm": Defect("GreedyIsWarm", {"greedy": "largest difference of log-probs"}),
-    "min-p-ignored": Defect("MinPIgnored", {"min_p": "below min-p"}),
     "stop-strings-ignored": Defect(
-        "StopStringsIgnored", {"stop_strings": "goes on behind one of", "continue.stop_strings": "not found"}
+        "rollout_stopping:StopStringsIgnored",
+        {"stop_strings": "goes on behind one of", "continue.stop_strings": "not found"},
     ),
-    "nothing-refused": Defect("NothingRefused", {"refusals": "accepted"}),
+    "given-again": Defect(
+        "rollout_stopping:GivenAgain",
+        {"continue": "another length than 9", "continue.seed": "changed", "continue.stop_strings": "not found"},
+    ),
+    "given-uncounted": Defect(
+        "rollout_stopping:GivenUncounted",
+        {"continue": "another length than 9", "continue.seed": "an interruption changed"},
+    ),
+    "stops-of-others": Defect("rollout_stopping:StopsOfOthers", {"company.kinds": "finish reason stop"}),
+    "first-never-stops": Defect("rollout_stopping:FirstNeverStops", {"company.stops": "where something stopped it"}),
+    "length-before-stop": Defect("rollout_stopping:LengthBeforeStop", {"company.stops": "where something stopped it"}),
+    "stops-by-prompt": Defect("rollout_stopping:StopsByPrompt", {"company.stops": "finish reason stop"}),
+    "stops-by-one-token": Defect("rollout_stopping:StopsByOneToken", {"company.stops": "goes on behind a stop string"}),
+    "limit-of-batch": Defect("rollout_stopping:LimitOfBatch", {"company.kinds": "expected"}),
+    "room-less-one": Defect("rollout_stopping:RoomLessOne", {"length.limits": "tokens, finish reason length"}),
+    "two-at-least": Defect("rollout_stopping:TwoAtLeast", {"length.limits": "its limit is 1"}),
+    "stops-at-room": Defect("rollout_stopping:StopsAtRoom", {"length.limits": "finish reason stop"}),
+    "small-limits": Defect("rollout_stopping:SmallLimits", {"length.limits": "expected"}),
+    "four-stops": Defect("rollout_stopping:FourStops", {"company.stops": "where something stopped it"}),
+    "one-stop-string": Defect("rollout_stopping:OneStopString", {"stop_strings": "goes on behind one of"}),
+    "first-of-group-short": Defect("rollout_stopping:LimitsTheFirstOfGroup", {"company.kinds": "expected"}),
+    "stops-of-48-rows": Defect("rollout_stopping:StopsOf48Rows", {"replicas": "many that stop"}),
+    "less-room-behind-long": Defect("rollout_stopping:LessRoomBehindLong", {"length.responses": "64 tokens"}),
+    "many-ignore-stops": Defect("rollout_stopping:ManyIgnoreStops", {"company.stops": "where something stopped it"}),
+    "stop-string-cut": Defect("rollout_stopping:StopStringCut", {"stop_strings": "end wrongly"}),
+    "stop-strings-of-any-case": Defect("rollout_stopping:StopStringsOfAnyCase", {"stop_strings": "end wrongly"}),
+    "short-stop-window": Defect("rollout_stopping:ShortStopWindow", {"company.stops": "goes on behind a stop string"}),
+    "stop-string-at-the-limit": Defect(
+        "rollout_stopping:StopStringAtTheLimitIsLength", {"company.kinds": "where something stopped it"}
+    ),
+    "prompt-cut": Defect("rollout_prompts:PromptCut", {"longest_prompt": "largest difference"}),
+    "nothing-refused": Defect("rollout_prompts:NothingRefused", {"refusals": "accepted"}),
+    "window-256": Defect("rollout_prompts:Window256", {"length.prompts": "log-prob 0"}),
+    "forgets-at-pages": Defect("rollout_prompts:ForgetsAtPages", {"length.prompts": "log-prob 0"}),
+    "begins-twice": Defect("rollout_prompts:BeginsTwice", {"length.prompts": "sample 'p1'/0: log-prob"}),
+    "leaks-into-neighbour": Defect("rollout_prompts:LeaksIntoNeighbour", {"length.prompts": "log-prob 0"}),
+    "shares-prefix": Defect("rollout_prompts:SharesPrefix", {"length.prompts": "log-prob 0"}),
+    "forgets-long-response": Defect("rollout_prompts:ForgetsLongResponse", {"length.continued": "log-prob 0"}),
+    "pads-masked": Defect("rollout_prompts:PadsMasked", {"company.any_token": "log-prob"}),
+    "cut-at-end": Defect("rollout_prompts:CutAtEnd", {"company.any_token": "log-prob"}),
+    "keyed-by-tail": Defect("rollout_prompts:KeyedByTail", {"company.like_prompts": "log-prob"}),
+    "end-first-is-dropped": Defect("rollout_prompts:EndFirstIsDropped", {"company.any_token": "first'"}),
+    "one-row-more": Defect("rollout_models:OneRowMore", {"model.tied": "samples at once"}),
+    "window-too-wide": Defect("rollout_models:WindowTooWide", {"model.configuration": "wrong samples"}),
+    "filters-of-the-folder": Defect("rollout_models:FiltersOfTheFolder", {"model.configuration": "something else"}),
+    "norms-of-old-weights": Defect("rollout_models:NormsOfOldWeights", {"model.capped": "after an update"}),
+    "logits-uncapped": Defect("rollout_models:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
+    "tied-unsaid": Defect("rollout_models:TiedUnsaid", {"model.tied": "other names of the tied tensor"}),
+    "served-as-float32": Defect("rollout_models:ServedAsFloat32", {"model.tied": "bytes"}),
+    "positions-unscaled": Defect("rollout_models:PositionsUnscaled", {"model.configuration": "wrong samples, scaled"}),
+    "logits-unscaled": Defect("rollout_models:LogitsUnscaled", {"model.configuration": "wrong samples, scaled"}),
+    "chunks-of-1024": Defect("rollout_models:ChunksOf1024", {"model.configuration": "behind 4150"}),
+    "positions-in-half": Defect("rollout_models:PositionsInHalf", {"model.tied": "mean difference behind"}),
+    "sums-in-half": Defect("rollout_models:SumsInHalf", {"model.tied": "deviations of their number"}),
+    "compaction-keeps-sampling": Defect(
+        "rollout_models:CompactionKeepsSampling", {"model.tied": "difference of log-probs"}
+    ),
+    "rows-swapped": Defect("rollout_batches:RowsSwapped", {"more_than_slots": "another request's length"}),
+    "one-sample-twice": Defect("rollout_batches:OneSampleTwice", {"samples": "came 2 times"}),
+    "top-k-of-batch": Defect("rollout_batches:TopKOfBatch", {"company.kinds": "left out by the filters"}),
+    "first-ones-temperature": Defect("rollout_batches:FirstOnesTemperature", {"company.kinds": "log-prob"}),
+    "filters-of-neighbour": Defect("rollout_batches:FiltersOfNeighbour", {"company.kinds": "left out by the filters"}),
+    "prompts-merged": Defect("rollout_batches:PromptsMerged", {"company.many": "distinct samples"}),
+    "last-twice": Defect("rollout_batches:LastTwice", {"company.many": "came 2 times"}),
+    "majority-is-greedy": Defect("rollout_batches:MajorityIsGreedy", {"company.minority": "most are greedy"}),
+    "narrow-ids": Defect("rollout_batches:NarrowIds", {"company.kinds": "int16"}),
+    "one-call-at-a-time": Defect("rollout_calls:OneCallAtATime", {"calls_join": "before a long one that had begun"}),
+    "loop-of-its-own": Defect("rollout_calls:LoopOfItsOwn", {"event_loop": "asyncio.run"}),
+    "names-run-together": Defect("rollout_calls:NamesRunTogether", {"company.names": "came 2 times"}),
+    "all-at-the-end": Defect("rollout_calls:AllAtTheEnd", {"company.as_they_finish": "behind a long one"}),
+    "one-buffer": Defect("rollout_calls:OneBuffer", {"company.as_they_finish": "changed after"}),
+    "no-gradient": Defect("rollout_calls:NoGradient", {"company.manners": "gradients"}),
+    "nothing-fails": Defect("rollout_calls:NothingFails", {"company.names": "empty"}),
+    "joins-without-first": Defect("rollout_calls:JoinsWithoutFirst", {"company.staggered": "log-prob"}),
+    "never-withdraws": Defect("rollout_calls:NeverWithdraws", {"abandoned": "came while"}),
+    "left-takes-all": Defect("rollout_calls:LeftTakesAll", {"abandoned": "wrong samples of another call"}),
+    "slots-left": Defect("rollout_calls:SlotsLeft", {"abandoned": "samples at once afterwards"}),
+    "drops-for-slow-callers": Defect("rollout_calls:DropsForSlowCallers", {"company.slow_caller": "is missing"}),
+    "slow-callers-hold": Defect("rollout_calls:SlowCallersHold", {"company.slow_caller": ""}),
+    "takes-turns": Defect("rollout_calls:TakesTurns", {"company.staggered": "before long ones"}),
+    "runs-more": Defect("rollout_calls:RunsMore", {"max_running": "samples at once, one call"}),
+    "looks-wait": Defect("rollout_calls:LooksWait", {"looks.cheap": "that an update held up"}),
+    "never-turns": Defect("rollout_calls:NeverTurns", {"event_loop.turns": "turns of the event loop"}),
+    "shared-tokens": Defect("rollout_calls:SharedTokens", {"outputs.own": "wrong samples, call"}),
+    "sorts-requests": Defect("rollout_calls:SortsRequests", {"requests.own": "has no attribute 'sort'"}),
+    "refuses-late": Defect("rollout_calls:RefusesLate", {"refusals.nothing": "samples of a call with"}),
+    "pauses-at-home": Defect("rollout_calls:PausesAtHome", {"threads": "tokens that came in a pause"}),
+    "other-errors": Defect("rollout_calls:OtherErrors", {"initialize.refusals": "OSError"}),
+    "sorted-at-the-end": Defect(
+        "rollout_calls:SortedAtTheEnd", {"company.as_they_finish": "when the first sample came"}
+    ),
+    "groups-at-once": Defect("rollout_calls:GroupsAtOnce", {"max_running": "samples at once, one call"}),
+    "eight-steps-a-turn": Defect("rollout_calls:EightStepsATurn", {"event_loop.turns": "turns of the event loop"}),
+    "slots-per-call": Defect("rollout_calls:SlotsPerCall", {"max_running": "samples at once, three calls"}),
+    "left-while-paused": Defect("rollout_calls:LeftWhilePaused", {"abandoned.paused": "requests run"}),
+    "queued-before-checked": Defect("rollout_calls:QueuedBeforeChecked", {"refusals.nothing": "that came later"}),
+    "counts-calls": Defect("rollout_counts:CountsCalls", {"num_decoded": "some had come and not all"}),
+    "ended-rows-count": Defect("rollout_counts:EndedRowsCount", {"num_decoded.exact": "unlike lengths"}),
+    "counts-prompts": Defect("rollout_counts:CountsPrompts", {"num_decoded.exact": "more than came, long prompts"}),
+    "kv-of-last-call": Defect("rollout_counts:KvOfLastCall", {"kv_used": "share behind few"}),
+    "kv-in-percent": Defect("rollout_counts:KvInPercent", {"kv_used": "answers that are no share"}),
+    "count-of-version": Defect("rollout_counts:CountOfVersion", {"num_decoded": "an abort and an update"}),
+    "given-are-counted": Defect("rollout_counts:GivenAreCounted", {"num_decoded": "that were given"}),
+    "fuller-than-full": Defect("rollout_counts:FullerThanFull", {"kv_used": "answers that are no share"}),
+    "abort-loses": Defect("rollout_aborts:AbortLoses", {"abort": "is missing"}),
     "abort-absent": Defect(
-        "AbortAbsent",
+        "rollout_aborts:AbortAbsent",
         {
             "registration.capabilities": "abort is claimed",
             "abort": "does not support",
             "event_loop": "does not support",
         },
     ),
-    "abort-loses": Defect("AbortLoses", {"abort": "is missing"}),
+    "slots-lost": Defect("rollout_aborts:SlotsLost", {"abort.slots": "samples at once afterwards"}),
+    "abort-waits-for-resume": Defect("rollout_aborts:AbortWaitsForResume", {"abort.paused": "came in the pause"}),
+    "nothing-is-all": Defect("rollout_aborts:NothingIsAll", {"abort.exact": "behind an abort of nothing"}),
+    "abort-speaks-of-next": Defect("rollout_aborts:AbortSpeaksOfNext", {"abort.exact": "began behind an abort"}),
+    "waiting-stay": Defect("rollout_aborts:WaitingStay", {"abort.exact": "samples that were aborted"}),
+    "abort-is-length": Defect("rollout_aborts:AbortIsLength", {"abort.exact": "0 tokens, finish reason length"}),
+    "aborted-short": Defect("rollout_aborts:AbortedShort", {"abort.exact": "log-probs"}),
+    "count-falls": Defect("rollout_aborts:CountFalls", {"abort.exact": "by which the count grew"}),
+    "aborts-newest": Defect("rollout_aborts:AbortsNewest", {"abort.exact": "two calls with one id"}),
+    "abort-takes-one-more": Defect("rollout_aborts:AbortTakesOneMore", {"abort.at_once": "tokens decoded behind it"}),
+    "abort-drops-newest": Defect("rollout_aborts:AbortDropsNewest", {"abort.kept": "and not given out"}),
+    "abort-ends-the-pause": Defect(
+        "rollout_aborts:AbortEndsThePause", {"abort.still_paused": "that ended in the pause"}
+    ),
+    "aborts-in-a-while": Defect("rollout_aborts:AbortsInAWhile", {"abort.at_once": "tokens decoded behind it"}),
+    "wide-indices": Defect("rollout_aborts:WideIndices", {"abort.exact": "expected int"}),
+    "aborts-by-beginning": Defect("rollout_aborts:AbortsByBeginning", {"abort": "b1"}),
+    "unknown-is-an-error": Defect("rollout_aborts:UnknownIsAnError", {"abort": "nobody"}),
+    "aborted-index-from-zero": Defect("rollout_aborts:AbortedIndexFromZero", {"events.abort": "wrong samples"}),
+    "aborted-without-dtypes": Defect("rollout_aborts:AbortedWithoutDtypes", {"abort.at_once": "float64"}),
+    "cache-kept-over-pause": Defect(
+        "rollout_pauses:CacheKeptOverPause",
+        {"partial_rollout": "of neither", "versions.runs": "log-probs of other weights"},
+    ),
+    "pause-aborts": Defect(
+        "rollout_pauses:PauseAborts",
+        {
+            "pause": "wrong samples",
+            "partial_rollout": "no tokens",
+            "versions.runs": "done before they were paused",
+        },
+    ),
+    "pause-lets-in": Defect("rollout_pauses:PauseLetsIn", {"pause.still": "tokens that came in a pause"}),
+    "pause-counts": Defect("rollout_pauses:PauseCounts", {"pause.still": ""}),
+    "cache-never-kept": Defect("rollout_pauses:CacheNeverKept", {"stale_cache": "did not go on with what they had"}),
+    "abort-in-a-pause-keeps-keys": Defect("rollout_pauses:AbortInAPauseKeepsKeys", {"life": "log-prob"}),
+    "pauses-what-runs": Defect("rollout_pauses:PausesWhatRuns", {"pause.idle": "tokens that came in the pause"}),
+    "kept-for-good": Defect(
+        "rollout_pauses:KeptForGood", {"stale_cache.pauses": "should have, kept then computed again"}
+    ),
+    "pause-drops-filters": Defect("rollout_pauses:PauseDropsFilters", {"pause": "wrong samples"}),
+    "recompute-forgets": Defect("rollout_pauses:RecomputeForgetsWhatCame", {"events.update": "of neither"}),
+    "stale-prompts-shared": Defect(
+        "rollout_pauses:StalePromptsShared", {"events.keep_cache": "did not go on with what they had"}
+    ),
+    "a-run-per-resume": Defect("rollout_pauses:ARunPerResume", {"events.pause": "do not add up"}),
+    "admits-while-paused": Defect("rollout_pauses:AdmitsWhilePaused", {"pause.idle": "tokens that came in the pause"}),
     "old-version": Defect(
-        "OldVersion",
+        "rollout_versions:OldVersion",
         {
             "versions": "other versions than 1",
             "partial_rollout": "versions 0 to 0",
             "versions.runs": "log-probs of other weights in its runs",
         },
     ),
+    "first-and-last-version": Defect("rollout_versions:FirstAndLastVersion", {"versions.runs": "of other weights"}),
+    "runs-beyond-tokens": Defect(
+        "rollout_versions:RunsBeyondTokens",
+        {"versions": "do not add up", "versions.runs": "not of the weights that they name"},
+    ),
+    "same-version-skipped": Defect(
+        "rollout_versions:SameVersionSkipped", {"update.versions": "wrong samples of update 1"}
+    ),
+    "versions-only-grow": Defect("rollout_versions:VersionsOnlyGrow", {"update.versions": "wrong samples of update 2"}),
+    "version-of-32-bits": Defect("rollout_versions:VersionOf32Bits", {"update.versions": "wrong samples of update 3"}),
+    "aborted-all-new": Defect("rollout_versions:AbortedAllNew", {"versions.ends": "log-probs of other weights"}),
+    "two-runs-at-most": Defect("rollout_versions:TwoRunsAtMost", {"versions.runs": "log-probs of other weights"}),
+    "version-of-the-queue": Defect("rollout_versions:VersionOfTheQueue", {"abort.versions": "of another version"}),
     "one-tensor-never-updated": Defect(
-        "OneTensorNeverUpdated",
+        "rollout_updates:OneTensorNeverUpdated",
         {
             "update.each_tensor": "layers.0.self_attn.v_proj.bias",
             "partial_rollout": "of neither",
@@ -91,178 +348,77 @@ ROLLOUT = {
             **dict.fromkeys(UPDATES, "largest difference"),
         },
     ),
-    "stale-cache": Defect("StaleCache", {"update.no_stale_cache": "largest difference after"}),
-    "never-recovers": Defect("NeverRecovers", {"update.failed": "largest difference after a whole update"}),
-    "touched-then-refused": Defect("TouchedThenRefused", {"update.busy": "a refusal that took the weights"}),
-    "updated-while-busy": Defect("UpdatedWhileBusy", {"update.busy": "of neither"}),
-    "cache-kept-over-pause": Defect(
-        "CacheKeptOverPause", {"partial_rollout": "of neither", "versions.runs": "log-probs of other weights"}
+    "stale-cache": Defect("rollout_updates:StaleCache", {"update.no_stale_cache": "largest difference after"}),
+    "never-recovers": Defect(
+        "rollout_updates:NeverRecovers", {"update.failed": "largest difference after a whole update"}
     ),
-    "pause-aborts": Defect(
-        "PauseAborts",
-        {
-            "pause": "wrong samples",
-            "partial_rollout": "no tokens",
-            "versions.runs": "done before they were paused",
-        },
+    "touched-then-refused": Defect(
+        "rollout_updates:TouchedThenRefused", {"update.busy": "a refusal that took the weights"}
+    ),
+    "updated-while-busy": Defect("rollout_updates:UpdatedWhileBusy", {"update.busy": "of neither"}),
+    "source-error-kept": Defect(
+        "rollout_updates:SourceErrorKept", {"update.source_raises": "errors that did not come out"}
+    ),
+    "stuck-behind-error": Defect(
+        "rollout_updates:StuckBehindError", {"update.source_raises": "an update is under way"}
+    ),
+    "items-listed": Defect("rollout_updates:ItemsListed", {"update.borrowed": "fingerprints that differ"}),
+    "one-item-ahead": Defect("rollout_updates:OneItemAhead", {"update.borrowed": "fingerprints that differ"}),
+    "flattened": Defect("rollout_updates:Flattened", {"update.strided": "fingerprints that differ"}),
+    "rows-only": Defect("rollout_updates:RowsOnly", {"update.strided": "wrong samples"}),
+    "through-half": Defect(
+        "rollout_updates:ThroughHalf", {"update.strided": "fingerprints that differ, inside of another"}
+    ),
+    "nans-hidden": Defect("rollout_updates:NaNsHidden", {"update.not_finite": "samples of weights with nan"}),
+    "nans-given": Defect("rollout_updates:NaNsGiven", {"update.not_finite": "samples of weights with nan"}),
+    "nans-stay": Defect("rollout_updates:NaNsStay", {"update.not_finite": "wrong samples afterwards"}),
+    "greedy-remembered": Defect(
+        "rollout_updates:GreedyRemembered", {"update.nothing_old": "wrong samples of version 1"}
+    ),
+    "long-remembered": Defect("rollout_updates:LongRemembered", {"update.nothing_old": "wrong samples of version"}),
+    "paused-lost": Defect("rollout_updates:PausedLost", {"update.raises_paused": "samples of both weights"}),
+    "rounds-vectors": Defect("rollout_updates:RoundsVectors", {"update.served": "fingerprints that differ"}),
+    "cache-by-embeddings": Defect("rollout_updates:CacheByEmbeddings", {"update.little": "after an update of"}),
+    "elsewhere": Defect("rollout_updates:Elsewhere", {"layout.place": "that are not node:pid"}),
+    "counts-pieces": Defect("rollout_updates:CountsPieces", {"update.receipts": "tensors, pieces"}),
+    "gathers-first": Defect("rollout_updates:GathersFirst", {"update.one_at_a_time": "held beside its weights"}),
+    "covers-by-count": Defect("rollout_updates:CoversByCount", {"update.damaged": "a piece came twice"}),
+    "counts-what-failed": Defect(
+        "rollout_updates:CountsWhatFailed", {"update.behind_failure": "behind a source that raised"}
+    ),
+    "first-receipt-again": Defect("rollout_updates:FirstReceiptAgain", {"update.each_tensor": "fingerprint differs"}),
+    "bytes-are-elements": Defect("rollout_updates:BytesAreElements", {"update.served": "bytes"}),
+    "layout-lacks-norm": Defect("rollout_updates:LayoutLacksNorm", {"layout": "model.norm.weight"}),
+    "counts-elements": Defect("rollout_updates:CountsElements", {"update.damaged": "a piece came twice"}),
+    "bytes-as-they-came": Defect("rollout_updates:BytesAsTheyCame", {"update.receipts": "bytes, pieces of bfloat16"}),
+    "source-errors-renamed": Defect(
+        "rollout_updates:SourceErrorsRenamed", {"update.source_raises": "did not come out"}
     ),
     "wakes-empty": Defect(
-        "WakesEmpty", {"sleep": "largest difference after it", "event_loop": "largest difference of log-probs"}
+        "rollout_sleep:WakesEmpty",
+        {"sleep": "largest difference after it", "event_loop": "largest difference of log-probs"},
     ),
-    "old-weights-awake": Defect("OldWeightsAwake", {"sleep.update": "largest difference after it"}),
-    "group-numbered": Defect("GroupNumbered", {"first_sample": "differ from the group's", "continue.seed": "changed"}),
-    "given-again": Defect(
-        "GivenAgain",
-        {"continue": "another length than 9", "continue.seed": "changed", "continue.stop_strings": "not found"},
+    "old-weights-awake": Defect("rollout_sleep:OldWeightsAwake", {"sleep.update": "largest difference after it"}),
+    "sleep-forgets-version": Defect("rollout_sleep:SleepForgetsVersion", {"sleep.kept": "versions [0], expected 5"}),
+    "sleep-loses-update": Defect("rollout_sleep:SleepLosesUpdate", {"sleep.kept": "log-prob"}),
+    "second-sleep": Defect("rollout_sleep:SecondSleep", {"sleep.kept": "log-prob"}),
+    "wake-brings-back-weights": Defect(
+        "rollout_sleep:WakeBringsBackWeights", {"sleep.kept": "between the stages of waking"}
     ),
-    "given-uncounted": Defect(
-        "GivenUncounted", {"continue": "another length than 9", "continue.seed": "an interruption changed"}
+    "kept-until-awake": Defect(
+        "rollout_sleep:KeptUntilAwake", {"sleep.stages": "slept at 1, woke weights, updated, slept at 1"}
     ),
-    "seed-restarts": Defect(
-        "SeedRestarts", {"continue.seed": "an interruption changed", "continue.stop_strings": "not found"}
-    ),
-    "first-and-last-version": Defect("FirstAndLastVersion", {"versions.runs": "of other weights"}),
-    "runs-beyond-tokens": Defect(
-        "RunsBeyondTokens", {"versions": "do not add up", "versions.runs": "not of the weights that they name"}
-    ),
-    "counts-calls": Defect("CountsCalls", {"num_decoded": "some had come and not all"}),
-    "one-call-at-a-time": Defect("OneCallAtATime", {"calls_join": "before a long one that had begun"}),
-    "loop-of-its-own": Defect("LoopOfItsOwn", {"event_loop": "asyncio.run"}),
-    "leaks": Defect("Leaks", {"memory": "MiB that 12 calls added"}),
-    "leaves-process": Defect("LeavesProcess", {"close": "left behind"}),
-    "warmer-later": Defect("drawing:WarmerLater", {"distribution.responses": "left out by the filters"}),
-    "cooler-late": Defect("drawing:CoolerLate", {"length.responses": "deviations of log-probability"}),
-    "temperature-floor": Defect("drawing:TemperatureFloor", {"distribution.responses": "temperature 0.1"}),
-    "temperature-ceiling": Defect("drawing:TemperatureCeiling", {"distribution.responses": "temperature 2"}),
-    "cold-is-greedy": Defect("drawing:ColdIsGreedy", {"distribution.responses": "temperature 0.1"}),
-    "min-p-first": Defect("drawing:MinPFirst", {"distribution.responses": "min-p"}),
-    "top-p-first": Defect("drawing:TopPFirst", {"distribution.responses": "top-p"}),
-    "top-p-one-more": Defect("drawing:TopPOneMore", {"distribution.responses": "left out by the filters"}),
-    "top-p-one-less": Defect("drawing:TopPOneLess", {"distribution.responses": "deviations of log-probability"}),
-    "top-k-one-more": Defect("drawing:TopKOneMore", {"distribution.responses": "left out by the filters"}),
-    "top-p-of-all": Defect("drawing:TopPOfAll", {"distribution.responses": "top-k, then top-p"}),
-    "top-k-of-batch": Defect("drawing:TopKOfBatch", {"company.kinds": "left out by the filters"}),
-    "dislikes-repeats": Defect("drawing:DislikesRepeats", {"distribution.responses": "left out by the filters"}),
-    "end-later": Defect("drawing:EndLater", {"distribution.sequences": "p-value of the end"}),
-    "no-rare-tokens": Defect("drawing:NoRareTokens", {"distribution.responses": "deviations of log-probability"}),
-    "coarse-noise": Defect("drawing:CoarseNoise", {"distribution.fine": "p-value"}),
-    "half-noise": Defect("drawing:HalfNoise", {"distribution.fine": "p-value"}),
-    "noise-twice": Defect("drawing:NoiseTwice", {"noise": "1 steps apart", "noise.seeds": "steps apart"}),
-    "noise-in-a-ring": Defect("drawing:NoiseInARing", {"length.responses": "128 steps apart"}),
-    "noise-moves-on": Defect("drawing:NoiseMovesOn", {"noise": "steps apart", "noise.seeds": "steps apart"}),
-    "samples-in-pairs": Defect("drawing:SamplesInPairs", {"noise": "samples", "company.many": "distinct samples"}),
-    "seed-plus-index": Defect(
-        "drawing:SeedPlusIndex", {"noise.seeds": "depend on others", "seed.values": "the same tokens"}
-    ),
-    "seed-of-32-bits": Defect("drawing:SeedOf32Bits", {"seed.values": "the same tokens"}),
-    "seed-as-float": Defect("drawing:SeedAsFloat", {"seed.values": "the same tokens"}),
-    "seed-zero": Defect("drawing:SeedZero", {"seed.values": "did not come again"}),
-    "one-noise-for-call": Defect("drawing:OneNoiseForCall", {"noise": "depend on others"}),
-    "one-noise-for-two-calls": Defect("drawing:OneNoiseForFour", {"noise": "depend on others"}),
-    "seeded-company": Defect("drawing:SeededCompany", {"company.kinds": "distinct samples without a seed"}),
-    "drifts-late": Defect("lengths:DriftsLate", {"length.responses": "log-prob 257"}),
-    "one-late-behind-128": Defect("lengths:OneLateBehind128", {"length.responses": "log-prob 129"}),
-    "pages-log-probs": Defect("lengths:PagesLogProbs", {"length.responses": "log-prob 64"}),
-    "window-256": Defect("lengths:Window256", {"length.prompts": "log-prob 0"}),
-    "forgets-at-pages": Defect("lengths:ForgetsAtPages", {"length.prompts": "log-prob 0"}),
-    "begins-twice": Defect("lengths:BeginsTwice", {"length.prompts": "sample 'p1'/0: log-prob"}),
-    "leaks-into-neighbour": Defect("lengths:LeaksIntoNeighbour", {"length.prompts": "log-prob 0"}),
-    "shares-prefix": Defect("lengths:SharesPrefix", {"length.prompts": "log-prob 0"}),
-    "room-less-one": Defect("lengths:RoomLessOne", {"length.limits": "tokens, finish reason length"}),
-    "two-at-least": Defect("lengths:TwoAtLeast", {"length.limits": "its limit is 1"}),
-    "stops-at-room": Defect("lengths:StopsAtRoom", {"length.limits": "finish reason stop"}),
-    "small-limits": Defect("lengths:SmallLimits", {"length.limits": "expected"}),
-    "forgets-long-response": Defect("lengths:ForgetsLongResponse", {"length.continued": "log-prob 0"}),
-    "first-ones-temperature": Defect("company:FirstOnesTemperature", {"company.kinds": "log-prob"}),
-    "greedy-in-company": Defect("company:GreedyInCompany", {"company.kinds": "is not the most probable"}),
-    "filters-of-neighbour": Defect("company:FiltersOfNeighbour", {"company.kinds": "left out by the filters"}),
-    "stops-of-others": Defect("company:StopsOfOthers", {"company.kinds": "finish reason stop"}),
-    "first-never-stops": Defect("company:FirstNeverStops", {"company.stops": "where something stopped it"}),
-    "length-before-stop": Defect("company:LengthBeforeStop", {"company.stops": "where something stopped it"}),
-    "stops-by-prompt": Defect("company:StopsByPrompt", {"company.stops": "finish reason stop"}),
-    "stops-by-one-token": Defect("company:StopsByOneToken", {"company.stops": "goes on behind a stop string"}),
-    "same-again-from-32": Defect("company:SameAgainFrom32", {"company.many": "distinct samples"}),
-    "prompts-merged": Defect("company:PromptsMerged", {"company.many": "distinct samples"}),
-    "names-run-together": Defect("company:NamesRunTogether", {"company.names": "came 2 times"}),
-    "all-at-the-end": Defect("company:AllAtTheEnd", {"company.as_they_finish": "behind a long one"}),
-    "one-buffer": Defect("company:OneBuffer", {"company.as_they_finish": "changed after"}),
-    "no-gradient": Defect("company:NoGradient", {"company.manners": "gradients"}),
-    "nothing-fails": Defect("company:NothingFails", {"company.names": "empty"}),
-    "alike-replicas": Defect("company:AlikeReplicas", {"replicas": "another replica's"}),
-    "one-model-for-all": Defect("company:OneModelForAll", {"replicas": "the one that was left"}),
-    "noise-of-the-clock": Defect("company:NoiseOfTheClock", {"company.alone": "company changed"}),
-    "joins-without-first": Defect("company:JoinsWithoutFirst", {"company.staggered": "log-prob"}),
-    "limit-of-batch": Defect("company:LimitOfBatch", {"company.kinds": "expected"}),
-    "rare-log-probs": Defect("company:RareLogProbs", {"company.kinds": "log-prob"}),
-    "never-withdraws": Defect("lifetimes:NeverWithdraws", {"abandoned": "came while"}),
-    "left-takes-all": Defect("lifetimes:LeftTakesAll", {"abandoned": "wrong samples of another call"}),
-    "slots-lost": Defect("lifetimes:SlotsLost", {"abort.slots": "samples at once afterwards"}),
-    "slots-left": Defect("lifetimes:SlotsLeft", {"abandoned": "samples at once afterwards"}),
-    "abort-waits-for-resume": Defect("lifetimes:AbortWaitsForResume", {"abort.paused": "came in the pause"}),
-    "nothing-is-all": Defect("lifetimes:NothingIsAll", {"abort.exact": "behind an abort of nothing"}),
-    "abort-speaks-of-next": Defect("lifetimes:AbortSpeaksOfNext", {"abort.exact": "began behind an abort"}),
-    "waiting-stay": Defect("lifetimes:WaitingStay", {"abort.exact": "samples that were aborted"}),
-    "pause-lets-in": Defect("lifetimes:PauseLetsIn", {"pause.still": "tokens that came in a pause"}),
-    "pause-counts": Defect("lifetimes:PauseCounts", {"pause.still": ""}),
-    "sleep-forgets-version": Defect("lifetimes:SleepForgetsVersion", {"sleep.kept": "versions [0], expected 5"}),
-    "sleep-loses-update": Defect("lifetimes:SleepLosesUpdate", {"sleep.kept": "log-prob"}),
-    "sleep-begins-noise": Defect("lifetimes:SleepBeginsNoise", {"noise.lifetime": "distinct samples"}),
-    "update-begins-noise": Defect("lifetimes:UpdateBeginsNoise", {"noise.lifetime": "distinct samples"}),
-    "sleep-changes-seeds": Defect("lifetimes:SleepChangesSeeds", {"sleep.kept": "sleep changed"}),
-    "thread-for-update": Defect("lifetimes:ThreadForUpdate", {"handles": "threads that"}),
-    "file-for-call": Defect("lifetimes:FileForCall", {"handles": "open files that"}),
-    "file-for-engine": Defect("lifetimes:FileForEngine", {"replicas": "open files that it left"}),
-    "thread-for-engine": Defect("lifetimes:ThreadForEngine", {"replicas": "threads that it left"}),
-    "source-error-kept": Defect("lifetimes:SourceErrorKept", {"update.source_raises": "errors that did not come out"}),
-    "stuck-behind-error": Defect("lifetimes:StuckBehindError", {"update.source_raises": "an update is under way"}),
-    "items-listed": Defect("lifetimes:ItemsListed", {"update.borrowed": "fingerprints that differ"}),
-    "one-item-ahead": Defect("lifetimes:OneItemAhead", {"update.borrowed": "fingerprints that differ"}),
-    "flattened": Defect("lifetimes:Flattened", {"update.strided": "fingerprints that differ"}),
-    "rows-only": Defect("lifetimes:RowsOnly", {"update.strided": "wrong samples"}),
-    "through-half": Defect("lifetimes:ThroughHalf", {"update.strided": "fingerprints that differ, inside of another"}),
-    "nans-hidden": Defect("lifetimes:NaNsHidden", {"update.not_finite": "samples of weights with nan"}),
-    "nans-given": Defect("lifetimes:NaNsGiven", {"update.not_finite": "samples of weights with nan"}),
-    "nans-stay": Defect("lifetimes:NaNsStay", {"update.not_finite": "wrong samples afterwards"}),
-    "same-version-skipped": Defect("lifetimes:SameVersionSkipped", {"update.versions": "wrong samples of update 1"}),
-    "versions-only-grow": Defect("lifetimes:VersionsOnlyGrow", {"update.versions": "wrong samples of update 2"}),
-    "version-of-32-bits": Defect("lifetimes:VersionOf32Bits", {"update.versions": "wrong samples of update 3"}),
-    "greedy-remembered": Defect("lifetimes:GreedyRemembered", {"update.nothing_old": "wrong samples of version 1"}),
-    "long-remembered": Defect("lifetimes:LongRemembered", {"update.nothing_old": "wrong samples of version"}),
-    "paused-lost": Defect("lifetimes:PausedLost", {"update.raises_paused": "samples of both weights"}),
-    "cache-never-kept": Defect("lifetimes:CacheNeverKept", {"stale_cache": "did not go on with what they had"}),
-    "half-log-probs": Defect("further:HalfLogProbs", {"length.responses": "log-prob"}),
-    "abort-is-length": Defect("further:AbortIsLength", {"abort.exact": "0 tokens, finish reason length"}),
-    "last-twice": Defect("further:LastTwice", {"company.many": "came 2 times"}),
-    "tempered-twice": Defect("further:TemperedTwice", {"distribution.responses": "deviations of log-probability"}),
-    "top-p-near-one": Defect("further:TopPNearOne", {"distribution.responses": "left out by the filters"}),
-    "top-k-20": Defect("further:TopK20", {"distribution.responses": "top-k 60"}),
-    "min-p-tempered": Defect("further:MinPTempered", {"distribution.responses": ""}),
-    "seeds-first-only": Defect("further:SeedsFirstOnly", {"company.alone": "company changed"}),
-    "eight-numbers": Defect("further:EightNumbers", {"company.many": "distinct samples"}),
-    "late-noise-shared": Defect("further:LateNoiseShared", {"length.responses": "steps apart"}),
-    "four-stops": Defect("further:FourStops", {"company.stops": "where something stopped it"}),
-    "one-stop-string": Defect("further:OneStopString", {"stop_strings": "goes on behind one of"}),
-    "rounds-vectors": Defect("further:RoundsVectors", {"update.served": "fingerprints that differ"}),
-    "aborted-short": Defect("further:AbortedShort", {"abort.exact": "log-probs"}),
-    "pause-skips-noise": Defect("further:PauseSkipsNoise", {"pause": "a pause changed"}),
-    "second-sleep": Defect("further:SecondSleep", {"sleep.kept": "log-prob"}),
-    "keeps-weights": Defect("further:KeepsWeights", {"memory.updates": "MiB that"}),
-    "count-falls": Defect("further:CountFalls", {"abort.exact": "by which the count grew"}),
-    "pads-masked": Defect("further:PadsMasked", {"company.any_token": "log-prob"}),
-    "cut-at-end": Defect("further:CutAtEnd", {"company.any_token": "log-prob"}),
-    "log-prob-floor": Defect("further:LogProbFloor", {"company.any_token": "log-prob"}),
-    "aborts-newest": Defect("further:AbortsNewest", {"abort.exact": "two calls with one id"}),
-    "drops-for-slow-callers": Defect("further:DropsForSlowCallers", {"company.slow_caller": "is missing"}),
-    "slow-callers-hold": Defect("further:SlowCallersHold", {"company.slow_caller": ""}),
-    "first-of-group-short": Defect("further:LimitsTheFirstOfGroup", {"company.kinds": "expected"}),
-    "takes-turns": Defect("further:TakesTurns", {"company.staggered": "before long ones"}),
-    "greedy-almost": Defect("further:GreedyAlmost", {"distribution.greedy": "is not the most probable"}),
-    **ROLLOUT_TRIAL,
-    **ROLLOUT_PROMISES,
-    **ROLLOUT_UNSEEN,
-    **ROLLOUT_LIVES,
-    **ROLLOUT_FOURTH,
-    **ROLLOUT_FIFTH,
-    **ROLLOUT_SIXTH,
-    **ROLLOUT_KNOWN,
+    "host-copy-once": Defect("rollout_sleep:HostCopyOnce", {"sleep.kept": "wrong samples, woken"}),
+    "leaks": Defect("rollout_resources:Leaks", {"memory": "MiB that 12 calls added"}),
+    "leaves-process": Defect("rollout_resources:LeavesProcess", {"close": "left behind"}),
+    "one-model-for-all": Defect("rollout_resources:OneModelForAll", {"replicas": "the one that was left"}),
+    "thread-for-update": Defect("rollout_resources:ThreadForUpdate", {"handles": "threads that"}),
+    "file-for-call": Defect("rollout_resources:FileForCall", {"handles": "open files that"}),
+    "file-for-engine": Defect("rollout_resources:FileForEngine", {"replicas": "open files that it left"}),
+    "thread-for-engine": Defect("rollout_resources:ThreadForEngine", {"replicas": "threads that it left"}),
+    "keeps-weights": Defect("rollout_resources:KeepsWeights", {"memory.updates": "MiB that"}),
+    "temporary-folder-stays": Defect("rollout_resources:TemporaryFolderStays", {"close": "temporary folder"}),
+    "failed-update-stays-open": Defect("rollout_resources:FailedUpdateStaysOpen", {"handles": "open files that"}),
+    "thread-for-sleep": Defect("rollout_resources:ThreadForSleep", {"handles": "threads that"}),
+    "file-for-abort": Defect("rollout_resources:FileForAbort", {"handles": "open files that"}),
 }

@@ -1,16 +1,13 @@
-"""Sharding managers that are wrong about what changed, and what is there already."""
+"""Sharding managers that are wrong about which weights changed, or which version is served."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from rlsdk.interfaces import (
-    ReshardPlan,
-    SyncReport,
-    WeightSyncError,
-)
+from broken.sharding_base import Layouts, with_transfers
+from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, Transfer, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.verify import changed_tensors
 
@@ -89,17 +86,6 @@ class ForgetsRefusals(GenericShardingManager):
             raise
 
 
-class RemembersTooSoon(GenericShardingManager):
-    """What was sent is remembered before it arrived."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        expected = self._fingerprints()
-        now = {k: v for values in expected for k, v in values.items()}
-        changed = self._check_changed(now, version, expect_change)
-        report = super().sync_weights(plan, version, expect_change=False)
-        return replace(report, changed_tensors=changed)
-
-
 class LessWhenUnchanged(GenericShardingManager):
     """Where no change is expected, nothing is brought."""
 
@@ -138,18 +124,6 @@ class SameWeightsAreServed(GenericShardingManager):
         return self._report
 
 
-class OneMemoryForAll(GenericShardingManager):
-    """What the last sync brought is kept by the class, for all managers of the process."""
-
-    seen: ClassVar[dict[str, Any]] = {}
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        self._last = self.seen.get("last", self._last)
-        changed = super()._check_changed(now, version, expect_change)
-        self.seen["last"] = self._last
-        return changed
-
-
 class ProofOfTheVersion(GenericShardingManager):
     """Fingerprints are kept by version."""
 
@@ -166,3 +140,85 @@ class ProofOfTheVersion(GenericShardingManager):
         if self._version not in self._kept:
             self._kept[self._version] = super()._fingerprints()
         return self._kept[self._version]
+
+
+class SaysNothing(GenericShardingManager):
+    """`sync`, which the trainer calls, forgets what it was told to expect."""
+
+    def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        return super().sync(version)
+
+
+class MostMustChange(GenericShardingManager):
+    """A few changed tensors are taken for none."""
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        before = dict(self._last[1]) if self._last else None
+        if before is not None and changed_tensors(now, before) < len(now) / 2:
+            super()._check_changed(before, version, expect_change)
+        return super()._check_changed(now, version, False)
+
+
+class FailureIsAFreshStart(GenericShardingManager):
+    """After a sync that broke off, the one before it is forgotten."""
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        try:
+            return super().pull(plan, version)
+        except Exception:
+            self._last = None
+            raise
+
+
+class FirstElements(GenericShardingManager):
+    """Of tensors beyond 64 Ki elements the end is taken for what it was."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        def keep(transfer: Transfer) -> Transfer | None:
+            box = transfer.box
+            large = len(box.size) == 2 and box.size[1] * (box.offset[0] + box.size[0]) > 1 << 16 and box.offset[0] > 0
+            return None if large else transfer
+
+        return with_transfers(super().plan(source, target), keep)
+
+
+class VersionsRise(GenericShardingManager):
+    """A version below the last one is refused."""
+
+    _highest = -1
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        if version < self._highest:
+            raise WeightSyncError(f"version {version} is older than {self._highest}")
+        report = super().sync_weights(plan, version, expect_change=expect_change)
+        self._highest = version
+        return report
+
+
+class ChangeIsAnError(GenericShardingManager):
+    """Where no change is expected, a change is an error."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        last = self._last
+        report = super().sync_weights(plan, version, expect_change=expect_change)
+        if expect_change is False and last is not None and report.changed_tensors:
+            raise WeightSyncError("weights changed that should not")
+        return report
+
+
+class FailedSyncCounts(GenericShardingManager):
+    """A failed sync counts as the last one."""
+
+    def pull(self, plan, version):
+        try:
+            return super().pull(plan, version)
+        except BaseException:
+            self._last = (version, {k: v for values in self._fingerprints() for k, v in values.items()})
+            raise
+
+
+class FalseIsNone(GenericShardingManager):
+    """Expect_change=False is taken for None."""
+
+    def sync_weights(self, plan, version, *, expect_change=None):
+        return super().sync_weights(plan, version, expect_change=expect_change or None)

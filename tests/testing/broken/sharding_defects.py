@@ -1,13 +1,8 @@
-"""The broken sharding managers, and the requirements that each must fail."""
+"""The broken sharding managers by family, and the requirements that each must fail."""
 
 from __future__ import annotations
 
 from broken.defect import Defect
-from broken.fourth_defects import SHARDING_FOURTH
-from broken.sixth_defects import SHARDING_SIXTH
-from broken.tenth_defects import SHARDING_TENTH
-from broken.trial_defects import SHARDING_TRIAL
-from broken.unseen_defects import SHARDING_UNSEEN
 
 SHARDING = {
     "big-buckets": Defect("sharding_plans:BigBuckets", {"plan.bytes": "largest bucket"}),
@@ -66,6 +61,27 @@ SHARDING = {
     "holds-a-function": Defect(
         "sharding_plans:HoldsAFunction", {"plan.pure": "cannot pickle", "sync.given_plan": "cannot pickle"}
     ),
+    "last-round-joined": Defect("sharding_plans:LastRoundJoined", {"plan.rounds": "bytes of"}),
+    "tied-under-own-name": Defect(
+        "sharding_plans:TiedUnderOwnName", {"plan.cover": "elements not sent once", "plan.order": "out of order"}
+    ),
+    "parts-by-rank": Defect(
+        "sharding_plans:PartsByRank", {"plan.cover": "elements not sent once", "sync.apart": "elements came"}
+    ),
+    "only-the-last-plan": Defect("sharding_plans:OnlyTheLastPlan", {"sync.given_plan": "did not arrive"}),
+    "plans-of-its-own": Defect("sharding_plans:PlansOfItsOwn", {"sync.given_plan": "KeyError"}),
+    "rank-is-index": Defect(
+        "sharding_plans:RankIsIndex", {"plan.fields": "holds no box with", "sync.bitwise": "did not arrive"}
+    ),
+    "order-of-its-own": Defect(
+        "sharding_plans:OrderOfItsOwn", {"sync.together": "came in pieces, others between them"}
+    ),
+    "one-transport": Defect("sharding_plans:OneTransport", {"plan.fields": "which it does not reach"}),
+    "bytes-of-the-first": Defect("sharding_plans:BytesOfTheFirst", {"plan.fields": "bytes of norm.weight"}),
+    "single-numbers-lost": Defect("sharding_plans:SingleNumbersLost", {"plan.cover": "scale"}),
+    "bound-is-what-moved": Defect("sharding_plans:BoundIsWhatMoved", {"plan.bytes": "lower bound"}),
+    "last-rounds-together": Defect("sharding_plans:LastRoundsTogether", {"plan.bytes": "largest round"}),
+    "any-transport": Defect("sharding_plans:AnyTransport", {"plan.preference": "other than the first"}),
     "unserved-is-fine": Defect("sharding_refusals:UnservedIsFine", {"plan.served": "nobody asks for a tensor"}),
     "holes-are-fine": Defect("sharding_refusals:HolesAreFine", {"plan.refusals": "a rank is missing"}),
     "same-size-is-same-shape": Defect(
@@ -75,7 +91,122 @@ SHARDING = {
         "sharding_refusals:KnowsNoTies",
         {"plan.near": "which no source rank holds", "plan.order": "which no source rank holds"},
     ),
-    "any-transport": Defect("sharding_refusals:AnyTransport", {"plan.transports": "transports that were not allowed"}),
+    "transports-unread": Defect(
+        "sharding_refusals:AnyTransport", {"plan.transports": "transports that were not allowed"}
+    ),
+    "serves-stale": Defect(
+        "sharding_changes:ServesStale",
+        {
+            "sync.changed": "a step, behind one that was refused",
+            "sync.unchanged": "version 2 with the weights of version 1",
+        },
+    ),
+    "change-by-order": Defect(
+        "sharding_changes:ChangeByOrder", {"sync.again": "no tensor changed", "sync.changed": "the same version"}
+    ),
+    "order-unread": Defect(
+        "sharding_changes:OrderUnread",
+        {"sync.again": "no tensor changed", "sync.unchanged": "the same version, though a change is expected"},
+    ),
+    "first-tensor-changed": Defect(
+        "sharding_changes:FirstTensorChanged", {"sync.changed": "one element", "sync.report": "no tensor changed"}
+    ),
+    "sum-changed": Defect("sharding_changes:SumChanged", {"sync.changed": "two tensors changed places"}),
+    "highest-version": Defect("sharding_changes:HighestVersion", {"sync.unchanged": "the same, asked again"}),
+    "no-version-zero": Defect(
+        "sharding_changes:NoVersionZero", {"sync.unchanged": "version 1 with the weights of version 0"}
+    ),
+    "forgets-refusals": Defect("sharding_changes:ForgetsRefusals", {"sync.unchanged": "the same, asked again"}),
+    "less-when-unchanged": Defect("sharding_changes:LessWhenUnchanged", {"sync.again": "boxes that differ"}),
+    "same-version-is-served": Defect(
+        "sharding_changes:SameVersionIsServed",
+        {"sync.again": "boxes that differ", "sync.report": "changed tensors of the same again"},
+    ),
+    "same-weights-are-served": Defect(
+        "sharding_changes:SameWeightsAreServed",
+        {"sync.again": "boxes that differ", "sync.report": "changed tensors of the same again"},
+    ),
+    "proof-of-the-version": Defect(
+        "sharding_changes:ProofOfTheVersion",
+        {"sync.again": "does not serve version", "sync.changed": "a step, behind one that was refused"},
+    ),
+    "says-nothing": Defect(
+        "sharding_changes:SaysNothing",
+        {"sync.again": "no tensor changed", "sync.unchanged": "the same version, though a change is expected"},
+    ),
+    "most-must-change": Defect(
+        "sharding_changes:MostMustChange", {"sync.changed": "one element", "sync.large": "no tensor changed"}
+    ),
+    "failure-is-a-fresh-start": Defect(
+        "sharding_changes:FailureIsAFreshStart",
+        {"sync.unchanged": "version 2 with the weights of version 1, asked again"},
+    ),
+    "first-elements": Defect("sharding_changes:FirstElements", {"sync.large": "elements came"}),
+    "versions-rise": Defect(
+        "sharding_changes:VersionsRise", {"sync.again": "is older than", "sync.changed": "a lower version"}
+    ),
+    "change-is-an-error": Defect(
+        "sharding_changes:ChangeIsAnError", {"sync.changed": "weights changed that should not"}
+    ),
+    "failed-sync-counts": Defect("sharding_changes:FailedSyncCounts", {"sync.unchanged": "asked again after"}),
+    "false-is-none": Defect("sharding_changes:FalseIsNone", {"sync.changed": "no change expected"}),
+    "all-changed": Defect(
+        "sharding_reports:AllChanged",
+        {"sync.large": "changed tensors", "sync.report": "changed tensors of the same again"},
+    ),
+    "receipts-sorted": Defect(
+        "sharding_reports:ReceiptsSorted", {"sync.report": "receipts that are another replica's"}
+    ),
+    "bytes-of-one-replica": Defect("sharding_reports:BytesOfOneReplica", {"sync.report": "bytes"}),
+    "changed-since-the-first": Defect(
+        "sharding_reports:ChangedSinceTheFirst", {"sync.report": "changed tensors of none since"}
+    ),
+    "seconds-without-proof": Defect(
+        "sharding_reports:SecondsWithoutProof", {"sync.report.whole": "of those that passed"}
+    ),
+    "ways-by-alphabet": Defect("sharding_reports:WaysByAlphabet", {"sync.report.whole": "transports, of"}),
+    "one-name-for-all": Defect("sharding_reports:OneNameForAll", {"sync.report.whole": "names of an earlier sync"}),
+    "says-the-version-before": Defect("sharding_reports:SaysTheVersionBefore", {"sync.report": "version"}),
+    "all-has-moved": Defect("sharding_reports:AllHasMoved", {"sync.report": "bytes that crossed"}),
+    "ways-unsaid": Defect("sharding_reports:WaysUnsaid", {"sync.report": "transports"}),
+    "counts-transfers": Defect("sharding_reports:CountsTransfers", {"sync.report": "tensors"}),
+    "seconds-are-milliseconds": Defect(
+        "sharding_reports:SecondsAreMilliseconds", {"sync.report": "seconds, of those that passed"}
+    ),
+    "remembers-too-soon": Defect(
+        "sharding_failures:RemembersTooSoon",
+        {"sync.failures": "no tensor changed", "sync.interrupted": "no tensor changed"},
+    ),
+    "one-memory-for-all": Defect("sharding_failures:OneMemoryForAll", {"sync.apart": "no tensor changed"}),
+    "failures-are-logged": Defect(
+        "sharding_failures:FailuresAreLogged",
+        {
+            "sync.failures": "a rank gives no fingerprints",
+            "sync.interrupted": "broken off after 0 buckets of each rank",
+        },
+    ),
+    "one-replica-of-many": Defect(
+        "sharding_failures:OneReplicaOfMany", {"sync.failures": "the last of four replicas fails"}
+    ),
+    "busy-for-ever": Defect(
+        "sharding_failures:BusyForEver",
+        {"sync.interrupted": "a sync is under way", "sync.leaks": "a sync failed behind one that broke off"},
+    ),
+    "waits-for-ever": Defect("sharding_failures:WaitsForEver", {"sync.calls": "calls without a deadline"}),
+    "own-deadline": Defect("sharding_failures:OwnDeadline", {"sync.calls": "seconds of its deadline"}),
+    "leaves-threads": Defect("sharding_failures:LeavesThreads", {"sync.leaks": "left behind"}),
+    "one-place-each": Defect(
+        "sharding_failures:OnePlaceEach", {"sync.apart": "elements came", "sync.interrupted": "elements came"}
+    ),
+    "shared-pool-of-the-class": Defect("sharding_failures:SharedPoolOfTheClass", {"sync.managers": ""}),
+    "pulls-twice": Defect("sharding_failures:PullsTwice", {"sync.calls": "replica 0 pulled 2 times"}),
+    "peers-by-count": Defect(
+        "sharding_proofs:PeersByCount", {"sync.sources": "was not given", "sync.together": "was not given"}
+    ),
+    "bits-of-the-source": Defect(
+        "sharding_proofs:BitsOfTheSource",
+        {"sync.bitwise": "does not serve version", "sync.values": "does not serve version"},
+    ),
     "trusts-receipts": Defect(
         "sharding_proofs:TrustsReceipts",
         {"sync.proven.first": "keeps all as it was", "sync.sources": "mixtures accepted"},
@@ -111,124 +242,21 @@ SHARDING = {
         {"sync.proven": "replica 1 of 4 keeps one tensor", "sync.proven.first": "keeps one tensor"},
     ),
     "trusts-itself": Defect("sharding_proofs:TrustsItself", {"sync.sources": "mixtures accepted"}),
-    "serves-stale": Defect(
-        "sharding_changes:ServesStale",
-        {
-            "sync.changed": "a step, behind one that was refused",
-            "sync.unchanged": "version 2 with the weights of version 1",
-        },
-    ),
-    "change-by-order": Defect(
-        "sharding_changes:ChangeByOrder", {"sync.again": "no tensor changed", "sync.changed": "the same version"}
-    ),
-    "order-unread": Defect(
-        "sharding_changes:OrderUnread",
-        {"sync.again": "no tensor changed", "sync.unchanged": "the same version, though a change is expected"},
-    ),
-    "first-tensor-changed": Defect(
-        "sharding_changes:FirstTensorChanged", {"sync.changed": "one element", "sync.report": "no tensor changed"}
-    ),
-    "sum-changed": Defect("sharding_changes:SumChanged", {"sync.changed": "two tensors changed places"}),
-    "highest-version": Defect("sharding_changes:HighestVersion", {"sync.unchanged": "the same, asked again"}),
-    "no-version-zero": Defect(
-        "sharding_changes:NoVersionZero", {"sync.unchanged": "version 1 with the weights of version 0"}
-    ),
-    "forgets-refusals": Defect("sharding_changes:ForgetsRefusals", {"sync.unchanged": "the same, asked again"}),
-    "remembers-too-soon": Defect(
-        "sharding_changes:RemembersTooSoon",
-        {"sync.failures": "no tensor changed", "sync.interrupted": "no tensor changed"},
-    ),
-    "less-when-unchanged": Defect("sharding_changes:LessWhenUnchanged", {"sync.again": "boxes that differ"}),
-    "same-version-is-served": Defect(
-        "sharding_changes:SameVersionIsServed",
-        {"sync.again": "boxes that differ", "sync.report": "changed tensors of the same again"},
-    ),
-    "same-weights-are-served": Defect(
-        "sharding_changes:SameWeightsAreServed",
-        {"sync.again": "boxes that differ", "sync.report": "changed tensors of the same again"},
-    ),
-    "one-memory-for-all": Defect("sharding_changes:OneMemoryForAll", {"sync.apart": "no tensor changed"}),
-    "proof-of-the-version": Defect(
-        "sharding_changes:ProofOfTheVersion",
-        {"sync.again": "does not serve version", "sync.changed": "a step, behind one that was refused"},
-    ),
-    "failures-are-logged": Defect(
-        "sharding_failures:FailuresAreLogged",
-        {
-            "sync.failures": "a rank gives no fingerprints",
-            "sync.interrupted": "broken off after 0 buckets of each rank",
-        },
-    ),
-    "one-replica-of-many": Defect(
-        "sharding_failures:OneReplicaOfMany", {"sync.failures": "the last of four replicas fails"}
-    ),
-    "busy-for-ever": Defect(
-        "sharding_failures:BusyForEver",
-        {"sync.interrupted": "a sync is under way", "sync.leaks": "a sync failed behind one that broke off"},
-    ),
-    "waits-for-ever": Defect("sharding_failures:WaitsForEver", {"sync.calls": "calls without a deadline"}),
-    "own-deadline": Defect("sharding_failures:OwnDeadline", {"sync.calls": "seconds of its deadline"}),
-    "leaves-threads": Defect("sharding_failures:LeavesThreads", {"sync.leaks": "left behind"}),
-    "one-place-each": Defect(
-        "sharding_failures:OnePlaceEach", {"sync.apart": "elements came", "sync.interrupted": "elements came"}
-    ),
-    "peers-by-count": Defect(
-        "sharding_failures:PeersByCount", {"sync.sources": "was not given", "sync.together": "was not given"}
-    ),
-    "bits-of-the-source": Defect(
-        "sharding_failures:BitsOfTheSource",
-        {"sync.bitwise": "does not serve version", "sync.values": "does not serve version"},
-    ),
-    "all-changed": Defect(
-        "sharding_failures:AllChanged",
-        {"sync.large": "changed tensors", "sync.report": "changed tensors of the same again"},
-    ),
-    "receipts-sorted": Defect(
-        "sharding_failures:ReceiptsSorted", {"sync.report": "receipts that are another replica's"}
-    ),
-    "bytes-of-one-replica": Defect("sharding_failures:BytesOfOneReplica", {"sync.report": "bytes"}),
-    "says-nothing": Defect(
-        "sharding_failures:SaysNothing",
-        {"sync.again": "no tensor changed", "sync.unchanged": "the same version, though a change is expected"},
-    ),
-    "tied-under-own-name": Defect(
-        "sharding_further:TiedUnderOwnName", {"plan.cover": "elements not sent once", "plan.order": "out of order"}
-    ),
-    "parts-by-rank": Defect(
-        "sharding_further:PartsByRank", {"plan.cover": "elements not sent once", "sync.apart": "elements came"}
-    ),
-    "pulls-twice": Defect("sharding_further:PullsTwice", {"sync.calls": "replica 0 pulled 2 times"}),
-    "most-must-change": Defect(
-        "sharding_further:MostMustChange", {"sync.changed": "one element", "sync.large": "no tensor changed"}
-    ),
-    "failure-is-a-fresh-start": Defect(
-        "sharding_further:FailureIsAFreshStart",
-        {"sync.unchanged": "version 2 with the weights of version 1, asked again"},
-    ),
-    "only-the-last-plan": Defect("sharding_further:OnlyTheLastPlan", {"sync.given_plan": "did not arrive"}),
-    "plans-of-its-own": Defect("sharding_further:PlansOfItsOwn", {"sync.given_plan": "KeyError"}),
     "rank-zero-proves": Defect(
-        "sharding_further:RankZeroProves",
+        "sharding_proofs:RankZeroProves",
         {"sync.proven.first": "replica 0 of unlike ones", "sync.sources": "mixtures accepted"},
     ),
-    "first-elements": Defect("sharding_further:FirstElements", {"sync.large": "elements came"}),
-    "rank-is-index": Defect(
-        "sharding_further:RankIsIndex", {"plan.fields": "holds no box with", "sync.bitwise": "did not arrive"}
-    ),
-    "order-of-its-own": Defect(
-        "sharding_further:OrderOfItsOwn", {"sync.together": "came in pieces, others between them"}
-    ),
-    "one-transport": Defect("sharding_further:OneTransport", {"plan.fields": "which it does not reach"}),
-    "bytes-of-the-first": Defect("sharding_further:BytesOfTheFirst", {"plan.fields": "bytes of norm.weight"}),
-    "versions-rise": Defect(
-        "sharding_further:VersionsRise", {"sync.again": "is older than", "sync.changed": "a lower version"}
-    ),
     "other-errors": Defect(
-        "sharding_further:OtherErrors", {"sync.proven": "does not serve version", "sync.failures": "no memory left"}
+        "sharding_proofs:OtherErrors", {"sync.proven": "does not serve version", "sync.failures": "no memory left"}
     ),
-    **SHARDING_TRIAL,
-    **SHARDING_UNSEEN,
-    **SHARDING_FOURTH,
-    **SHARDING_SIXTH,
-    **SHARDING_TENTH,
+    "compares-what-changed": Defect(
+        "sharding_proofs:ComparesWhatChanged", {"sync.proven.each": "where another tensor was trained"}
+    ),
+    "trusts-tied-copies": Defect("sharding_proofs:TrustsTiedCopies", {"sync.proven.each": "head.weight"}),
+    "small-fingerprints": Defect("sharding_proofs:SmallFingerprints", {"sync.proven": "keeps one element"}),
+    "weights-only": Defect("sharding_proofs:WeightsOnly", {"sync.proven": "in each other's place"}),
+    "first-few": Defect("sharding_proofs:FirstFew", {"sync.proven": "keeps one tensor"}),
+    "pairs-of-replicas": Defect(
+        "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
+    ),
 }

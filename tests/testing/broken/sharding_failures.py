@@ -1,20 +1,37 @@
-"""Sharding managers that fail badly: failures, deadlines, replicas, reports."""
+"""Sharding managers that handle failures, deadlines, or several managers and replicas wrongly."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from rlsdk.interfaces import (
-    ReshardPlan,
-    SyncReceipt,
-    SyncReport,
-    Transfer,
-    WeightSyncError,
-)
+from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
+
+
+class RemembersTooSoon(GenericShardingManager):
+    """What was sent is remembered before it arrived."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        expected = self._fingerprints()
+        now = {k: v for values in expected for k, v in values.items()}
+        changed = self._check_changed(now, version, expect_change)
+        report = super().sync_weights(plan, version, expect_change=False)
+        return replace(report, changed_tensors=changed)
+
+
+class OneMemoryForAll(GenericShardingManager):
+    """What the last sync brought is kept by the class, for all managers of the process."""
+
+    seen: ClassVar[dict[str, Any]] = {}
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        self._last = self.seen.get("last", self._last)
+        changed = super()._check_changed(now, version, expect_change)
+        self.seen["last"] = self._last
+        return changed
 
 
 class FailuresAreLogged(GenericShardingManager):
@@ -102,62 +119,24 @@ class OnePlaceEach(GenericShardingManager):
         return self.rollout.run_each("pull_weights", arguments, self.timeout_s)
 
 
-class PeersByCount(GenericShardingManager):
-    """Sources that a replica needs are counted from 0."""
+class SharedPoolOfTheClass(GenericShardingManager):
+    """Managers of as many ranks share what the first of them knows of its groups."""
+
+    _shared: ClassVar[dict] = {}
+
+    def ends(self):
+        key = (self.train.backend, self.rollout.backend, len(self.train.peers()), len(self.rollout.peers()))
+        if self._ends is None:
+            self._ends = self._shared.get(key)
+        found = super().ends()
+        if not self._shared:
+            self._shared[key] = found
+        return found
+
+
+class PullsTwice(GenericShardingManager):
+    """Every replica pulls twice, to be sure."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
-        peers, arguments = self.train.peers(), []
-        for at in self.ends().targets_of_replica:
-            buckets = [bucket for target in at for bucket in plan.parts[target]]
-            used = sorted({bucket.source for bucket in buckets})
-            arguments.append((buckets, {n: peers[source] for n, source in enumerate(used)}, version, self.timeout_s))
-        return self.rollout.run_each("pull_weights", arguments, self.timeout_s)
-
-
-class BitsOfTheSource(GenericShardingManager):
-    """Fingerprints are of the weights as they are trained, in whatever dtype they are served."""
-
-    def _fingerprints(self) -> list[dict[str, int]]:
-        ends = self.ends()
-        held = {meta.name: meta.dtype for layout in ends.source for meta in layout.tensors}
-        tied = {name: own for layout in ends.source for name, own in layout.tied.items()}
-
-        def trained(transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
-            return tuple(replace(t, dtype=held[t.name if t.name in held else tied[t.name]]) for t in transfers)
-
-        tasks = [replace(task, transfers=tuple(map(trained, task.transfers))) for task in ends.fingerprints]
-        return [
-            task.total(self.train.run_each("weight_fingerprints", [(t,) for t in task.transfers], self.timeout_s))
-            for task in tasks
-        ]
-
-
-class AllChanged(GenericShardingManager):
-    """The report counts every tensor as changed."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, changed_tensors=report.num_tensors)
-
-
-class ReceiptsSorted(GenericShardingManager):
-    """The report's receipts stand by how much arrived, not by replica."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, receipts=tuple(sorted(report.receipts, key=lambda r: r.num_bytes)))
-
-
-class BytesOfOneReplica(GenericShardingManager):
-    """The report counts the bytes of the first replica."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, num_bytes=report.receipts[0].num_bytes)
-
-
-class SaysNothing(GenericShardingManager):
-    """`sync`, which the trainer calls, forgets what it was told to expect."""
-
-    def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        return super().sync(version)
+        super().pull(plan, version)
+        return super().pull(plan, version)

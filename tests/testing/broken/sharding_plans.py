@@ -1,4 +1,4 @@
-"""Sharding managers whose plans are wrong: what is sent, by whom, in which order, how it is counted."""
+"""Sharding managers whose plans are wrong: coverage, senders, order, byte counts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from broken.sharding_tools import Layouts, with_buckets, with_transfers
-from rlsdk.interfaces import (
-    DTYPE_BYTES,
-    Box,
-    Bucket,
-    ReshardPlan,
-    Transfer,
-)
+from broken.sharding_base import Layouts, with_buckets, with_transfers
+from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, SyncReport, Transfer
 from rlsdk.sharding import GenericShardingManager
 
 
@@ -103,6 +98,10 @@ class BytesOfFloats(GenericShardingManager):
         return with_transfers(plan, lambda transfer: replace(transfer, num_bytes=transfer.box.numel * 4))
 
 
+def _wide(dtype: str) -> str:
+    return "float32" if dtype == "bfloat16" else dtype
+
+
 class WideWire(GenericShardingManager):
     """Everything travels as float32, and is cast where it arrives."""
 
@@ -110,10 +109,6 @@ class WideWire(GenericShardingManager):
         wide = [replace(w, tensors=tuple(replace(m, dtype=_wide(m.dtype)) for m in w.tensors)) for w in target]
         held = [replace(h, tensors=tuple(replace(m, dtype=_wide(m.dtype)) for m in h.tensors)) for h in source]
         return super().plan(tuple(held), tuple(wide))
-
-
-def _wide(dtype: str) -> str:
-    return "float32" if dtype == "bfloat16" else dtype
 
 
 class NarrowWire(GenericShardingManager):
@@ -160,28 +155,19 @@ class BoundPerSource(GenericShardingManager):
         return sorted(made, key=lambda b: (b.round, b.source))
 
 
-class FirstCopySends(GenericShardingManager):
-    """Where several ranks hold a piece, the first of them sends it."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        return _with_holders(super().plan(source, target), source, lambda holders: holders[0])
-
-
-class LastCopySends(GenericShardingManager):
-    """Where several ranks hold a piece the last of them sends it, from whatever node."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        return _with_holders(super().plan(source, target), source, lambda holders: holders[-1])
-
-
-class AnotherPlanEachTime(GenericShardingManager):
-    """Of two right plans every second call gives the other one."""
-
-    calls = itertools.count()
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        plan, turn = super().plan(source, target), -1 if next(self.calls) % 2 else 1
-        return replace(plan, parts=[sorted(part, key=lambda b: (b.round, turn * b.source)) for part in plan.parts])
+def once_a_round(part: Sequence[Bucket]) -> list[Bucket]:
+    """Buckets of one source and round as one."""
+    found: dict[tuple[int, int], Bucket] = {}
+    for bucket in part:
+        key = bucket.round, bucket.source
+        before = found.get(key)
+        if before is None:
+            found[key] = bucket
+        else:
+            found[key] = replace(
+                before, transfers=before.transfers + bucket.transfers, num_bytes=before.num_bytes + bucket.num_bytes
+            )
+    return [found[key] for key in sorted(found)]
 
 
 def _with_holders(plan: ReshardPlan, source: Layouts, choose: Callable[[list[int]], int]) -> ReshardPlan:
@@ -211,19 +197,28 @@ def _with_holders(plan: ReshardPlan, source: Layouts, choose: Callable[[list[int
     return replace(plan, source_load=loads)
 
 
-def once_a_round(part: Sequence[Bucket]) -> list[Bucket]:
-    """Buckets of one source and round as one."""
-    found: dict[tuple[int, int], Bucket] = {}
-    for bucket in part:
-        key = bucket.round, bucket.source
-        before = found.get(key)
-        if before is None:
-            found[key] = bucket
-        else:
-            found[key] = replace(
-                before, transfers=before.transfers + bucket.transfers, num_bytes=before.num_bytes + bucket.num_bytes
-            )
-    return [found[key] for key in sorted(found)]
+class FirstCopySends(GenericShardingManager):
+    """Where several ranks hold a piece, the first of them sends it."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        return _with_holders(super().plan(source, target), source, lambda holders: holders[0])
+
+
+class LastCopySends(GenericShardingManager):
+    """Where several ranks hold a piece the last of them sends it, from whatever node."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        return _with_holders(super().plan(source, target), source, lambda holders: holders[-1])
+
+
+class AnotherPlanEachTime(GenericShardingManager):
+    """Of two right plans every second call gives the other one."""
+
+    calls = itertools.count()
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan, turn = super().plan(source, target), -1 if next(self.calls) % 2 else 1
+        return replace(plan, parts=[sorted(part, key=lambda b: (b.round, turn * b.source)) for part in plan.parts])
 
 
 class LoadsOfNobody(GenericShardingManager):
@@ -269,6 +264,13 @@ class AsksWhilePlanning(GenericShardingManager):
         return super().plan(source, target)
 
 
+class _Guarded(tuple[Sequence[Bucket], ...]):
+    def __new__(cls, parts: Sequence[Sequence[Bucket]]) -> _Guarded:
+        made = super().__new__(cls, parts)
+        made.lock = threading.Lock()  # type: ignore[attr-defined]
+        return made
+
+
 class HoldsAFunction(GenericShardingManager):
     """A plan cannot be sent: it holds a lock."""
 
@@ -277,8 +279,161 @@ class HoldsAFunction(GenericShardingManager):
         return replace(plan, parts=_Guarded(plan.parts))
 
 
-class _Guarded(tuple[Sequence[Bucket], ...]):
-    def __new__(cls, parts: Sequence[Sequence[Bucket]]) -> _Guarded:
-        made = super().__new__(cls, parts)
-        made.lock = threading.Lock()  # type: ignore[attr-defined]
-        return made
+class LastRoundJoined(GenericShardingManager):
+    """A small last round joins the one before, over the bound."""
+
+    def plan(self, source, target):
+        plan = super().plan(source, target)
+        parts = []
+        for part in plan.parts:
+            last = max((bucket.round for bucket in part), default=0)
+            size = sum(bucket.num_bytes for bucket in part if bucket.round == last)
+            if last == 0 or size * 4 > plan.bucket_bytes:
+                parts.append(tuple(part))
+                continue
+            joined, tail = list(part), [bucket for bucket in part if bucket.round == last]
+            joined = [bucket for bucket in joined if bucket.round != last]
+            for bucket in tail:
+                at = next((i for i, b in enumerate(joined) if b.round == last - 1 and b.source == bucket.source), None)
+                if at is None:
+                    joined.append(replace(bucket, round=last - 1))
+                else:
+                    joined[at] = replace(
+                        joined[at],
+                        transfers=(*joined[at].transfers, *bucket.transfers),
+                        num_bytes=joined[at].num_bytes + bucket.num_bytes,
+                    )
+            parts.append(tuple(sorted(joined, key=lambda b: (b.round, b.source))))
+        return replace(plan, parts=tuple(parts))
+
+
+class TiedUnderOwnName(GenericShardingManager):
+    """A tied tensor travels under the name that the source holds it by."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        tied = {name: own for layout in source for name, own in layout.tied.items()}
+        held = {meta.name for layout in source for meta in layout.tensors}
+
+        def rename(transfer: Transfer) -> Transfer:
+            return transfer if transfer.name in held else replace(transfer, name=tied[transfer.name])
+
+        return with_transfers(super().plan(source, target), rename)
+
+
+class PartsByRank(GenericShardingManager):
+    """Parts of a plan stand by the rank of the target, not by its place in the list."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        order = sorted(range(len(target)), key=lambda at: target[at].rank)
+        parts = [[replace(bucket, target=n) for bucket in plan.parts[at]] for n, at in enumerate(order)]
+        return replace(plan, parts=parts)
+
+
+class OnlyTheLastPlan(GenericShardingManager):
+    """What was planned last is carried out, whatever plan is given."""
+
+    _planned: ReshardPlan | None = None
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        self._planned = super().plan(source, target)
+        return self._planned
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        return super().sync_weights(self._planned or plan, version, expect_change=expect_change)
+
+
+class PlansOfItsOwn(GenericShardingManager):
+    """A plan is known by its identity: one that came from elsewhere is none."""
+
+    def __init__(self, *groups: Any, **arguments: Any) -> None:
+        super().__init__(*groups, **arguments)
+        self._known: dict[int, ReshardPlan] = {}
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        self._known[id(plan)] = plan
+        return plan
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        return super().sync_weights(self._known[id(plan)], version, expect_change=expect_change)
+
+
+class RankIsIndex(GenericShardingManager):
+    """Sources are named by their rank, not by their place in the list."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        parts = [[replace(bucket, source=source[bucket.source].rank) for bucket in part] for part in plan.parts]
+        return replace(plan, parts=[once_a_round(part) for part in parts])
+
+
+class OrderOfItsOwn(GenericShardingManager):
+    """Within a bucket tensors stand by name, from the last to the first, in whatever order the target takes them."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        def turned(bucket: Bucket) -> Bucket:
+            return replace(bucket, transfers=tuple(sorted(bucket.transfers, key=lambda t: t.name, reverse=True)))
+
+        return with_buckets(super().plan(source, target), turned)
+
+
+class OneTransport(GenericShardingManager):
+    """What reaches between the first two ranks is taken for all."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        chosen = plan.buckets[0].transport
+        return with_buckets(plan, lambda bucket: replace(bucket, transport=chosen))
+
+
+class BytesOfTheFirst(GenericShardingManager):
+    """All tensors have elements as long as the first one's."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        width = DTYPE_BYTES[plan.buckets[0].transfers[0].dtype]
+        return with_transfers(plan, lambda transfer: replace(transfer, num_bytes=transfer.box.numel * width))
+
+
+class SingleNumbersLost(GenericShardingManager):
+    """Tensors of a single element are left out."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        shapes = {meta.name: meta.shape for layout in source for meta in layout.tensors}
+
+        def keep(transfer: Transfer) -> Transfer | None:
+            return None if all(size == 1 for size in shapes.get(transfer.name, (2,))) else transfer
+
+        return with_transfers(super().plan(source, target), keep)
+
+
+class BoundIsWhatMoved(GenericShardingManager):
+    """The lower bound is what was moved."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        return replace(plan, lower_bound_bytes=plan.num_bytes)
+
+
+class LastRoundsTogether(GenericShardingManager):
+    """The last two rounds of a part are taken as one: what is left is little."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        plan = super().plan(source, target)
+        return replace(plan, parts=[self._joined(list(part)) for part in plan.parts])
+
+    def _joined(self, part: list[Bucket]) -> list[Bucket]:
+        rounds = [list(found) for _, found in groupby(part, key=lambda bucket: bucket.round)]
+        if len(rounds) < 2:
+            return part
+        early = rounds[-2][0].round
+        return [bucket for found in rounds[:-1] for bucket in found] + [replace(b, round=early) for b in rounds[-1]]
+
+
+class AnyTransport(GenericShardingManager):
+    """The list of transports is ignored."""
+
+    def __init__(self, train, rollout, *, timeout_s=600.0, bucket_bytes=64 << 20, transports=None):
+        super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes)
+        self.transports = None if transports is None else tuple(transports)

@@ -1,20 +1,44 @@
-"""Sharding managers that take what is served for right."""
+"""Sharding managers that accept wrong weights: fingerprints that are not checked, or checked against the wrong ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broken.sharding_tools import Checked, report_of
-from rlsdk.interfaces import (
-    Box,
-    ReshardPlan,
-    SyncReceipt,
-    SyncReport,
-    Transfer,
-)
+from broken.sharding_base import Checked, report_of
+from rlsdk.interfaces import Box, ReshardPlan, SyncReceipt, SyncReport, Transfer, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.verify import FingerprintTask
+
+
+class PeersByCount(GenericShardingManager):
+    """Sources that a replica needs are counted from 0."""
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        peers, arguments = self.train.peers(), []
+        for at in self.ends().targets_of_replica:
+            buckets = [bucket for target in at for bucket in plan.parts[target]]
+            used = sorted({bucket.source for bucket in buckets})
+            arguments.append((buckets, {n: peers[source] for n, source in enumerate(used)}, version, self.timeout_s))
+        return self.rollout.run_each("pull_weights", arguments, self.timeout_s)
+
+
+class BitsOfTheSource(GenericShardingManager):
+    """Fingerprints are of the weights as they are trained, in whatever dtype they are served."""
+
+    def _fingerprints(self) -> list[dict[str, int]]:
+        ends = self.ends()
+        held = {meta.name: meta.dtype for layout in ends.source for meta in layout.tensors}
+        tied = {name: own for layout in ends.source for name, own in layout.tied.items()}
+
+        def trained(transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
+            return tuple(replace(t, dtype=held[t.name if t.name in held else tied[t.name]]) for t in transfers)
+
+        tasks = [replace(task, transfers=tuple(map(trained, task.transfers))) for task in ends.fingerprints]
+        return [
+            task.total(self.train.run_each("weight_fingerprints", [(t,) for t in task.transfers], self.timeout_s))
+            for task in tasks
+        ]
 
 
 class TrustsReceipts(GenericShardingManager):
@@ -96,3 +120,69 @@ class TrustsItself(GenericShardingManager):
             arguments = [(transfers,) for transfers in same.transfers]
             found.append(same.total(self.train.run_each("weight_fingerprints", arguments, self.timeout_s)))
         return found
+
+
+class RankZeroProves(Checked):
+    """What rank 0 holds whole is proven, and nothing else."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        zero = self.ends().source[0]
+        shapes = {meta.name: meta.shape for meta in zero.tensors}
+        whole = {name for name, box in zero.boxes if box.size == shapes[name]}
+        return super().prove(receipt, {name: v for name, v in expected.items() if name in whole}, version)
+
+
+class OtherErrors(GenericShardingManager):
+    """What is wrong is a RuntimeError, which nobody waits for."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            return super().sync_weights(plan, version, expect_change=expect_change)
+        except WeightSyncError as error:
+            raise RuntimeError(str(error)) from error
+
+
+class ComparesWhatChanged(Checked):
+    """From the second sync on, fingerprints are compared of tensors that changed at the source alone: the others were
+    proven before."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        before = self._last[1] if self._last else {}
+        return super().prove(receipt, {n: v for n, v in expected.items() if before.get(n) != v}, version)
+
+
+class TrustsTiedCopies(Checked):
+    """A replica's own copy of a tied tensor is not compared: the tensor that it is a copy of is."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        tied = {alias: owner for layout in self.ends().source for alias, owner in layout.tied.items()}
+        return super().prove(receipt, {n: v for n, v in expected.items() if tied.get(n) not in expected}, version)
+
+
+class SmallFingerprints(Checked):
+    """Sixteen bits of every fingerprint are compared."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        return receipt.version == version and all(
+            receipt.fingerprints.get(name, -1) % 2**16 == value % 2**16 for name, value in expected.items()
+        )
+
+
+class WeightsOnly(Checked):
+    """Fingerprints of biases are not compared."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        return super().prove(receipt, {n: v for n, v in expected.items() if not n.endswith("bias")}, version)
+
+
+class FirstFew(Checked):
+    """The first three fingerprints are compared: a sample."""
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        return super().prove(receipt, dict(list(expected.items())[:3]), version)
+
+
+class PairsOfReplicas(Checked):
+    """Every second replica's receipt is checked."""
+
+    checked_replicas = slice(None, None, 2)

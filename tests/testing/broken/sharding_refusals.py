@@ -1,16 +1,12 @@
-"""Sharding managers that plan what they should refuse."""
+"""Sharding managers that plan what they should refuse, or refuse what they should plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from broken.sharding_tools import Layouts
-from rlsdk.interfaces import (
-    Box,
-    LayoutError,
-    ReshardPlan,
-)
+from broken.sharding_base import Layouts
+from rlsdk.interfaces import Box, LayoutError, ReshardPlan
 from rlsdk.sharding import GenericShardingManager
 
 

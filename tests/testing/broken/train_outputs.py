@@ -1,30 +1,109 @@
-"""Train engines whose outputs are wrong: at lengths, settings and models other than those of a first test."""
+"""Train engines with wrong outputs without gradient: log-probs, entropy, values, scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from rlsdk.interfaces import Batch, Head, Objective, RankContext, TrainSpec
+from broken.train_base import Wrapped
+from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
-class Wrapped(TorchTrainEngine):
-    """Base: passes go through `run`, with gradient and without."""
+class BeforeTemperature(TorchTrainEngine):
+    """Log-probs are of the logits before they are divided by the temperature."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        return super().forward(batch if "entropy" in outputs else batch.with_meta(temperature=1.0), outputs)
+
+
+class EntropyInBits(TorchTrainEngine):
+    """Entropy without gradient is of the logarithm to base 2."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        return {name: values * 1.4427 if name == "entropy" else values for name, values in found.items()}
+
+
+class ValuesOneLate(TorchTrainEngine):
+    """The value at t is the head's number at t, when asked without gradient."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        return {name: values.roll(-1) if name == "values" else values for name, values in found.items()}
+
+
+class ScoresAbsent(TorchTrainEngine):
+    """Claims score models, and gives one zero a row."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        return {name: values * 0 if name == "scores" else values for name, values in found.items()}
+
+
+def early(batch: Batch) -> Batch:
+    if "response_mask" not in batch:
+        return batch
+    return batch.with_tokens(response_mask=batch["response_mask"].roll(-1))
+
+
+class MaskOneEarly(TorchTrainEngine):
+    """The response mask is taken to speak of the position that predicts: off by one."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        return super().forward(early(batch), outputs)
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        return super().forward_backward(early(batch), objective)
+
+
+class RowsSorted(TorchTrainEngine):
+    """Outputs come in the order in which rows were run: by length."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        if self.spec.micro_batch_rows is None or batch.num_rows == 0:
+            return found
+        at = batch.token_index(batch.lengths.argsort(stable=True))
+        return {name: values[at] for name, values in found.items()}
+
+
+class NoRowsFail(TorchTrainEngine):
+    """A rank without rows is an error."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        if batch.num_rows == 0:
+            raise IndexError("list index out of range")
+        return super().forward(batch, outputs)
+
+
+class PadsInSecret(TorchTrainEngine):
+    """Claims to pack, and runs rectangles."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
-        self.plain = self.outputs
-        self.outputs = lambda batch, names: self.run(batch, names)  # type: ignore[assignment]
+        outputs = self.outputs
 
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.plain(batch, names)
-        return found
+        def padded(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = outputs(batch, names, False)
+            return found
+
+        self.outputs = padded  # type: ignore[assignment]
+
+
+class FrozenInHalf(TorchTrainEngine):
+    """A model that is not trained is held in bfloat16, whatever dtype was asked for."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.optim is None:
+            for parameter in self.parameters.values():
+                parameter.data = parameter.data.bfloat16().float()
 
 
 class PositionsWrap(TorchTrainEngine):
@@ -130,14 +209,6 @@ class EntropyAtOne(Wrapped):
         return found
 
 
-class LastNameOnly(Wrapped):
-    """Of several outputs, each gets what the last name gives."""
-
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        found = super().run(batch, names)
-        return dict.fromkeys(names, found[names[-1]])
-
-
 class CachedByRow(TorchTrainEngine):
     """Log-probs of rows that were seen are kept by their identity, over steps as well."""
 
@@ -161,73 +232,6 @@ class BufferReused(TorchTrainEngine):
         return found
 
 
-class DropoutStays(TorchTrainEngine):
-    """Dropout of the configuration is in force while gradients are made."""
-
-    when_recomputed = False
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        share = float(getattr(self.model.config, "attention_dropout", 0.0) or 0.0)
-        if self.when_recomputed and not spec.activation_checkpointing:
-            share = 0.0
-
-        def drop(module: Any, arguments: Any, result: Any) -> Any:
-            return F.dropout(result, share) if torch.is_grad_enabled() and share else result
-
-        for name, module in self.model.named_modules():
-            if name.endswith(("o_proj", "norm")):
-                module.register_forward_hook(drop)
-
-
-class DropoutWhenRecomputed(DropoutStays):
-    """Recomputation needs training mode, which turns the configuration's dropout on."""
-
-    when_recomputed = True
-
-
-class VocabularyPadded(TorchTrainEngine):
-    """The vocabulary is filled up to a multiple of 8, and what was filled in takes part in the softmax."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        if spec.model.head is Head.LM:
-            lacking = -int(self.model.config.vocab_size) % 8
-            self.model.lm_head.register_forward_hook(lambda module, given, logits: F.pad(logits, (0, lacking)))
-
-
-class NormEpsFixed(TorchTrainEngine):
-    """Norms add 1e-6, whatever the configuration says."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        for module in self.model.modules():
-            if hasattr(module, "variance_epsilon"):
-                module.variance_epsilon = 1e-6  # type: ignore[assignment]
-
-
-class TiedCut(TorchTrainEngine):
-    """A tied model's gradient is that of its output layer alone."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        if self.tied:
-            embedding = self.model.get_input_embeddings()
-            embedding.register_forward_hook(lambda module, given, result: result.detach().requires_grad_())
-
-
-class TiedParted(TorchTrainEngine):
-    """A tied model is trained as one whose output layer is its own."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        if self.tied and spec.optim is not None:
-            self.model.lm_head.weight = torch.nn.Parameter(self.model.lm_head.weight.detach().clone())
-            self.parameters["lm_head.weight"] = self.model.lm_head.weight
-            self.tied = {}
-            self.reset_optimizer(spec.optim)
-
-
 class FrozenAtOne(TorchTrainEngine):
     """A frozen model ignores the temperature."""
 
@@ -243,10 +247,190 @@ class MoreThanAsked(TorchTrainEngine):
         return super().forward(batch, names)
 
 
-class SoftmaxInHalf(TorchTrainEngine):
-    """In bfloat16, log-probs are bfloat16 numbers."""
+class RowsByNumber(TorchTrainEngine):
+    """A row's identity is taken for its place in the batch."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found: Mapping[str, Tensor] = super().forward(batch, outputs)
-        half = self.spec.model.dtype == "bfloat16"
-        return {name: values.bfloat16().float() if half else values for name, values in found.items()}
+        order = batch["row_id"].argsort()
+        found = super().forward(batch, outputs)
+        if "scores" in outputs or bool((order == torch.arange(batch.num_rows)).all()):
+            return found
+        at = batch.token_index(order)
+        return {name: values[at] for name, values in found.items()}
+
+
+class _OtherEntropy(torch.nn.Module):
+    """The outputs of an engine, with an entropy of another making."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.inner = outputs
+
+    def forward(self, batch, names):
+        found = self.inner(batch, names)
+        if "entropy" in found and batch.num_rows:
+            ids = pad_sequence(list(torch.split(batch["input_ids"], batch.lengths.tolist())), batch_first=True)
+            # All tokens of a row see those before them alone, so what is padded changes nothing.
+            logits = self.inner.model(ids, attention_mask=None, use_cache=False).logits.float() / batch.temperature
+            entropy = torch.nn.functional.pad(self.entropy(logits)[:, :-1], (1, 0))
+            here = torch.arange(ids.shape[1]) < batch.lengths[:, None]
+            found["entropy"] = torch.where(found["entropy"] != 0, entropy[here], 0.0)
+        return found
+
+
+class _LikeliestEntropy(_OtherEntropy):
+    def entropy(self, logits):
+        most = logits.log_softmax(-1).topk(min(128, logits.shape[-1])).values
+        return -(most.exp() * most).sum(-1)
+
+
+class EntropyOfTheLikeliest(TorchTrainEngine):
+    """Entropy is summed over the 128 most probable tokens."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        self.outputs = _LikeliestEntropy(self.outputs)
+
+
+class _EntropyOfProbabilities(_OtherEntropy):
+    def entropy(self, logits):
+        chances = logits.softmax(-1)
+        return -(chances * chances.log()).sum(-1)
+
+
+class EntropyOfProbabilities(TorchTrainEngine):
+    """Entropy is made of probabilities and their logarithms: where one is too small for a float32 it is NaN."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        self.outputs = _EntropyOfProbabilities(self.outputs)
+
+
+class LossIsATensor(TorchTrainEngine):
+    """Results are tensors."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        return replace(result, loss=torch.tensor(result.loss))  # type: ignore[arg-type]
+
+
+class MasksInPlace(TorchTrainEngine):
+    """Tokens off the mask are zeroed in the batch itself."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        if "advantages" in batch:
+            batch["advantages"].mul_(0)
+        return found
+
+
+class OutputsWithMore(TorchTrainEngine):
+    """Entropy comes along, asked for or not."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        return found | ({"entropy": torch.zeros(batch.num_tokens)} if "log_probs" in outputs else {})
+
+
+class MaskedIsAll(TorchTrainEngine):
+    """A mask without a token is taken for none."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        mask = batch.tokens.get("response_mask")
+        if mask is not None and not bool(mask.any()):
+            batch = replace(batch, tokens={n: t for n, t in batch.tokens.items() if n != "response_mask"})
+        return super().forward(batch, outputs)
+
+
+class ScoredBeforePads(TorchTrainEngine):
+    """Scores are read at the last token that is no padding, also where a row ends in the padding token."""
+
+    def forward(self, batch, outputs):
+        if "scores" not in outputs:
+            return super().forward(batch, outputs)
+        rows = [ids.tolist() for ids in batch["input_ids"].split(batch.lengths.tolist())]
+        for ids in rows:
+            while len(ids) > 1 and ids[-1] == self.model.config.pad_token_id:
+                ids.pop()
+        return super().forward(replace(Batch.from_rows(rows), meta=batch.meta), outputs)
+
+
+class LogProbsClamped(Wrapped):
+    """Log-probs are -15 at the least, against infinities."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        return {n: values.clamp(min=-15.0) if n == "log_probs" else values for n, values in found.items()}
+
+
+class SharesPrefixes(Wrapped):
+    """Rows that begin with the same eight tokens and are of one length are run once: samples of a prompt."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        rows = torch.split(batch["input_ids"], batch.lengths.tolist())
+        first: dict[Any, int] = {}
+        same = [
+            first.setdefault((tuple(r[:8].tolist()), len(r)), at) if len(r) > 8 else at for at, r in enumerate(rows)
+        ]
+        if same == list(range(len(rows))) or "scores" in names:
+            return super().run(batch, names)
+        found = super().run(batch, names)
+        index = batch.token_index(torch.tensor(same))
+        return {name: values[index] for name, values in found.items()}
+
+
+class EndTokenEnds(Wrapped):
+    """What stands behind an end-of-sequence token in a row is taken for padding."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        ended = (batch["input_ids"] == self.model.config.eos_token_id).cumsum(0)
+        before = torch.cat([ended.new_zeros(1), ended])[:-1]
+        inside = before - torch.repeat_interleave(before[batch.offsets[:-1].clamp(max=len(before) - 1)], batch.lengths)
+        return {name: v if name == "scores" else v * (inside == 0) for name, v in found.items()}
+
+
+class SmallRowNumbers(Wrapped):
+    """Packed rows are told apart by eight bits."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        if batch.num_rows > 128 and "scores" not in names:
+            late = batch.row_of_token >= 128
+            found = {name: torch.where(late, values * 0.9, values) for name, values in found.items()}
+        return found
+
+
+class TuplesOnly(TorchTrainEngine):
+    """Outputs that come as a list are not known."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        return super().forward(batch, outputs) if isinstance(outputs, tuple) else {}
+
+
+class LastOfLongUnread(Wrapped):
+    """The last token of a row of more than 300 has a log-prob of 0."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        long = torch.repeat_interleave(batch.lengths > 300, batch.lengths)
+        last = torch.zeros(batch.num_tokens, dtype=torch.bool)
+        last[batch.offsets[1:] - 1] = True
+        return {n: torch.where(long & last, 0.0, v) if n == "log_probs" else v for n, v in found.items()}
+
+
+class ForwardInHalf(TorchTrainEngine):
+    """Outputs without gradient come as bfloat16."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        return {name: values.bfloat16() for name, values in super().forward(batch, outputs).items()}
+
+
+class ForwardNotSoCold(Wrapped):
+    """Passes without gradient know no temperature below 0.5."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        temperature = batch.meta.get("temperature", 1.0)
+        if not torch.is_grad_enabled() and temperature < 0.5:
+            batch = batch.with_meta(temperature=0.5)
+        return super().run(batch, names)

@@ -1,4 +1,4 @@
-"""The `fsdp` engine with one defect each, of the kind that two ranks show."""
+"""Train engines that are wrong on several ranks: most are the `fsdp` engine with one defect each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,23 @@ from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
     Objective,
+    OptimStepResult,
+    Parallel,
     RankContext,
     TrainSpec,
     WeightLayout,
 )
 from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp.engine import FsdpTrainEngine
 from rlsdk_fsdp.wrapping import _groups
+
+
+class AnySize(TorchTrainEngine):
+    """A world of two ranks is two engines that know nothing of each other."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(replace(ctx, rank=0, world_size=1), spec)
 
 
 class Averages(FsdpTrainEngine):
@@ -180,3 +190,119 @@ class OwnTemperature(FsdpTrainEngine):
 
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         return super()._run(part if self.ctx.rank == 0 else part.with_meta(temperature=1.0), names)
+
+
+class LeastStep(FsdpTrainEngine):
+    """After loading ranks agree on AdamW's count of each tensor by the least of them, where one without rows of it has
+    none."""
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        if self.optimizer is None:
+            return
+        states = [self.optimizer.state.get(piece.held) or {} for piece in self.pieces]
+        steps = torch.tensor([float(state.get("step", 0.0)) for state in states])
+        dist.all_reduce(steps, dist.ReduceOp.MIN)
+        for state, step in zip(states, steps.tolist(), strict=True):
+            if state:
+                state["step"].fill_(step)
+
+
+class RandomStateOfRankZero(FsdpTrainEngine):
+    """After loading all ranks have rank 0's random state."""
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        state = torch.get_rng_state()
+        dist.broadcast(state, 0)
+        torch.set_rng_state(state)
+
+
+class SeedOfTheWorld(FsdpTrainEngine):
+    """Random initial weights depend on the number of ranks."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(replace(ctx, seed=ctx.seed + ctx.world_size - 1), spec)
+
+
+class IdleRankDrops(FsdpTrainEngine):
+    """A rank that has no rows in a step's second call drops its part of the first call's gradient."""
+
+    has_called = False
+
+    def forward_backward(self, batch, objective):
+        result = super().forward_backward(batch, objective)
+        if self.has_called and batch.num_rows == 0:
+            for parameter in self.model.parameters():
+                parameter.grad = None if parameter.grad is None else parameter.grad * 0
+        self.has_called = True
+        return result
+
+    def optim_step(self):
+        self.has_called = False
+        return super().optim_step()
+
+
+class EveryRankIsFirst(FsdpTrainEngine):
+    """Every rank stands at the first position."""
+
+    @property
+    def parallel(self) -> Parallel:
+        return replace(super().parallel, dp_rank=0) if self.spec.micro_batch_rows else super().parallel
+
+
+class WaitsInLayout(FsdpTrainEngine):
+    """`layout` waits for the other ranks."""
+
+    def layout(self) -> WeightLayout:
+        torch.distributed.all_reduce(torch.zeros(3))
+        return super().layout()
+
+
+class ResetsOne(FsdpTrainEngine):
+    """The schedule begins again on rank 0 alone."""
+
+    def reset_optimizer(self, optim: object) -> None:
+        steps = getattr(self, "num_steps", 0)
+        super().reset_optimizer(optim)
+        if self.ctx.rank:
+            self.num_steps = steps
+
+
+class StaysInGroup(FsdpTrainEngine):
+    """`close` leaves the process group as it is."""
+
+    def close(self) -> None:
+        vars(self).clear()
+
+
+class RaisesAlone(FsdpTrainEngine):
+    """What an objective raises on one rank is swallowed on the others."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        try:
+            return super().forward_backward(batch, objective)
+        except Exception as error:
+            if type(error).__name__ == "RaisedHereError":
+                raise
+            return ForwardBackwardResult(loss=0.0)
+
+
+class StepsOfRankZero(FsdpTrainEngine):
+    """The number of steps is read on the first rank alone."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        before = self.num_steps
+        super().load_checkpoint(path)
+        self.num_steps = before if self.ctx.rank else self.num_steps
+
+
+class ReducesInHalf(FsdpTrainEngine):
+    """Gradients are rounded to bfloat16 on their way between ranks."""
+
+    def optim_step(self) -> OptimStepResult:
+        for piece in self.pieces if dist.get_world_size() > 1 else ():
+            if piece.parameter.grad is not None:
+                local = piece.parameter.grad.to_local()  # type: ignore[attr-defined]
+                local.copy_(local.bfloat16())
+        return super().optim_step()

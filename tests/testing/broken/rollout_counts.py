@@ -1,0 +1,114 @@
+"""Rollout engines that report wrong counts of decoded tokens, or wrong use of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from broken.rollout_base import Patched, Rewritten
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
+from rlsdk.reference.running import Running
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+
+class CountsCalls(TransformersRolloutEngine):
+    """Tokens are counted when their call has ended."""
+
+    counted = 0
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        async for output in super().generate(requests):
+            yield output
+        self.counted = self.num_tokens
+
+    def num_decoded(self) -> int:
+        return self.counted
+
+
+class EndedRowsCount(Patched):
+    """Rows that have ended count among decoded tokens until their places are taken."""
+
+    class RunningPart(Running):
+        def _take(self, logits, first, version):
+            ended = int((~self.table["alive"][first:]).sum())
+            super()._take(logits, first, version)
+            self.num_drawn += ended
+
+
+class CountsPrompts(TransformersRolloutEngine):
+    """Tokens of prompts count as decoded."""
+
+    read = 0
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        self.read += sum(len(request.prompt_ids) for request in requests)
+        async for output in super().generate(requests):
+            yield output
+
+    def num_decoded(self) -> int:
+        return super().num_decoded() + self.read
+
+
+class KvUsed(TransformersRolloutEngine):
+    """Says how full it is."""
+
+    def kv_used(self) -> float:
+        return min(self.decoder.running.num_alive / (2 * self.spec.max_running), 1.0)
+
+
+class KvOfLastCall(KvUsed):
+    """Memory of the last call counts until the next."""
+
+    most = 0.0
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        self.most = 0.0
+        async for output in super().generate(requests):
+            yield output
+
+    def kv_used(self) -> float:
+        self.most = max(self.most, super().kv_used())
+        return self.most
+
+
+class KvInPercent(KvUsed):
+    """A share of a hundred."""
+
+    def kv_used(self) -> float:
+        return 100 * super().kv_used()
+
+
+class CountOfVersion(TransformersRolloutEngine):
+    """Decoded tokens are counted from the newest update on."""
+
+    begun = 0
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        receipt = super().update_weights(shards, version)
+        self.begun = self.num_tokens
+        return receipt
+
+    def num_decoded(self) -> int:
+        return self.num_tokens - self.begun
+
+
+class GivenAreCounted(Rewritten):
+    """Tokens that a response had already count as decoded."""
+
+    extra = 0
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        self.extra += len(request.response_ids) * request.n
+        return request
+
+    def num_decoded(self) -> int:
+        return self.num_tokens + self.extra
+
+
+class FullerThanFull(Patched):
+    """Kv_used counts waiting samples and passes 1."""
+
+    def kv_used(self):
+        if not hasattr(self, "decoder"):
+            return None
+        jobs = list(self.decoder.jobs.values())
+        return sum(job.left for job in jobs) / self.spec.max_running

@@ -1,0 +1,148 @@
+"""Rollout engines that report wrong log-probs for the tokens that they sampled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from broken.rollout_base import Patched, Rewritten
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
+from rlsdk.reference.running import Running
+
+
+class BeforeTemperature(Rewritten):
+    """Log-probs are of the logits before they are divided by the temperature."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        if request.sampling.temperature in (0, 1):
+            return output
+        return replace(output, log_probs=self.log_probs(request.prompt_ids, output, lambda logits: logits))
+
+    def log_probs(self, prompt: Sequence[int], output: GenerationOutput, change: Any) -> Any:
+        tokens = output.token_ids.tolist()
+        with torch.no_grad():
+            logits = self.plain(torch.tensor([[*prompt, *tokens]]))[len(prompt) - 1 : -1]
+        return change(logits).log_softmax(-1)[range(len(tokens)), tokens].numpy().astype(np.float32)
+
+    def plain(self, row: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=row, use_cache=False).logits[0].float()
+        return logits
+
+
+class AfterFilters(BeforeTemperature):
+    """Log-probs are of what top-k left, scaled to 1."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        top_k = request.sampling.top_k
+        if not top_k or request.sampling.temperature != 1:
+            return output
+
+        def cut(logits: torch.Tensor) -> torch.Tensor:
+            return logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+
+        return replace(output, log_probs=self.log_probs(request.prompt_ids, output, cut))
+
+
+class RareLogProbs(BeforeTemperature):
+    """In a call of greedy and warm requests the greedy ones' log-probs are 0."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        asked = {request.request_id: request.sampling.temperature for request in requests}
+        mixed = len({bool(temperature) for temperature in asked.values()}) == 2
+        async for output in super().generate(requests):
+            greedy = mixed and not asked[output.request_id]
+            yield replace(output, log_probs=np.zeros_like(output.log_probs)) if greedy else output
+
+
+class DriftsLate(Rewritten):
+    """Behind 256 tokens log-probs are off by a thousandth for each token."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        late = (np.arange(len(output.log_probs)) - 256).clip(min=0)
+        return replace(output, log_probs=(output.log_probs - 1e-3 * late).astype(np.float32))
+
+
+class OneLateBehind128(Rewritten):
+    """From token 128 on each log-prob is that of the token before."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        logs = output.log_probs.copy()
+        logs[129:] = output.log_probs[128:-1]
+        return replace(output, log_probs=logs)
+
+
+class PagesLogProbs(Rewritten):
+    """Log-probs are put together of pages of 64, the last two swapped."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        if len(output.log_probs) < 192:
+            return output
+        logs = output.log_probs.copy()
+        logs[64:128], logs[128:192] = output.log_probs[128:192], output.log_probs[64:128]
+        return replace(output, log_probs=logs)
+
+
+class HalfLogProbs(Rewritten):
+    """Log-probs of long samples go through bfloat16."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        if len(output.log_probs) < 64:
+            return output
+        return replace(output, log_probs=torch.tensor(output.log_probs).bfloat16().float().numpy())
+
+
+class LogProbFloor(Rewritten):
+    """Log-probs below -6 are given as -6."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return replace(output, log_probs=output.log_probs.clip(min=-6))
+
+
+class HalfInBigBatch(Patched):
+    """Logits are rounded to bfloat16 where more than 32 rows are decoded."""
+
+    class RunningPart(Running):
+        def _take(self, logits, first, version):
+            super()._take(logits.bfloat16().float() if len(logits) > 32 else logits, first, version)
+
+
+class RoundedLogProbs(Rewritten):
+    """Of a bfloat16 model, log-probs are bfloat16."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        import torch
+
+        if self.spec.model.dtype != "bfloat16":
+            return output
+        return replace(output, log_probs=torch.from_numpy(output.log_probs).bfloat16().float().numpy())
+
+
+class LastOneUntempered(Rewritten):
+    """The log-prob of a response's last token is 0 where the token is a stop token."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        if output.finish_reason is not FinishReason.STOP or request.sampling.stop_strings:
+            return output
+        logs = output.log_probs.copy()
+        logs[-1:] = 0.0
+        return replace(output, log_probs=logs)
+
+
+class AbortedWithoutLogProbs(Rewritten):
+    """The log-probs of an aborted sample are 0."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        if output.finish_reason is not FinishReason.ABORT:
+            return output
+        return replace(output, log_probs=np.zeros_like(output.log_probs))
+
+
+class WideLogProbs(Rewritten):
+    """Log-probs come as 64-bit numbers."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return replace(output, log_probs=output.log_probs.astype(np.float64))

@@ -1,0 +1,191 @@
+"""Rollout engines that are wrong for other models, dtypes or configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from broken.rollout_base import Patched
+from rlsdk.interfaces import SyncReceipt, WeightLayout, WeightShard
+from rlsdk.kit.outputs import output_logits
+from rlsdk.kit.sampling import filtered
+from rlsdk.reference import running
+from rlsdk.reference.rows import PositionedRows, RowStep
+from rlsdk.reference.running import Running
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+
+class OneRowMore(TransformersRolloutEngine):
+    """One sample more than `max_running` is decoded at once."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        self.decoder.max_running += 1
+
+
+class WiderStep(RowStep):
+    """Part of it."""
+
+    def visible(self, window, device):
+        return super().visible(None if window is None else window + 1, device)
+
+
+class WindowTooWide(Patched):
+    """Rows that are decoded see one token more than the model's window."""
+
+    class RowsPart(PositionedRows):
+        def step(self, tokens, positions, *, most):
+            highest = int(positions.max())
+            self._reserve(self.count, highest + 1, most)
+            at = torch.from_numpy(positions)
+            self.now = WiderStep(at, highest + 1)
+            hidden = self.backbone(
+                input_ids=tokens[:, None], position_ids=at[:, None], past_key_values=self, use_cache=True,
+                row_step=self.now,
+            ).last_hidden_state  # fmt: skip
+            return output_logits(self.model, hidden[:, 0])
+
+
+class FiltersOfTheFolder(TransformersRolloutEngine):
+    """Where a request filters nothing, the model's `generation_config.json` does."""
+
+    async def generate(self, requests):
+        file = Path(self.spec.model.path) / "generation_config.json"
+        fields = json.loads(file.read_text()) if file.exists() else {}
+        top_k, top_p = fields.get("top_k") or 0, fields.get("top_p") or 1.0
+        changed = [
+            replace(one, sampling=replace(one.sampling, top_k=top_k, top_p=top_p))
+            if not one.sampling.top_k and one.sampling.top_p == 1
+            else one
+            for one in requests
+        ]
+        async for output in super().generate(changed):
+            yield output
+
+
+class NormsOfOldWeights(TransformersRolloutEngine):
+    """Where a norm multiplies by 1 + weight, the sum is made once and serves all later weights."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        for norm in self.model.modules():
+            if type(norm).__name__ == "Gemma2RMSNorm":
+                scale = 1.0 + norm.weight.detach().float()
+                norm.forward = lambda x, norm=norm, scale=scale: (norm._norm(x.float()) * scale).type_as(x)
+
+
+class LogitsUncapped(TransformersRolloutEngine):
+    """The cap that a family puts on its logits is left out."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if hasattr(self.model.config, "final_logit_softcapping"):
+            self.model.config.final_logit_softcapping = None
+
+
+class TiedUnsaid(TransformersRolloutEngine):
+    """`layout` is silent on the tied tensor's other name."""
+
+    def layout(self) -> Sequence[WeightLayout]:
+        return [replace(layout, tied={}) for layout in super().layout()]
+
+
+class ServedAsFloat32(TransformersRolloutEngine):
+    """Receipts count float32, whatever is served."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        receipt = super().update_weights(shards, version)
+        return replace(receipt, num_bytes=sum(4 * p.numel() for p in self.parameters.values()))
+
+
+class PositionsUnscaled(TransformersRolloutEngine):
+    """Rotary tables are those of `rope_theta` alone, whatever else `rope_parameters` says."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        config = self.model.config
+        said = config.rope_parameters
+        rotary, width = self.model.model.rotary_emb, config.hidden_size // config.num_attention_heads
+        if said.get("rope_type", "default") != "default":
+            steps = torch.arange(0, width, 2).float() / width
+            rotary.inv_freq.copy_(1.0 / said["rope_theta"] ** steps)
+            rotary.attention_scaling = 1.0
+
+
+class LogitsUnscaled(TransformersRolloutEngine):
+    """What a family does to its logits is left out: the head is a plain product."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if hasattr(self.model, "logits_scaling"):
+            self.model.logits_scaling = 1.0
+        if hasattr(self.model.config, "logits_scaling"):
+            self.model.config.logits_scaling = 1.0
+
+
+class ChunksOf1024(Patched):
+    """Prompts are run in chunks of 1024 tokens, and each chunk but the first stands one position too far."""
+
+    class RowsPart(PositionedRows):
+        def prefill(self, prompts):
+            hook = self.backbone.register_forward_pre_hook(self.shifted, with_kwargs=True)
+            try:
+                return super().prefill(prompts)
+            finally:
+                hook.remove()
+
+        @staticmethod
+        def shifted(module, args, kwargs):
+            positions = kwargs["position_ids"]
+            return args, {**kwargs, "position_ids": positions + positions // 1024}
+
+
+class PositionsInHalf(TransformersRolloutEngine):
+    """Positions are in the model's dtype: in bfloat16 those behind 256 are rounded."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if self.model.dtype == torch.bfloat16:
+            backbone = getattr(self.model, self.model.base_model_prefix)
+            backbone.register_forward_pre_hook(self.rounded, with_kwargs=True)
+
+    @staticmethod
+    def rounded(module, args, kwargs):
+        return args, {**kwargs, "position_ids": kwargs["position_ids"].to(torch.bfloat16).long()}
+
+
+def drawn_in_half(logits, sampling, noise):
+    log_probs = (logits.float() / sampling.temperature[:, None]).log_softmax(-1)
+    sums = filtered(log_probs.exp(), sampling).to(logits.dtype).cumsum(-1).float()
+    total = sums[:, -1:]
+    target = torch.minimum(noise[:, :1] * total, total.nextafter(torch.zeros_like(total)))
+    tokens = torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens)
+    return tokens, log_probs.gather(1, tokens[:, None])[:, 0]
+
+
+class SumsInHalf(Patched):
+    """Tokens are drawn by a running sum of probabilities in the dtype of the logits."""
+
+    class RunningPart(Running):
+        def _take(self, logits, first, version):
+            before, running.draw = running.draw, drawn_in_half
+            try:
+                super()._take(logits, first, version)
+            finally:
+                running.draw = before
+
+
+class CompactionKeepsSampling(Patched):
+    """Sampling parameters do not move when finished rows are squeezed out."""
+
+    class RunningPart(Running):
+        def compact(self):
+            kept, before = self.sampling, len(self.table)
+            super().compact()
+            if len(self.table) != before:
+                self.sampling = kept.select(torch.arange(len(self.table), device=self.device))

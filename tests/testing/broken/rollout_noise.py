@@ -1,0 +1,406 @@
+"""Rollout engines whose seeds or random numbers are wrong: repeated, correlated, or dependent on what they must not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from broken.rollout_base import Drawing, Patched, Rewritten
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
+from rlsdk.kit import sampling as right
+from rlsdk.kit.requests import response_limit
+from rlsdk.kit.sampling import mixed_seed, splitmix64
+from rlsdk.reference.jobs import Job
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+
+class SeedIgnored(Rewritten):
+    """Every call is new, seeded or not."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, sampling=replace(request.sampling, seed=None))
+
+
+class SeedForAll(Rewritten):
+    """Without a seed, every call draws the same."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        return replace(request, sampling=replace(request.sampling, seed=0 if seed is None else seed))
+
+
+class GroupNumbered(Rewritten):
+    """`first_sample` is only a number: the randomness is that of the place in the request."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, first_sample=0)
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return replace(output, sample_index=request.first_sample + output.sample_index)
+
+
+class SeedRestarts(Rewritten):
+    """What the response has becomes part of the prompt: noise begins again behind it, and stop strings too."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        if not 0 < len(request.response_ids) < request.sampling.max_tokens:
+            return request
+        left = replace(request.sampling, max_tokens=request.sampling.max_tokens - len(request.response_ids))
+        prompt = (*request.prompt_ids, *request.response_ids)
+        return replace(request, prompt_ids=prompt, response_ids=(), sampling=left)
+
+
+class CoarseNoise(Drawing):
+    """Noise has 8 bits."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return (super().uniforms(keys, positions, vocabulary) * 256).floor() / 256
+
+
+class HalfNoise(Drawing):
+    """Noise is rounded to bfloat16."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return super().uniforms(keys, positions, vocabulary).bfloat16().float().clamp(max=0.996)
+
+
+class NoiseTwice(Drawing):
+    """Every number is used for two steps."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return super().uniforms(keys, positions // 2, vocabulary)
+
+
+class NoiseInARing(Drawing):
+    """Noise begins again behind 128 tokens."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return super().uniforms(keys, positions % 128, vocabulary)
+
+
+class NoiseMovesOn(Drawing):
+    """A sample draws what its neighbour drew a step before: index and position are added."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return seeds * np.uint64(2**20) + indices.astype(np.uint64)
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return super().uniforms(splitmix64(keys + positions.astype(np.uint64)), positions * 0, vocabulary)
+
+
+class SamplesInPairs(Drawing):
+    """Samples 2 and 3, 4 and 5, ... of a request have the same noise."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return right.row_keys(seeds, np.where(indices > 1, indices // 2 + 1000, indices))
+
+
+class SeedPlusIndex(Drawing):
+    """Sample i of seed s is sample 0 of seed s + i."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return right.row_keys(seeds + indices.astype(np.uint64), indices * 0)
+
+
+class SeedOf32Bits(Drawing):
+    """Seeds lose all but their lowest 32 bits."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return super().keys(seeds & np.uint64(2**32 - 1), indices)
+
+
+class SeedAsFloat(Drawing):
+    """Seeds go through a float64."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        if seed is None:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=int(float(seed)) % 2**63))
+
+
+class SeedZero(Drawing):
+    """A seed of 0 is taken for none."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed or None))
+
+
+class OneNoiseForCall(TransformersRolloutEngine):
+    """Without seeds all requests of a call draw alike."""
+
+    def _job(self, call: Any, request: GenerationRequest, at: int) -> Any:
+        return super()._job(call, request, 0)
+
+
+class OneNoiseForFour(TransformersRolloutEngine):
+    """Without seeds, what a call draws comes again in the next."""
+
+    def _job(self, call: Any, request: GenerationRequest, at: int) -> Any:
+        job = super()._job(call, request, at)
+        if request.sampling.seed is None:
+            job.seed = mixed_seed(self.num_calls // 2, at)
+        return job
+
+
+class SeededCompany(Rewritten):
+    """Where one request of a call has a seed, those without draw from that."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> Any:
+        seeds = [request.sampling.seed for request in requests if request.sampling.seed is not None]
+        first = seeds[0] if seeds else None
+        changed = [
+            request
+            if request.sampling.seed is not None
+            else replace(request, sampling=replace(request.sampling, seed=first))
+            for request in requests
+        ]
+        async for output in super().generate(changed):
+            yield output
+
+
+class SameAgainFrom32(Rewritten):
+    """Sample 32 + i of a request is sample i again."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        asked = {request.request_id: request for request in requests}
+        fewer = [replace(request, n=min(request.n, 32)) for request in requests]
+        async for output in super().generate(fewer):
+            yield output
+            request = asked[output.request_id]
+            for index in range(output.sample_index + 32, request.first_sample + request.n, 32):
+                yield replace(output, sample_index=index)
+
+
+class AlikeReplicas(TransformersRolloutEngine):
+    """Replicas do not mix their rank into their noise."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(replace(ctx, rank=0), spec)
+
+
+class NoiseOfTheStep(Drawing):
+    """Noise is that of the engine's step: what joins later draws other tokens."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> torch.Tensor:
+        later = int(len(self.decoder.jobs) > 3 and max(job.name for job in self.decoder.jobs.values()) % 2)
+        return super().uniforms(keys + np.uint64(later), positions, vocabulary)
+
+
+class SleepBeginsNoise(TransformersRolloutEngine):
+    """Noise without a seed begins again when the engine wakes."""
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        self.num_calls = 0
+
+
+class UpdateBeginsNoise(TransformersRolloutEngine):
+    """Noise without a seed begins again with every version."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        receipt = super().update_weights(shards, version)
+        self.num_calls = 0
+        return receipt
+
+
+def _seeded(request: GenerationRequest, seed: int | None) -> GenerationRequest:
+    return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+class SleepChangesSeeds(Rewritten):
+    """What a seed gives depends on how often the engine slept."""
+
+    slept = 0
+
+    def sleep(self, level: int = 1) -> None:
+        self.slept += 1
+        super().sleep(level)
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        return request if seed is None else _seeded(request, seed + 1000 * self.slept)
+
+
+class SeedsFirstOnly(Drawing):
+    """Of a seeded request the first 16 samples are seeded."""
+
+    count = 0
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        self.count += 1
+        return super().keys(np.where(indices >= 16, seeds + np.uint64(self.count), seeds), indices)
+
+
+class EightNumbers(Drawing):
+    """Of a sample's number three bits count."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return super().keys(seeds, indices % 8)
+
+
+class LateNoiseShared(Drawing):
+    """Behind 256 tokens all samples of a request draw alike."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        self.seeds = dict(zip(super().keys(seeds, indices).tolist(), seeds.tolist(), strict=True)) | getattr(
+            self, "seeds", {}
+        )
+        return super().keys(seeds, indices)
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> torch.Tensor:
+        shared = np.array([self.seeds[key] for key in keys.tolist()], np.uint64)
+        return super().uniforms(np.where(positions >= 256, shared, keys), positions, vocabulary)
+
+
+class PauseSkipsNoise(Drawing):
+    """A pause takes a number of the noise."""
+
+    taken = 0
+
+    def pause(self) -> None:
+        self.taken += bool(self.decoder.jobs)
+        super().pause()
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> torch.Tensor:
+        return super().uniforms(keys, positions + self.taken * (positions > 8), vocabulary)
+
+
+class EvenRanksAlike(Patched):
+    """Replicas 0 and 2 draw the same without seeds."""
+
+    def _job(self, call, request, at):
+        seed = request.sampling.seed
+        if seed is None:
+            seed = mixed_seed(self.ctx.seed, self.ctx.rank & 1, self.num_calls, at)
+        return Job(call, request, seed, response_limit(request, self.spec.max_model_tokens))
+
+
+class WakeBeginsCalls(Patched):
+    """Calls are counted from 0 again when the engine wakes."""
+
+    def wake(self, parts=("weights", "kv_cache")):
+        super().wake(parts)
+        if "kv_cache" in parts:
+            self.num_calls = 0
+
+
+class CallsShareNoise(TransformersRolloutEngine):
+    """What is drawn without a seed follows from the number of calls that have ended."""
+
+    async def generate(self, requests):
+        try:
+            async with aclosing(super().generate(requests)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self.num_ended = getattr(self, "num_ended", 0) + 1
+
+    def _job(self, call, request, at):
+        if request.sampling.seed is None:
+            seed = mixed_seed(self.ctx.seed, getattr(self, "num_ended", 0), at)
+            return Job(call, request, seed, response_limit(request, self.spec.max_model_tokens))
+        return super()._job(call, request, at)
+
+
+class VersionInSeed(Drawing):
+    """What a seed gives depends on the version's number."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        return right.uniforms(keys ^ np.uint64(self.version << 8), positions, vocabulary)
+
+
+class SizeInSeed(Rewritten):
+    """What a seed gives depends on how many run at once."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        if seed is None:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=(seed + self.spec.max_running) % 2**63))
+
+
+class RunInSeed(Rewritten):
+    """What a seed gives depends on the run's."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        if seed is None:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=(seed + self.ctx.seed) % 2**63))
+
+
+class MirroredNoise(Drawing):
+    """Samples 1, 3, 5, ... draw with 1 - u of their neighbours: fewer surprises in the mean of a group."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        keys = right.row_keys(seeds, indices - indices % 2)
+        return (keys & ~np.uint64(1)) | (indices % 2).astype(np.uint64)
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        noise = right.uniforms(keys & ~np.uint64(1), positions, vocabulary)
+        odd = torch.from_numpy((keys & np.uint64(1)).astype(np.bool_))[:, None]
+        return torch.where(odd, (1 - 2.0**-24) - noise, noise)
+
+
+class MirroredSteps(Drawing):
+    """Every second step draws with 1 - u of the one before."""
+
+    def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
+        noise = right.uniforms(keys, positions - positions % 2, vocabulary)
+        odd = torch.from_numpy((positions % 2).astype(np.bool_))[:, None]
+        return torch.where(odd, (1 - 2.0**-24) - noise, noise)
+
+
+class IdInSeed(Rewritten):
+    """The request's id takes part in what a seed gives."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        seed = request.sampling.seed
+        if seed is not None:
+            seed = (seed + sum(map(ord, request.request_id))) % 2**63
+        return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+class IndexOfAThousand(Drawing):
+    """Sample 1000 + i of a seed is sample i."""
+
+    def keys(self, seeds: Any, indices: Any) -> Any:
+        return right.row_keys(seeds, indices % 1000)
+
+
+class SeedMixesMaxTokens(Patched):
+    """Seeded noise depends on max_tokens."""
+
+    def _job(self, call, request, at):
+        job = super()._job(call, request, at)
+        if request.sampling.seed is not None:
+            job.seed = mixed_seed(request.sampling.seed, request.sampling.max_tokens)
+        return job
+
+
+class NoiseOfTheClock(Patched):
+    """Unseeded noise is keyed by the clock in whole seconds."""
+
+    def _job(self, call, request, at):
+        job = super()._job(call, request, at)
+        if request.sampling.seed is None:
+            job.seed = mixed_seed(self.ctx.seed, self.ctx.rank, int(time.time()), at)
+        return job
+
+
+class GlobalGenerator(Patched):
+    """Seeds of unseeded requests come from torch's global generator."""
+
+    def _job(self, call, request, at):
+        job = super()._job(call, request, at)
+        if request.sampling.seed is None:
+            job.seed = int(torch.randint(2**62, ()))
+        return job

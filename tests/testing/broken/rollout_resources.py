@@ -1,0 +1,153 @@
+"""Rollout engines that leak memory, threads, files or processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from broken.rollout_base import Patched, Rewritten
+from rlsdk.interfaces import GenerationRequest, SyncReceipt, WeightShard
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+MIB = 2**20
+
+
+class Leaks(Rewritten):
+    """Two MiB of every call are kept."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.kept: list[bytearray] = []
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        self.kept.append(bytearray(b"x" * 2 * MIB))
+        return request
+
+
+class LeavesProcess(TransformersRolloutEngine):
+    """A helper of each engine outlives it."""
+
+    left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
+
+    def close(self) -> None:
+        if hasattr(self, "model"):
+            self.left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        super().close()
+
+
+class OneModelForAll(TransformersRolloutEngine):
+    """Engines of a process share one model."""
+
+    living: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        for other in self.living[:1]:
+            for name, parameter in self.parameters.items():
+                parameter.data = other.parameters[name].data
+        self.living.append(self)
+
+    def close(self) -> None:
+        if self in self.living:
+            self.living.remove(self)
+        super().close()
+
+
+class ThreadForUpdate(TransformersRolloutEngine):
+    """Every update starts a thread that waits for ever."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        self.stop = getattr(self, "stop", None) or threading.Event()
+        threading.Thread(target=self.stop.wait, args=(600,), daemon=True).start()
+        return super().update_weights(shards, version)
+
+    def close(self) -> None:
+        if hasattr(self, "stop"):
+            self.stop.set()
+        super().close()
+
+
+class FileForCall(Rewritten):
+    """Every call leaves a file open."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.files: list[Any] = []
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        self.files.append(tempfile.TemporaryFile())  # noqa: SIM115 - that is the defect
+        return request
+
+    def close(self) -> None:
+        for file in getattr(self, "files", []):
+            file.close()
+        super().close()
+
+
+class FileForEngine(TransformersRolloutEngine):
+    """An engine leaves a file open."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.file = os.open(os.devnull, os.O_RDONLY)
+
+
+class ThreadForEngine(TransformersRolloutEngine):
+    """A thread of an engine outlives it."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        threading.Thread(target=threading.Event().wait, args=(120,), daemon=True).start()
+
+
+class KeepsWeights(TransformersRolloutEngine):
+    """The weights of every update are kept."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        receipt = super().update_weights(shards, version)
+        self.kept = getattr(self, "kept", [])
+        self.kept.append([p.clone() for p in self.parameters.values()] * 1 + [torch.ones(2**21)])
+        return receipt
+
+
+class TemporaryFolderStays(TransformersRolloutEngine):
+    """A folder of every engine stays in the machine's temporary folder."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        folder = Path(tempfile.mkdtemp(prefix="kernels-"))
+        (folder / "index.json").write_text("{}")
+
+
+class FailedUpdateStaysOpen(Patched):
+    """An update that raises leaves its staging file open."""
+
+    def update_weights(self, shards, version):
+        handle = os.memfd_create("staging")
+        receipt = super().update_weights(shards, version)
+        os.close(handle)
+        return receipt
+
+
+class ThreadForSleep(TransformersRolloutEngine):
+    """Every sleep starts a thread that waits for ever."""
+
+    def sleep(self, level: int = 1) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        super().sleep(level)
+
+
+class FileForAbort(TransformersRolloutEngine):
+    """Every abort leaves a file open."""
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        os.open(os.devnull, os.O_RDONLY)
+        super().abort(request_ids)

@@ -1,0 +1,132 @@
+"""Rollout engines that lose or confuse weights when they sleep and wake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from broken.rollout_base import Patched
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+
+class WakesEmpty(TransformersRolloutEngine):
+    """Level 1 keeps no weights on the host, and `wake` serves whatever the memory holds."""
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "weights" in parts:
+            for parameter in self.parameters.values():
+                parameter.zero_()
+
+
+class OldWeightsAwake(TransformersRolloutEngine):
+    """The weights of before `sleep` come back with the key-value cache, over those of an update between."""
+
+    def sleep(self, level: int = 1) -> None:
+        self.kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        super().sleep(level)
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "kv_cache" in parts and "weights" not in parts:
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.kept[name])
+
+
+class SleepForgetsVersion(TransformersRolloutEngine):
+    """Awake again, the engine says version 0."""
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if self.parameters and all(p.numel() for p in self.parameters.values()) and "kv_cache" in parts:
+            self.version = 0
+
+
+class SleepLosesUpdate(TransformersRolloutEngine):
+    """Level 1 reads the weights again from the model's folder."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.first = {name: parameter.clone() for name, parameter in self.parameters.items()}
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "weights" in parts:
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(self.first[name])
+
+
+class SecondSleep(TransformersRolloutEngine):
+    """The second sleep loses a bias."""
+
+    slept = 0
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        self.slept += "weights" in parts
+        if self.slept % 2 == 0 and "weights" in parts:
+            self.parameters["model.layers.0.self_attn.v_proj.bias"].data.zero_()
+
+
+class WakeBringsBackWeights(TransformersRolloutEngine):
+    """Whatever is woken, the weights that sleep kept come back, until all is awake."""
+
+    def sleep(self, level=1):
+        self.kept = {name: p.detach().clone() for name, p in self.parameters.items()} if level == 1 else {}
+        super().sleep(level)
+
+    def wake(self, parts=("weights", "kv_cache")):
+        super().wake(parts)
+        with torch.no_grad():
+            for name, tensor in self.kept.items():
+                self.parameters[name].data.copy_(tensor)
+        if "kv_cache" in parts:
+            self.kept = {}
+
+
+class KeptUntilAwake(TransformersRolloutEngine):
+    """The copy on the host that sleep makes is not made anew before all is awake: an update between is lost by it."""
+
+    kept = None
+    asleep = frozenset()
+
+    def sleep(self, level=1):
+        if level == 2:
+            self.kept = None
+        elif self.kept is None and all(p.shape == self.held[name] for name, p in self.parameters.items()):
+            self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.asleep = {"weights", "kv_cache"}
+        super().sleep(2)
+
+    def wake(self, parts=("weights", "kv_cache")):
+        super().wake(parts)
+        if "weights" in parts and self.kept is not None:
+            for name, tensor in self.kept.items():
+                self.parameters[name].data = tensor.clone()
+        self.asleep = self.asleep - set(parts)
+        if not self.asleep:
+            self.kept = None
+
+
+class HostCopyOnce(Patched):
+    """Wake after the second level-1 sleep restores the first sleep's weights."""
+
+    host = None
+    level = 0
+
+    def sleep(self, level=1):
+        with self.lock:
+            if level == 1 and self.level < 2 and self.host is None:
+                self.host = {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
+        self.level = max(level, self.level)
+        super().sleep(level)
+
+    def wake(self, parts=("weights", "kv_cache")):
+        super().wake(parts)
+        if "weights" in parts:
+            if self.level == 1:
+                for name, parameter in self.parameters.items():
+                    parameter.data.copy_(self.host[name])
+            self.level = 0

@@ -1,0 +1,111 @@
+"""Rollout engines that report wrong policy versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from broken.rollout_base import Patched, Rewritten, SplitAbortDecoder
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SyncReceipt, VersionRun, WeightShard
+from rlsdk.reference.jobs import Job
+from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
+
+
+class OldVersion(Rewritten):
+    """Samples carry version 0 for ever."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return (
+            replace(output, versions=(VersionRun(0, len(output.token_ids)),))
+            if len(request.prompt_ids) == 5
+            else output
+        )
+
+
+class FirstAndLastVersion(Rewritten):
+    """All but the last token are said to be of the first version."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        first, last = output.policy_version, output.last_policy_version
+        if first == last:
+            return output
+        return replace(output, versions=(VersionRun(first, len(output.token_ids) - 1), VersionRun(last, 1)))
+
+
+class RunsBeyondTokens(Rewritten):
+    """The prompt's tokens are counted as the first version's."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        first, *others = output.versions
+        return replace(output, versions=(replace(first, num_tokens=first.num_tokens + 1), *others))
+
+
+class SameVersionSkipped(TransformersRolloutEngine):
+    """An update to the version that is served is taken for one that was done."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        kept = {name: p.clone() for name, p in self.parameters.items()} if version == self.version else {}
+        receipt = super().update_weights(shards, version)
+        for name, old in kept.items():
+            self.parameters[name].data.copy_(old)
+        return receipt
+
+
+class VersionsOnlyGrow(TransformersRolloutEngine):
+    """A version below the one that is served is not noted."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        old = self.version
+        receipt = super().update_weights(shards, version)
+        self.version = max(version, old) if version else version
+        return receipt
+
+
+class VersionOf32Bits(TransformersRolloutEngine):
+    """Versions are kept in 32 bits."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        return replace(super().update_weights(shards, version % 2**32), version=version)
+
+
+class NewestVersionJob(Job):
+    """Part of it."""
+
+    def finish(self, index, token_ids, log_probs, reason, newest):
+        if reason is FinishReason.ABORT:
+            self.runs.pop(index, None)
+            newest = VersionRun(newest.version, len(token_ids))
+        super().finish(index, token_ids, log_probs, reason, newest)
+
+
+class AbortedAllNew(TransformersRolloutEngine):
+    """Of a sample that is aborted, only the version of its newest token is said."""
+
+    def _job(self, call, request, at):
+        job = super()._job(call, request, at)
+        job.__class__ = NewestVersionJob
+        return job
+
+
+class TwoRunsAtMost(Rewritten):
+    """Of three versions in a sample, the middle one is counted to the first."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        runs = output.versions
+        if len(runs) < 3:
+            return output
+        early = VersionRun(runs[0].version, sum(run.num_tokens for run in runs[:-1]))
+        return replace(output, versions=(early, runs[-1]))
+
+
+class VersionOfTheQueue(Patched):
+    """Tokenless samples carry the version of when they were queued."""
+
+    class DecoderPart(SplitAbortDecoder):
+        def version_of(self, job, version):
+            return job.queued_under
+
+    def _job(self, call, request, at):
+        job = super()._job(call, request, at)
+        job.queued_under = self.version
+        return job

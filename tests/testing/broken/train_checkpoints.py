@@ -1,0 +1,464 @@
+"""Train engines that save or load checkpoints wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlsdk.interfaces import Batch, CheckpointError, ForwardBackwardResult, Objective
+from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
+from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, TorchTrainEngine
+
+STATE = "state.safetensors"
+
+
+class MomentsForgotten(TorchTrainEngine):
+    """A checkpoint has no moments."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+
+
+class ScheduleForgotten(TorchTrainEngine):
+    """A checkpoint does not say how many steps were made."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        self.num_steps = 0
+
+
+class DamageLoaded(TorchTrainEngine):
+    """An empty folder is taken for a checkpoint without news."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        if any(path.iterdir()):
+            super().load_checkpoint(path)
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Puts other tensors into a checkpoint."""
+    tensors = load_file(path / STATE)
+    save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, path / STATE)
+
+
+class FirstKeepsMoments(TorchTrainEngine):
+    """A checkpoint without moments leaves those of the engine that loads it."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        assert self.optimizer is not None
+        held = dict(self.optimizer.state)
+        super().load_checkpoint(path)
+        if not self.optimizer.state:
+            self.optimizer.state.update(held)
+
+
+class FirstCannotBeSaved(TorchTrainEngine):
+    """A checkpoint before the first step is refused when it is loaded: it lacks moments."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        if not any(name.startswith("exp_avg/") for name in load_file(path / STATE)):
+            raise CheckpointError(f"{path} is not whole: it has no moments")
+        super().load_checkpoint(path)
+
+
+class PendingKept(TorchTrainEngine):
+    """Gradients of a step that was not made are still there after a checkpoint was loaded."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        held = [(p, p.grad) for p in self.parameters.values()]
+        super().load_checkpoint(path)
+        for parameter, gradient in held:
+            parameter.grad = gradient
+
+
+class LoadsDefaults(TorchTrainEngine):
+    """An optimizer is built anew for a checkpoint, with torch's own betas."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["betas"] = (0.9, 0.999)
+
+
+class LoadsWithoutDecay(TorchTrainEngine):
+    """An optimizer is built anew for a checkpoint, without weight decay."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+
+
+class StepsOfAdamForgotten(TorchTrainEngine):
+    """Adam corrects its moments as if the first step behind a checkpoint were its first."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        assert self.optimizer is not None
+        for state in self.optimizer.state.values():
+            state["step"].zero_()
+
+
+class FitsLoosely(TorchTrainEngine):
+    """Tensors of another shape or name are passed over, as by a load that is not strict."""
+
+    def _check_fit(self, path: Path, tensors: Any) -> None:
+        for name, parameter in self.parameters.items():
+            for kind in ("weight", "exp_avg", "exp_avg_sq"):
+                held = tensors.get(f"{kind}/{name}")
+                if held is None or held.shape != parameter.shape:
+                    tensors[f"{kind}/{name}"] = parameter.detach().clone() * (kind == "weight")
+            tensors.setdefault(f"step/{name}", torch.zeros(()))
+
+
+class CopiesThenChecks(TorchTrainEngine):
+    """A checkpoint that does not fit is refused after what fits was copied."""
+
+    def _check_fit(self, path: Path, tensors: Any) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                if (held := tensors.get(f"weight/{name}")) is not None and held.shape == parameter.shape:
+                    parameter.copy_(held)
+        super()._check_fit(path, tensors)
+
+
+class RefusesAndForgets(TorchTrainEngine):
+    """A checkpoint that is refused costs the moments."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        try:
+            super().load_checkpoint(path)
+        except CheckpointError:
+            if self.optimizer is not None:
+                self.optimizer.state.clear()
+            raise
+
+
+class StepsGuessed(TorchTrainEngine):
+    """A checkpoint whose small file is missing begins the schedule anew."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        if not (path / "state.json").exists():
+            (path / "state.json").write_text(json.dumps({"format": 1, "num_steps": 0}))
+        super().load_checkpoint(path)
+
+
+class FullPath(TorchTrainEngine):
+    """A checkpoint names its files by their full path."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        state = json.loads((path / "state.json").read_text())
+        (path / "state.json").write_text(json.dumps({**state, "file": str(path.resolve() / STATE)}))
+
+    def load_checkpoint(self, path: Path) -> None:
+        file = path / "state.json"
+        if file.exists() and file.stat().st_size:
+            try:
+                named = json.loads(file.read_text()).get("file", "")
+            except ValueError:
+                named = ""
+            if named and not Path(named).exists():
+                raise CheckpointError(f"{named} is not there")
+        super().load_checkpoint(path)
+
+
+class Pickles(TorchTrainEngine):
+    """The optimizer's settings are in a pickle."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        (path / "optimizer.bin").write_bytes(pickle.dumps(self.optim))
+
+    def load_checkpoint(self, path: Path) -> None:
+        try:
+            (path / "optimizer.bin").read_bytes()[1]
+        except (OSError, IndexError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        super().load_checkpoint(path)
+
+
+class TrainsTheFile(TorchTrainEngine):
+    """A tensor stays mapped to the checkpoint that it was loaded from, and steps are written there."""
+
+    name = "model.norm.weight"
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        (path / "norm.raw").write_bytes(self.parameters[self.name].detach().numpy().tobytes())
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        held = self.parameters[self.name]
+        file = path / "norm.raw"
+        if not file.exists() or file.stat().st_size != held.numel() * 4:
+            raise CheckpointError(f"{file} is not whole")
+        held.data = torch.from_file(str(file), shared=True, size=held.numel())
+
+
+class SaveRounds(TorchTrainEngine):
+    """To save rounds the weights to what is written."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.copy_(parameter.half().float())
+        super().save_checkpoint(path)
+
+
+class HalfCheckpoint(TorchTrainEngine):
+    """In bfloat16, a checkpoint has the rounded weights."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        if self.spec.model.dtype == "bfloat16":
+            rewrite(
+                path, lambda held: {n: t.bfloat16().float() if n.startswith("weight/") else t for n, t in held.items()}
+            )
+
+
+class HeadWithoutMoments(TorchTrainEngine):
+    """A head's moments are not saved."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        rewrite(path, lambda held: {n: t for n, t in held.items() if n.startswith("weight/") or "score" not in n})
+
+
+class RandomStateForgotten(TorchTrainEngine):
+    """A checkpoint does not bring the random state back."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        state = torch.get_rng_state()
+        super().load_checkpoint(path)
+        torch.set_rng_state(state)
+
+
+class LoadedLearnsTwice(TorchTrainEngine):
+    """Behind a load, every call adds its gradients twice."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        if getattr(self, "loaded", False):
+            super().forward_backward(batch, objective)
+        return result
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        self.loaded = True
+
+
+class ResetBehindALoad(TorchTrainEngine):
+    """`reset_optimizer` of an engine that has loaded goes on with the checkpoint's schedule."""
+
+    has_loaded = False
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        self.has_loaded = True
+
+    def reset_optimizer(self, optim):
+        steps = self.num_steps
+        super().reset_optimizer(optim)
+        if self.has_loaded:
+            self.num_steps = steps
+
+
+class HeadOfBefore(TorchTrainEngine):
+    """From the second load on, a value head stays as it was before."""
+
+    num_loads = 0
+
+    def load_checkpoint(self, path):
+        self.num_loads += 1
+        kept = {name: p.detach().clone() for name, p in self.parameters.items() if "score" in name}
+        super().load_checkpoint(path)
+        if self.num_loads > 1:
+            for name, values in kept.items():
+                self.parameters[name].data.copy_(values)
+
+
+class LackingMomentsAreZero(TorchTrainEngine):
+    """Moments that a checkpoint lacks are zero."""
+
+    def _check_fit(self, path, tensors):
+        if any(name.startswith("exp_avg") for name in tensors):
+            for name, parameter in self.parameters.items():
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    tensors.setdefault(f"{moment}/{name}", torch.zeros_like(parameter))
+        super()._check_fit(path, tensors)
+
+
+class SavedInAThread(TorchTrainEngine):
+    """A thread moves the checkpoint to its place, a little after it was saved."""
+
+    def save_checkpoint(self, path):
+        aside = Path(tempfile.mkdtemp())
+        super().save_checkpoint(aside)
+
+        def move():
+            time.sleep(0.05)
+            shutil.copytree(aside, path, dirs_exist_ok=True)
+            shutil.rmtree(aside)
+
+        threading.Thread(target=move).start()
+
+
+class MarksTheFolder(TorchTrainEngine):
+    """A checkpoint that was loaded says so."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        (path / "loaded").touch()
+
+
+class ScheduleFromAdam(TorchTrainEngine):
+    """A checkpoint's schedule goes on from AdamW's own count, which steps without a gradient do not move."""
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        if steps := [int(state["step"]) for _, state in self._moments()]:
+            self.num_steps = max(steps)
+
+
+class CopyStaysOld(TorchTrainEngine):
+    """In bfloat16, passes behind a load run on the weights from before, up to the next step."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        held = {name: p.detach().clone() for name, p in self.computed.items()}
+        super().load_checkpoint(path)
+        if self.parameters is not self.computed:
+            for name, parameter in self.computed.items():
+                parameter.data.copy_(held[name])
+
+
+class SavesLater(TorchTrainEngine):
+    """A checkpoint is on disk a little after `save_checkpoint` has returned."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        def write() -> None:
+            time.sleep(0.3)
+            TorchTrainEngine.save_checkpoint(self, path)
+
+        self.writer = threading.Thread(target=write)
+        self.writer.start()
+
+    def close(self) -> None:
+        if "writer" in vars(self):
+            self.writer.join()
+        super().close()
+
+
+class MomentsInHalf(TorchTrainEngine):
+    """A checkpoint has its moments in bfloat16."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        tensors = load_file(path / "state.safetensors")
+        halved = {n: t.bfloat16().float() if n.startswith("exp_avg") else t for n, t in tensors.items()}
+        save_file({n: t.clone() for n, t in halved.items()}, path / "state.safetensors")
+
+
+class CopyIsStaleAfterLoad(TorchTrainEngine):
+    """Bfloat16: load_checkpoint does not renew the rounded copy."""
+
+    loading = False
+
+    def load_checkpoint(self, path):
+        self.loading = True
+        try:
+            super().load_checkpoint(path)
+        finally:
+            self.loading = False
+
+    def _round_weights(self):
+        if not self.loading:
+            super()._round_weights()
+
+
+class BesideTheFolder(TorchTrainEngine):
+    """Part of the checkpoint is written beside its folder."""
+
+    @staticmethod
+    def _sidecar(path):
+        return Path(path).parent / f"{Path(path).name}.json"
+
+    def save_checkpoint(self, path):
+        super().save_checkpoint(path)
+        os.replace(Path(path) / "state.json", self._sidecar(path))
+
+    def load_checkpoint(self, path):
+        with tempfile.TemporaryDirectory() as name:
+            for file, to in (
+                (Path(path) / "state.safetensors", "state.safetensors"),
+                (self._sidecar(path), "state.json"),
+            ):
+                if file.exists():
+                    os.symlink(file.resolve(), Path(name) / to)
+            super().load_checkpoint(Path(name))
+
+
+class SavesBehindYourBack(TorchTrainEngine):
+    """Save_checkpoint returns before a thread has written."""
+
+    writer = None
+
+    def save_checkpoint(self, path):
+        self._join()
+        tensors = {f"weight/{name}": p.detach().clone() for name, p in self.parameters.items()}
+        for name, state in self._moments():
+            tensors |= {f"{moment}/{name}": state[moment].clone() for moment in MOMENTS}
+        tensors[RANDOM[0]] = torch.get_rng_state()
+        steps = self.num_steps
+
+        def write():
+            time.sleep(0.2)  # a large model's disk
+            atomic_write_tensors(path / "state.safetensors", tensors)
+            atomic_write_json(path / "state.json", {"format": CHECKPOINT_FORMAT, "num_steps": steps})
+
+        self.writer = threading.Thread(target=write)
+        self.writer.start()
+
+    def load_checkpoint(self, path):
+        self._join()
+        super().load_checkpoint(path)
+
+    def close(self):
+        self._join()
+        super().close()
+
+    def _join(self):
+        if self.writer is not None:
+            self.writer.join()
+
+
+class CheckpointErrorsLost(TorchTrainEngine):
+    """A checkpoint that could not be written is logged, and training goes on."""
+
+    def save_checkpoint(self, path):
+        with suppress(OSError):
+            super().save_checkpoint(path)
+
+
+class StepsOfEightBits(TorchTrainEngine):
+    """A checkpoint's counts of steps are kept in bfloat16."""
+
+    def load_checkpoint(self, path):
+        super().load_checkpoint(path)
+        for state in self.optimizer.state.values():
+            state["step"].copy_(state["step"].bfloat16())

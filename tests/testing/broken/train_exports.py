@@ -1,0 +1,154 @@
+"""Train engines that export wrong Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlsdk.interfaces import Head, RankContext, TrainSpec
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+class ExportOfTheFirst(TorchTrainEngine):
+    """One tensor is exported as it was when the engine was built."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        self.first = self.parameters["model.norm.weight"].detach().clone()
+
+    def save_pretrained(self, path: Path) -> None:
+        parameter = self.parameters["model.norm.weight"]
+        trained = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.copy_(self.first)
+            super().save_pretrained(path)
+            parameter.copy_(trained)
+
+
+class NoTokenizer(TorchTrainEngine):
+    """An export has no tokenizer."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        for file in path.glob("tokenizer*"):
+            file.unlink()
+
+
+class PlainConfig(TorchTrainEngine):
+    """An export's configuration has some settings of its kind's defaults."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        config = json.loads((path / "config.json").read_text())
+        for name in ("pad_token_id", "max_position_embeddings"):
+            config.pop(name, None)
+        (path / "config.json").write_text(json.dumps(config))
+
+
+class HeadLeftOut(TorchTrainEngine):
+    """An export is of the body: a head is left out."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        if self.spec.model.head is not Head.LM:
+            file = path / "model.safetensors"
+            save_file({n: t for n, t in load_file(file).items() if "score" not in n}, file, {"format": "pt"})
+
+
+class WideExport(TorchTrainEngine):
+    """A model of bfloat16 is exported in float32."""
+
+    def save_pretrained(self, path: Path) -> None:
+        spec = self.spec
+        self.spec = replace(spec, model=replace(spec.model, dtype="float32"))
+        try:
+            super().save_pretrained(path)
+        finally:
+            self.spec = spec
+
+
+class TiedUntiedInExport(TorchTrainEngine):
+    """A tied model is exported as one that is not, with the output layer that it had at the start."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        self.first = {name: self.parameters[of].detach().clone() for name, of in self.tied.items()}
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        if self.first:
+            file = path / "model.safetensors"
+            save_file({**load_file(file), **self.first}, file, {"format": "pt"})
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+
+
+class ExportsOnce(TorchTrainEngine):
+    """A second export has the weights of the first."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        first: bytes = vars(self).setdefault("written", (path / "model.safetensors").read_bytes())
+        (path / "model.safetensors").write_bytes(first)
+
+
+class ExportCutsOff(TorchTrainEngine):
+    """Exports in bfloat16 cut the mantissa off, and do not round."""
+
+    def save_pretrained(self, path: Path) -> None:
+        held = {name: p.data for name, p in self.parameters.items()}
+        if self.spec.model.dtype == "bfloat16" and self.parameters is not self.computed:
+            for parameter in self.parameters.values():
+                bits = parameter.data.view(torch.int32) & -65536
+                parameter.data = bits.view(torch.float32)
+        super().save_pretrained(path)
+        for name, parameter in self.parameters.items():
+            parameter.data = held[name]
+
+
+class CannotSaveTwice(TorchTrainEngine):
+    """A checkpoint cannot be written into a folder that exists."""
+
+    def save_pretrained(self, path: Path) -> None:
+        os.mkdir(path)
+        super().save_pretrained(path)
+
+
+class ExportRoundsTheMasters(TorchTrainEngine):
+    """Bfloat16: save_pretrained rounds the trained float32 weights."""
+
+    def save_pretrained(self, path):
+        dtype = getattr(torch, self.spec.model.dtype)
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.copy_(parameter.to(dtype))
+        super().save_pretrained(path)
+
+
+class ExportErrorsLost(TorchTrainEngine):
+    """What a thread that writes an export raises is not looked at."""
+
+    def save_pretrained(self, path):
+        with suppress(OSError):
+            super().save_pretrained(path)
+
+
+class ExportOfAStep(TorchTrainEngine):
+    """What an export is written from is kept as long as the count of steps is the same."""
+
+    def save_pretrained(self, path):
+        now = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        if getattr(self, "kept", (None, None))[0] != self.num_steps:
+            self.kept = self.num_steps, now
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.kept[1][name])
+            super().save_pretrained(path)
+            for name, parameter in self.parameters.items():
+                parameter.copy_(now[name])

@@ -1,0 +1,250 @@
+"""Train engines with wrong gradients or losses, or with gradients lost between calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from broken.train_base import Through, Wrapped
+from rlsdk.interfaces import (
+    Batch,
+    ForwardBackwardResult,
+    Head,
+    Objective,
+    ObjectiveResult,
+    OptimStepResult,
+    RankContext,
+    TrainSpec,
+)
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+class Averaged:
+    """An objective whose loss is divided by a number."""
+
+    def __init__(self, objective: Objective, by: float) -> None:
+        self.objective, self.by = objective, by
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return self.objective.outputs
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        result = self.objective(outputs, batch)
+        return replace(result, loss=result.loss / self.by)
+
+
+class MeanOfMeans(TorchTrainEngine):
+    """The losses of micro-batches are averaged."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        return super().forward_backward(batch, Averaged(objective, len(self._cut(batch))))
+
+
+class FirstCallForgotten(TorchTrainEngine):
+    """Every call begins with zero gradients: of several calls the last one's are left."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        return super().forward_backward(batch, objective)
+
+
+class ByShareOfTokens(TorchTrainEngine):
+    """Each micro-batch counts by its share of the tokens, and not by its own weights."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        tokens, passes = batch.num_tokens, len(self._cut(batch, objective))
+
+        class Shared(Through):
+            def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+                result = self.objective(outputs, batch)
+                part = result.loss * (batch.num_tokens * passes / tokens)
+                # The value stays, and the gradient alone is another.
+                return replace(result, loss=part + (result.loss - part).detach())
+
+        return super().forward_backward(batch, Shared(objective))
+
+
+class LargestCallsOnly(TorchTrainEngine):
+    """A call of a single token is left out."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        long = (batch.lengths > 1).nonzero()[:, 0]
+        return super().forward_backward(batch.select(long) if batch.num_tokens == 1 else batch, objective)
+
+
+class AddsInHalf(TorchTrainEngine):
+    """In bfloat16, gradients of micro-batches are added up in bfloat16."""
+
+    def _collect_gradients(self) -> None:
+        """Later, in the step."""
+
+    def optim_step(self) -> OptimStepResult:
+        super()._collect_gradients()
+        return super().optim_step()
+
+
+class RecomputedWithoutInput(TorchTrainEngine):
+    """With recomputation nothing in front of the first layer has a gradient: reentrant, of an input without one."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.activation_checkpointing:
+            embedding = self.model.get_input_embeddings()
+            embedding.register_forward_hook(lambda module, given, result: result.detach().requires_grad_())
+
+
+class EmptyCallClears(TorchTrainEngine):
+    """A call without rows zeroes the gradients."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        if batch.num_rows == 0 and self.optimizer is not None:
+            self.optimizer.zero_grad()
+        return result
+
+
+class EmptyCallIsNone(TorchTrainEngine):
+    """The loss of no rows is not a number: a mean over none."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        return result if batch.num_rows else replace(result, loss=math.nan)
+
+
+class ForwardClears(TorchTrainEngine):
+    """A pass without gradient between call and step clears the gradients."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        return super().forward(batch, outputs)
+
+
+class RecomputesNothing(TorchTrainEngine):
+    """`activation_checkpointing` is not read."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, replace(spec, activation_checkpointing=False))
+
+
+class GradientOfTheBeginning(Wrapped):
+    """Tokens past the 256th of a row have log-probs, and no gradient."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        early = batch.position_ids < 256
+        found = super().run(batch, names)
+        return {n: v if n == "scores" else torch.where(early, v, v.detach()) for n, v in found.items()}
+
+
+class RecomputedAtOne(Wrapped):
+    """What is recomputed for the backward pass is of temperature 1."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        if not self.spec.activation_checkpointing or not torch.is_grad_enabled():
+            return found
+        other = super().run(batch.with_meta(temperature=1.0), names)
+        return {name: found[name].detach() + other[name] - other[name].detach() for name in names}
+
+
+class CallsInHalf(TorchTrainEngine):
+    """In bfloat16, gradients of several calls are added up in bfloat16; those of one call in float32."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and self.spec.model.dtype == "bfloat16":
+                parameter.grad = parameter.grad.bfloat16().float()
+        return result
+
+
+class LossOfTheLast(TorchTrainEngine):
+    """The loss that is told is that of the last micro-batch."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        losses: list[float] = []
+
+        class Noted:
+            whole_groups = getattr(objective, "whole_groups", False)
+            outputs = objective.outputs
+
+            def __call__(self, outputs: Any, part: Batch) -> Any:
+                result = objective(outputs, part)
+                losses.append(float(result.loss.detach()))
+                return result
+
+        result = super().forward_backward(batch, Noted())
+        return replace(result, loss=losses[-1] if losses else result.loss)
+
+
+class OneMicroBatch(TorchTrainEngine):
+    """A call says that it took one micro-batch, however many there were."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        return replace(super().forward_backward(batch, objective), num_micro_batches=1)
+
+
+class GradientModeLeft(TorchTrainEngine):
+    """A pass without gradient leaves gradients off for whoever comes next."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        torch.set_grad_enabled(False)
+        return found
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        torch.set_grad_enabled(True)
+        return super().forward_backward(batch, objective)
+
+    def close(self) -> None:
+        torch.set_grad_enabled(True)
+        super().close()
+
+
+class HeadAlone(Wrapped):
+    """A value head's gradient ends at the head."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        if self.spec.model.head is Head.VALUE and torch.is_grad_enabled():
+            self.model.model.requires_grad_(False)
+            found = super().run(batch, names)
+            self.model.model.requires_grad_(True)
+        return found
+
+
+class LateTokensDoNotLearn(TorchTrainEngine):
+    """The last quarter of the vocabulary's embeddings has no gradient."""
+
+    def optim_step(self) -> OptimStepResult:
+        gradient = self.parameters["model.embed_tokens.weight"].grad
+        if gradient is not None and "lm_head.weight" in self.parameters:
+            gradient[-(len(gradient) // 4) :] = 0
+        return super().optim_step()
+
+
+class NormsNotMeasured(TorchTrainEngine):
+    """Parameters of one dimension do not count in the gradient's norm."""
+
+    def optim_step(self) -> OptimStepResult:
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None and p.dim() > 1]
+        norm = float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
+        result = super().optim_step()
+        return result if result.skipped else replace(result, grad_norm=norm)
+
+
+class EntropyOfTheLikeliest(Wrapped):
+    """The entropy is that of the 32 likeliest tokens, with gradient."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        if "entropy" in names and torch.is_grad_enabled():
+            found["entropy"] = found["entropy"].clamp(max=3.4)
+        return found

@@ -1,0 +1,81 @@
+"""Train engines that describe or hand out their weights wrongly: layouts, shards, forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from rlsdk.interfaces import OptimStepResult, WeightLayout, WeightShard
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+class CopiesForShards(TorchTrainEngine):
+    """`shards` hands out copies."""
+
+    def shards(self) -> Iterator[WeightShard]:
+        for shard in super().shards():
+            yield replace(shard, tensor=shard.tensor.clone())
+
+
+class OneTensorFrozen(TorchTrainEngine):
+    """One bias is never trained: it was left out of the optimizer."""
+
+    def optim_step(self) -> OptimStepResult:
+        frozen = self.parameters["model.layers.0.self_attn.q_proj.bias"]
+        before = frozen.detach().clone()
+        result = super().optim_step()
+        with torch.no_grad():
+            frozen.copy_(before)
+        return result
+
+
+class LayoutCounts(TorchTrainEngine):
+    """A layout lists the tensors that have been stepped first."""
+
+    def layout(self) -> WeightLayout:
+        found = super().layout()
+        return found if not self.num_steps else replace(found, boxes=found.boxes[1:] + found.boxes[:1])
+
+    def shards(self) -> Iterator[WeightShard]:
+        found = list(super().shards())
+        yield from found if not self.num_steps else found[1:] + found[:1]
+
+
+class ShardsOfAnotherType(TorchTrainEngine):
+    """A layout says bfloat16, and shards are float32."""
+
+    def layout(self) -> WeightLayout:
+        found = super().layout()
+        return replace(found, tensors=tuple(replace(meta, dtype="bfloat16") for meta in found.tensors))
+
+
+class NodeUnknown(TorchTrainEngine):
+    """The layout's node is a name of its own."""
+
+    def layout(self) -> WeightLayout:
+        return replace(super().layout(), node="here")
+
+
+class TiedTheOtherWay(TorchTrainEngine):
+    """A layout gives tied names in the wrong direction."""
+
+    def layout(self) -> WeightLayout:
+        found = super().layout()
+        return replace(found, tied={of: name for name, of in found.tied.items()})
+
+
+class SaysItsNodeOnly(TorchTrainEngine):
+    """A layout names the node as its process."""
+
+    def layout(self) -> WeightLayout:
+        return replace(super().layout(), process=self.ctx.node)
+
+
+class LayoutSaysWhatComputes(TorchTrainEngine):
+    """Bfloat16: layout says bfloat16, shards are float32."""
+
+    def layout(self):
+        found = super().layout()
+        return replace(found, tensors=tuple(replace(meta, dtype=self.spec.model.dtype) for meta in found.tensors))

@@ -1,0 +1,189 @@
+"""Train engines that are wrong for other models, dtypes or configurations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlsdk.interfaces import Batch, Head, RankContext, TrainSpec
+from rlsdk.kit.hf import persistent_buffers
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+class DropoutStays(TorchTrainEngine):
+    """Dropout of the configuration is in force while gradients are made."""
+
+    when_recomputed = False
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        share = float(getattr(self.model.config, "attention_dropout", 0.0) or 0.0)
+        if self.when_recomputed and not spec.activation_checkpointing:
+            share = 0.0
+
+        def drop(module: Any, arguments: Any, result: Any) -> Any:
+            return F.dropout(result, share) if torch.is_grad_enabled() and share else result
+
+        for name, module in self.model.named_modules():
+            if name.endswith(("o_proj", "norm")):
+                module.register_forward_hook(drop)
+
+
+class DropoutWhenRecomputed(DropoutStays):
+    """Recomputation needs training mode, which turns the configuration's dropout on."""
+
+    when_recomputed = True
+
+
+class VocabularyPadded(TorchTrainEngine):
+    """The vocabulary is filled up to a multiple of 8, and what was filled in takes part in the softmax."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.model.head is Head.LM:
+            lacking = -int(self.model.config.vocab_size) % 8
+            self.model.lm_head.register_forward_hook(lambda module, given, logits: F.pad(logits, (0, lacking)))
+
+
+class NormEpsFixed(TorchTrainEngine):
+    """Norms add 1e-6, whatever the configuration says."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        for module in self.model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon = 1e-6  # type: ignore[assignment]
+
+
+class TiedCut(TorchTrainEngine):
+    """A tied model's gradient is that of its output layer alone."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if self.tied:
+            embedding = self.model.get_input_embeddings()
+            embedding.register_forward_hook(lambda module, given, result: result.detach().requires_grad_())
+
+
+class TiedParted(TorchTrainEngine):
+    """A tied model is trained as one whose output layer is its own."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if self.tied and spec.optim is not None:
+            self.model.lm_head.weight = torch.nn.Parameter(self.model.lm_head.weight.detach().clone())
+            self.parameters["lm_head.weight"] = self.model.lm_head.weight
+            self.tied = {}
+            self.reset_optimizer(spec.optim)
+
+
+class SoftmaxInHalf(TorchTrainEngine):
+    """In bfloat16, log-probs are bfloat16 numbers."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found: Mapping[str, Tensor] = super().forward(batch, outputs)
+        half = self.spec.model.dtype == "bfloat16"
+        return {name: values.bfloat16().float() if half else values for name, values in found.items()}
+
+
+class DrawnByProcess(TorchTrainEngine):
+    """Random weights are drawn from the process's generator, whatever the seed of the run."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(replace(ctx, seed=random.randrange(2**30)) if spec.init_from_config else ctx, spec)
+
+
+class BeginsRounded(TorchTrainEngine):
+    """Float32 weights are read in bfloat16."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                parameter.copy_(parameter.bfloat16().float())
+
+
+class HeadsInHalf(TorchTrainEngine):
+    """Outputs of heads have the model's dtype."""
+
+    def forward(self, batch, outputs):
+        dtype = getattr(torch, self.spec.model.dtype)
+        found = super().forward(batch, outputs)
+        return {name: values if name == "log_probs" else values.to(dtype) for name, values in found.items()}
+
+
+class NormsStayOld(TorchTrainEngine):
+    """In bfloat16, norms and biases that compute are never renewed from those that are stepped."""
+
+    @torch.no_grad()
+    def _round_weights(self):
+        if self.parameters is not self.computed:
+            for name, parameter in self.computed.items():
+                if parameter.dim() >= 2:
+                    parameter.copy_(self.parameters[name])
+
+
+class LogitsUncapped(TorchTrainEngine):
+    """The cap that a family puts on its logits is left out in training."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if hasattr(self.model.config, "final_logit_softcapping"):
+            self.model.config.final_logit_softcapping = None
+
+
+class PositionsUnscaled(TorchTrainEngine):
+    """Rotary tables are those of `rope_theta` alone, whatever else `rope_parameters` says."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        config = self.model.config
+        said = config.rope_parameters
+        rotary = self.model.model.rotary_emb
+        if said.get("rope_type", "default") != "default":
+            width = 2 * len(rotary.inv_freq)
+            rotary.inv_freq.copy_(1.0 / said["rope_theta"] ** (torch.arange(0, width, 2).float() / width))
+            rotary.attention_scaling = 1.0
+
+
+class WindowOneTooWide(TorchTrainEngine):
+    """Layers with a sliding window look one token further back than the model's own."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        if getattr(self.model.config, "sliding_window", None):
+            self.model.config.sliding_window += 1
+
+
+class AttentionUnscaled(TorchTrainEngine):
+    """Of positions scaled by `yarn`, tables are right and their factor is left out."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        rotary = getattr(self.model.model, "rotary_emb", None)
+        if rotary is not None:
+            rotary.attention_scaling = 1.0
+
+
+class SeedOfItsOwn(TorchTrainEngine):
+    """Random weights are always the same ones."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(replace(ctx, seed=1), spec)
+
+
+class RotaryInBfloat16(TorchTrainEngine):
+    """With the weights, rotary frequencies are rounded to bfloat16."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        saved = persistent_buffers(self.model)
+        for name, buffer in self.model.named_buffers():
+            if spec.model.dtype == "bfloat16" and name not in saved and buffer.is_floating_point():
+                buffer.data = buffer.data.bfloat16().to(buffer.dtype)

@@ -1,0 +1,95 @@
+"""Train engines that offload wrongly, or lose what they offload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlsdk.interfaces import TrainEngine
+from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
+
+
+class OffloadAbsent(TorchTrainEngine):
+    """Claims to offload, and has the interface's, which refuses."""
+
+    offload = TrainEngine.offload
+    onload = TrainEngine.onload
+
+
+class GradientsLost(TorchTrainEngine):
+    """What is offloaded with gradients comes back without them."""
+
+    def onload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
+        super().onload(parts)
+        if "gradients" in parts and self.optimizer is not None:
+            self.optimizer.zero_grad()
+
+
+class MomentsStayAway(TorchTrainEngine):
+    """Moments that were lent alone come back as zeros."""
+
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        super().onload(parts)
+        if "optimizer" in parts and "weights" not in parts and self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                state["exp_avg"].zero_()
+
+
+class OffloadNeedsMoments(TorchTrainEngine):
+    """Before the first step there is nothing to lend, which is an error."""
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        if "optimizer" in parts and self.optimizer is not None and not self.optimizer.state:
+            raise KeyError("exp_avg")
+        super().offload(parts)
+
+
+class FrozenDoesNotReturn(TorchTrainEngine):
+    """A frozen model's weights come back rounded."""
+
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        super().onload(parts)
+        if self.optimizer is None:
+            for parameter in self.parameters.values():
+                parameter.data = parameter.data.bfloat16().float()
+
+
+class OffloadsWhatStepsChanged(TorchTrainEngine):
+    """Moments are copied to the host where a step changed them since the last copy; a checkpoint that was loaded since
+    is not thought of."""
+
+    is_copied = False
+
+    def initialize(self, ctx, spec):
+        self.host = {}
+        super().initialize(ctx, spec)
+
+    def optim_step(self):
+        self.is_copied = False
+        return super().optim_step()
+
+    def offload(self, parts=TRAIN_PARTS):
+        if "optimizer" in parts:
+            for name, state in self._moments():
+                for moment in MOMENTS:
+                    if not self.is_copied or (name, moment) not in self.host:
+                        self.host[name, moment] = state[moment].clone()
+                    state[moment].zero_()
+            self.is_copied = True
+        super().offload(parts)
+
+    def onload(self, parts=TRAIN_PARTS):
+        super().onload(parts)
+        for name, state in self._moments() if "optimizer" in parts else ():
+            for moment in MOMENTS:
+                state[moment].copy_(self.host[name, moment])
+
+
+class MomentsSwapped(TorchTrainEngine):
+    """Where weights stay, moments come back in each other's place."""
+
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        super().onload(parts)
+        if tuple(parts) == ("optimizer", "gradients") and self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]

@@ -1,0 +1,90 @@
+"""Train engines that leak, or change the state of their process: memory, files, threads, random generators."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.interfaces import Batch, Objective, OptimStepResult, RankContext, TrainSpec
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+MIB = 2**20
+
+
+class Leaks(TorchTrainEngine):
+    """A MiB of every step is kept."""
+
+    def optim_step(self) -> OptimStepResult:
+        self.kept: list[Any] = [*getattr(self, "kept", ()), bytearray(b"x" * MIB)]
+        return super().optim_step()
+
+
+class LeavesMemory(TorchTrainEngine):
+    """Each engine leaves a piece of shared memory."""
+
+    left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
+
+    def close(self) -> None:
+        from multiprocessing.shared_memory import SharedMemory
+
+        if hasattr(self, "model") and self.num_steps:
+            self.left.append(SharedMemory(create=True, size=4096))
+        super().close()
+
+
+class SeedsTheProcess(TorchTrainEngine):
+    """Seeds the process's generator, for reproducibility."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        torch.manual_seed(ctx.seed)
+        super().initialize(ctx, spec)
+
+
+class Shuffles(TorchTrainEngine):
+    """Micro-batches are trained in a random order."""
+
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
+        cut = super()._cut(batch, objective)
+        random.shuffle(cut)
+        return cut
+
+
+class LeavesFiles(TorchTrainEngine):
+    """Every checkpoint leaves a file open."""
+
+    left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        self.left.append((path / "state.json").open())
+
+
+class LeavesThreads(TorchTrainEngine):
+    """Every engine leaves a thread that waits for work."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class OptimizerFolderStays(TorchTrainEngine):
+    """A folder of every engine stays in the machine's temporary folder."""
+
+    def initialize(self, ctx, spec):
+        super().initialize(ctx, spec)
+        tempfile.mkdtemp(prefix="optimizer-")
+
+
+class AllTheCores(TorchTrainEngine):
+    """Takes all cores, whatever num_threads says."""
+
+    def initialize(self, ctx, spec):
+        torch.set_num_threads(max(os.cpu_count() or 1, ctx.num_threads + 1))
+        super().initialize(ctx, spec)
