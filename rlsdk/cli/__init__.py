@@ -43,8 +43,8 @@ def _run(arguments: Sequence[str]) -> None:
 def _leave(code: str | int | None) -> NoReturn:
     """Ends the process; without Python's own end where threads are still at what an interrupted start has left: that
     would wait for them. Ray's processes and graders end with this one, however it ends."""
-    leaving = sys.modules.get("rlsdk.kit.leaving")
-    if leaving is not None and leaving.is_left() and not isinstance(code, str):
+    interrupts = sys.modules.get("rlsdk.kit.interrupts")
+    if interrupts is not None and interrupts.has_abandoned() and not isinstance(code, str):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)

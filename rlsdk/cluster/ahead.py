@@ -9,7 +9,7 @@ from types import TracebackType
 
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.interfaces import WorkerError
-from rlsdk.kit.leaving import is_interrupt, settle, wait
+from rlsdk.kit.interrupts import is_interrupt, wait_for_abandoned, wait_or_abandon
 
 
 class ClusterAhead:
@@ -23,7 +23,7 @@ class ClusterAhead:
             start: makes the cluster; its argument is a function to call before workers are started. Ray imports torch
                 with the first worker, and of two threads that import torch at once, one gets a partial module.
         """
-        settle()  # Ray is one for the whole process
+        wait_for_abandoned()  # Ray is one for the whole process
         # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
         import ray  # noqa: F401
 
@@ -67,7 +67,7 @@ class ClusterAhead:
         self.imported()
         try:
             if starting is not None:
-                wait(starting, interrupted=interrupted, then=_close)
+                wait_or_abandon(starting, interrupted=interrupted, then=_close)
         finally:
             self._is_over.set()
 

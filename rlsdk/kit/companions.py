@@ -52,7 +52,7 @@ def use_companions(companions: Companions | None) -> None:
     _companions[:] = [] if companions is None else [companions]
 
 
-def the_companions() -> Companions:
+def get_companions() -> Companions:
     """Those of this process; raises `RlsdkError` where there are none."""
     if not _companions:
         raise RlsdkError("this process cannot start others on other nodes: it is no worker of a cluster")

@@ -1,7 +1,8 @@
-"""Weights that a worker of a rollout engine receives itself: both ends of `RolloutEngine.receive_weights`.
+"""Weights that the workers of a rollout engine receive themselves: both ends of `RolloutEngine.receive_weights`.
 
-The replica's process calls `packed` and gives the outcome to its workers, in whichever way the engine calls them; each
-worker calls `taken`; the replica's process gives the answers to `receipts`. All that crosses is plain values.
+The replica's process calls `encode_deliveries` and sends the result to its workers, however the engine calls them. Each
+worker calls `receive_shards`, and the replica's process passes the answers to `worker_receipts`. Only plain values are
+sent.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Box, Delivery, WeightShard, WeightSyncError, WorkerReceipt
-from rlsdk.kit.intake import write_shard
 from rlsdk.kit.shared_memory import AttachError
-from rlsdk.kit.tracing import Piece
+from rlsdk.kit.weight_tracing import Piece
+from rlsdk.kit.weight_updates import write_shard
 
 Pieces = Mapping[str, Sequence[Piece]]
 
 
-def packed(deliveries: Sequence[Delivery]) -> list[list[Any]]:
-    """Deliveries as plain values."""
+def encode_deliveries(deliveries: Sequence[Delivery]) -> list[list[Any]]:
+    """Deliveries as plain values: [worker, receiver, parcel] of each."""
     return [[delivery.worker, delivery.receiver, dict(delivery.parcel)] for delivery in deliveries]
 
 
-def described(worker: str, process: int, pieces: Pieces) -> dict[str, Any]:
-    """What a worker holds, as plain values, for `rlsdk.kit.serving.worker_layouts`."""
+def describe_worker(worker: str, process: int, pieces: Pieces) -> dict[str, Any]:
+    """The boxes that a worker holds, as plain values, for `rlsdk.kit.serving.worker_layouts`."""
     boxes = [
         [name, box.offset, box.size, dtype]
         for name, parts in pieces.items()
@@ -36,16 +37,17 @@ def described(worker: str, process: int, pieces: Pieces) -> dict[str, Any]:
     return {"worker": worker, "process": process, "device": min(devices, default="cpu"), "boxes": boxes}
 
 
-def taken(worker: str, deliveries: Sequence[Sequence[Any]], pieces: Pieces) -> dict[str, Any]:
-    """In a worker: takes what is for it into the memory that serves.
+def receive_shards(worker: str, deliveries: Sequence[Sequence[Any]], pieces: Pieces) -> dict[str, Any]:
+    """Called in a worker: receives its delivery, and writes it into the memory that the worker serves from.
 
     Args:
-        worker: its name.
-        deliveries: of `packed`.
-        pieces: of each canonical tensor, those that this worker holds.
+        worker: name of this worker.
+        deliveries: result of `encode_deliveries`.
+        pieces: canonical tensor -> the pieces of it that this worker holds.
 
     Returns:
-        For `receipts`. An error is part of it: engines differ in what they do with a worker that raises.
+        The answer, for `worker_receipts`. Errors are part of the answer and not raised, as engines differ in what they
+        do if a worker raises.
     """
     try:
         receiver, parcel = next((receiver, parcel) for name, receiver, parcel in deliveries if name == worker)
@@ -54,26 +56,26 @@ def taken(worker: str, deliveries: Sequence[Sequence[Any]], pieces: Pieces) -> d
         num_bytes = 0
         # Engines call from inference mode, whose tensors could not be used again outside of it.
         with torch.inference_mode(False):
-            for shard in whole(shards, pieces):
+            for shard in check_shards(shards, pieces):
                 write_shard(pieces[shard.name], shard)
                 num_bytes += shard.tensor.nbytes
     except Exception as error:
-        return {"worker": worker, "error": f"{type(error).__name__}: {error}", "closed": _is_closed_way(error)}
+        return {"worker": worker, "error": f"{type(error).__name__}: {error}", "closed": _is_attach_error(error)}
     return {"worker": worker, "num_tensors": sum(map(bool, pieces.values())), "num_bytes": num_bytes}
 
 
-def _is_closed_way(error: BaseException | None) -> bool:
-    return error is not None and (isinstance(error, AttachError) or _is_closed_way(error.__cause__))
+def _is_attach_error(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, AttachError) or _is_attach_error(error.__cause__))
 
 
-def whole(shards: Iterator[WeightShard], pieces: Pieces) -> Iterator[WeightShard]:
-    """The shards of an update of one worker, one at a time.
+def check_shards(shards: Iterator[WeightShard], pieces: Pieces) -> Iterator[WeightShard]:
+    """Yields the shards for one worker one at a time, each after its check.
 
     Raises:
-        WeightSyncError: one is of what the worker does not hold or overlaps another, or, after the last, not all of
-            what it holds has come.
+        WeightSyncError: a shard is not part of what the worker holds, or overlaps another; or, after the last shard,
+            something that the worker holds is not covered.
     """
-    came: dict[str, list[Box]] = {name: [] for name in pieces}
+    boxes: dict[str, list[Box]] = {name: [] for name in pieces}
     for shard in shards:
         fits = any(piece.box.intersect(shard.box) == shard.box for piece in pieces.get(shard.name, ()))
         if not fits or tuple(shard.tensor.shape) != shard.box.size:
@@ -81,22 +83,22 @@ def whole(shards: Iterator[WeightShard], pieces: Pieces) -> Iterator[WeightShard
                 f"{shard.name!r} at {list(shard.box.offset)} of size {list(shard.box.size)} is no part of what this "
                 "worker holds"
             )
-        if any(box.intersect(shard.box) is not None for box in came[shard.name]):
+        if any(box.intersect(shard.box) is not None for box in boxes[shard.name]):
             raise WeightSyncError(f"{shard.name!r} at {list(shard.box.offset)} came twice")
-        came[shard.name].append(shard.box)
+        boxes[shard.name].append(shard.box)
         yield shard
     for name, parts in pieces.items():
         held = sum(box.numel for box in {piece.box for piece in parts})
-        if sum(box.numel for box in came[name]) < held:
+        if sum(box.numel for box in boxes[name]) < held:
             raise WeightSyncError(f"{name!r} did not come whole: an update brings every box of layout()")
 
 
-def receipts(answers: Sequence[Mapping[str, Any]], version: int) -> tuple[WorkerReceipt, ...]:
-    """Of the workers' answers.
+def worker_receipts(answers: Sequence[Mapping[str, Any]], version: int) -> tuple[WorkerReceipt, ...]:
+    """Receipts from the workers' answers.
 
     Raises:
-        AttachError: a worker cannot open the memory of its source; another way may be open.
-        WeightSyncError: a worker did not get its weights.
+        AttachError: all errors are that a worker cannot map the memory of its source; another transport may work.
+        WeightSyncError: a worker did not receive its weights.
     """
     failed = [answer for answer in answers if "error" in answer]
     for answer in failed:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlsdk.kit.origins import Source
-from rlsdk.kit.tracing import Recorder
+from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.weight_tracing import Recorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,9 +19,9 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.kit.estimate import passes_bytes, rows_of_pass
 from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, load_model_config, persistent_buffers
 from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.pass_memory import passes_bytes, rows_of_pass
 
 
 @dataclass(frozen=True)

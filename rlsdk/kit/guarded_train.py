@@ -21,7 +21,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.parts import TRAIN_PARTS, check_parts
+from rlsdk.kit.memory_parts import TRAIN_PARTS, check_parts
 from rlsdk.kit.progress import Advancing
 
 if TYPE_CHECKING:

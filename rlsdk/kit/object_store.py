@@ -41,7 +41,7 @@ def has_store() -> bool:
     return bool(_stores)
 
 
-def the_store() -> ObjectStore:
+def get_store() -> ObjectStore:
     """This process's store; raises `RlsdkError` where there is none."""
     if not _stores:
         raise RlsdkError("this process has no object store: it is neither the controller nor a worker of a cluster")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError, RankContext, RlsdkError
-from rlsdk.kit.companions import Companion, the_companions
+from rlsdk.kit.companions import Companion, get_companions
 
 END_S = 30.0
 """For what runs on another node to end before its process is killed."""
@@ -46,7 +46,7 @@ class OtherNodes:
             if rank > 0:
                 there = replace(ctx, node=name)
                 bundle = ctx.bundles[ctx.device_nodes.index(name)]
-                companion, started = the_companions().start(bundle, target, *arguments(there, rank))
+                companion, started = get_companions().start(bundle, target, *arguments(there, rank))
                 self._companions.append(companion)
                 self._started.append(started)
 

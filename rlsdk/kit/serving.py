@@ -116,7 +116,7 @@ def worker_layouts(
 
     Args:
         ctx: of the engine.
-        workers: what each says of itself (`rlsdk.kit.delivery.described`).
+        workers: what each says of itself (`rlsdk.kit.delivery.describe_worker`).
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
         spans_nodes: worker i is on `ctx.device_nodes[i]` and has the device `ctx.accelerators[i]`. Else all are on this

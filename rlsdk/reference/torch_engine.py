@@ -33,10 +33,10 @@ from rlsdk.interfaces import (
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
-from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.shared_memory import share
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightSyncError
-from rlsdk.kit.object_store import has_store, the_store
+from rlsdk.kit.object_store import get_store, has_store
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import (
     Metas,
@@ -41,12 +41,12 @@ class ObjectStoreTransport(Transport):
         handles: list[Mapping[str, Any]] = []
         for bucket in buckets:
             data, sums = filled(bucket)
-            handles.append({"object": the_store().put(data.numpy()), **announcement(len(data), sums)})
+            handles.append({"object": get_store().put(data.numpy()), **announcement(len(data), sums)})
         return handles
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         num_bytes = check_announcement(handle, metas)
-        data = the_store().get(handle["object"], self.timeout_s)
+        data = get_store().get(handle["object"], self.timeout_s)
         if len(data) != num_bytes:
             raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but {len(data)} arrived")
         return self._give(data, handle, metas)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsdk.interfaces import Batch, Capability, Head
-from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.driving import record_final_state
 from rlsdk.testing.objectives import Raising, Unfit

@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.driving import whole
 from rlsdk.testing.objectives import RaisedHereError, Raising, Reporting, Unfit

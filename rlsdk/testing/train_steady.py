@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
-from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement

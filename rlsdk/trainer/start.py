@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
-from rlsdk.kit import leaving
+from rlsdk.kit import interrupts
 from rlsdk.trainer.checkpoint import BestRecord
 from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.exporting import export_policy
@@ -184,7 +184,7 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
 
 def _close(building: Future[Materials], kind: type[BaseException] | None, *_: object) -> None:
     """Waits for them, since they cannot be stopped half-way."""
-    leaving.wait(building, interrupted=leaving.is_interrupt(kind), then=_close_built)
+    interrupts.wait_or_abandon(building, interrupted=interrupts.is_interrupt(kind), then=_close_built)
 
 
 def _close_built(building: Future[Materials]) -> None:

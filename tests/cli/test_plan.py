@@ -35,9 +35,9 @@ from rlsdk.interfaces import (
     TrainSpec,
     Workload,
 )
-from rlsdk.kit import estimate
-from rlsdk.kit.estimate import equal_layers, pass_bytes, rows_of_pass
+from rlsdk.kit import pass_memory
 from rlsdk.kit.hf import build_model
+from rlsdk.kit.pass_memory import equal_layers, pass_bytes, rows_of_pass
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.calibration import Work, predict
 from rlsdk.planning.memory import CountedRole, by_phase
@@ -140,7 +140,7 @@ def test_memory_of_many_like_layers_is_that_of_a_few_and_so_much_more_for_each(
 ) -> None:
     spec = ModelSpec(path=str(write_tiny_model(tmp_path / "deep", layers=9)))
     from_few = pass_bytes(spec, num_rows=2, row_tokens=64, **options)  # type: ignore[arg-type]
-    monkeypatch.setattr(estimate, "SAMPLED", (2, 99))
+    monkeypatch.setattr(pass_memory, "SAMPLED", (2, 99))
     assert pass_bytes(spec, num_rows=2, row_tokens=64, **options) == from_few  # type: ignore[arg-type]
     mixed = write_tiny_model(tmp_path / "mixed", use_sliding_window=True, max_window_layers=1, sliding_window=8)
     assert equal_layers(build_model(spec, empty=True)) == list(range(9))

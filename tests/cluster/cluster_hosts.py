@@ -217,9 +217,9 @@ class CompanyHost(EchoHost):
     """Starts companions, as an engine does whose replica spans nodes."""
 
     def start(self, bundle: int, word: str) -> tuple[str, int, str | None]:
-        from rlsdk.kit.companions import the_companions
+        from rlsdk.kit.companions import get_companions
 
-        self.buddy, made = the_companions().start(bundle, "cluster_hosts:Buddy", word)
+        self.buddy, made = get_companions().start(bundle, "cluster_hosts:Buddy", word)
         made.result(60)
         return self.ask("about")
 
@@ -227,9 +227,9 @@ class CompanyHost(EchoHost):
         return self.buddy.call(method).result(60)
 
     def address(self) -> str:
-        from rlsdk.kit.companions import the_companions
+        from rlsdk.kit.companions import get_companions
 
-        return the_companions().address
+        return get_companions().address
 
 
 class UnbuildableHost:

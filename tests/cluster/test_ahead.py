@@ -15,7 +15,7 @@ import pytest
 from rlsdk.cluster import Cluster, ClusterAhead
 from rlsdk.cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
-from rlsdk.kit import leaving
+from rlsdk.kit import interrupts
 
 Wait = Callable[[], None]
 
@@ -124,13 +124,13 @@ def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
         raise KeyboardInterrupt
-    assert time.monotonic() - began < leaving.PATIENCE_S + 2.0
-    assert leaving.is_left()
+    assert time.monotonic() - began < interrupts.PATIENCE_S + 2.0
+    assert interrupts.has_abandoned()
     assert cluster.closed == 0
     threading.Timer(0.2, go_on.set).start()
     with ClusterAhead(lambda _: made(next_one)) as ahead:  # waits: Ray is one for the whole process
         assert cluster.closed == 1
-        assert not leaving.is_left()
+        assert not interrupts.has_abandoned()
         assert ahead.take() is made(next_one)
 
 
@@ -145,7 +145,7 @@ def test_who_is_interrupted_while_it_waits_for_its_cluster_still_closes_it() -> 
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), ClusterAhead(start) as ahead:
         ahead.take()
-    assert leaving.is_left()
+    assert interrupts.has_abandoned()
     go_on.set()
-    leaving.settle()
+    interrupts.wait_for_abandoned()
     assert cluster.closed == 1

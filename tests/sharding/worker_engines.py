@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Delivery, SyncReceipt, WeightLayout
-from rlsdk.kit.delivery import packed, receipts, taken
-from rlsdk.kit.intake import fingerprints, receipt
-from rlsdk.kit.tracing import Piece
+from rlsdk.kit.delivery import encode_deliveries, receive_shards, worker_receipts
+from rlsdk.kit.weight_tracing import Piece
+from rlsdk.kit.weight_updates import make_receipt, served_fingerprints
 from rlsdk.testing.tensor_engines import TensorRolloutEngine
 
 
@@ -26,8 +26,8 @@ def _serve(pipe: Connection, layout: WeightLayout) -> None:
     for name, box in layout.boxes:
         pieces.setdefault(name, []).append(Piece(box=box, memory=torch.zeros(box.size)))
     while (deliveries := pipe.recv()) is not None:
-        answer = taken(layout.worker, deliveries, pieces)
-        pipe.send((answer, fingerprints(pieces)))
+        answer = receive_shards(layout.worker, deliveries, pieces)
+        pipe.send((answer, served_fingerprints(pieces)))
 
 
 class WorkersEngine(TensorRolloutEngine):
@@ -48,7 +48,7 @@ class WorkersEngine(TensorRolloutEngine):
         self.shapes = {meta.name: meta.shape for layout in layouts for meta in layout.tensors}
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
-        plain = packed(deliveries)
+        plain = encode_deliveries(deliveries)
 
         def ask(pipe: Connection) -> Any:
             pipe.send(plain)
@@ -56,8 +56,8 @@ class WorkersEngine(TensorRolloutEngine):
 
         with ThreadPoolExecutor(len(self.workers)) as pool:
             answers = list(pool.map(ask, [pipe for _, pipe in self.workers]))
-        workers = receipts([answer for answer, _ in answers], version)
-        return receipt(self.shapes, "float32", [prints for _, prints in answers], version, workers)
+        workers = worker_receipts([answer for answer, _ in answers], version)
+        return make_receipt(self.shapes, "float32", [prints for _, prints in answers], version, workers)
 
     def close(self) -> None:
         for process, pipe in self.workers:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, RankContext, RlsdkError, WorkerError
-from rlsdk.kit.companions import the_companions
+from rlsdk.kit.companions import get_companions
 from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
 from rlsdk.testing.local_companions import local_companions, look_until_error
 
@@ -51,7 +51,7 @@ def test_each_node_behind_the_first_has_a_part_in_a_process_of_its_own_until_the
         nodes.end()
         assert [companion.process.is_alive() for companion in companions.started] == [False, False]
     with pytest.raises(RlsdkError, match="no worker of a cluster"):
-        the_companions()
+        get_companions()
 
 
 def test_what_a_node_could_not_start_for_is_raised_as_it_was() -> None:

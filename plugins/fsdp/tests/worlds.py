@@ -96,7 +96,7 @@ class Case:
     """`forward_backward` calls before the step."""
     lonely: bool = False
     """Rank 0 gets every row, the others none."""
-    parked: bool = False
+    offloaded: bool = False
     """All memory is lent to the host and taken back before each step."""
     failed_before: bool = False
     """The first objective raises."""
@@ -114,7 +114,7 @@ class Case:
         return {"lm": "log_probs", "value": "values", "score": "scores"}[self.head]
 
     def as_reference(self) -> Case:
-        return replace(self, save=None, export=None, parked=False, failed_before=False)
+        return replace(self, save=None, export=None, offloaded=False, failed_before=False)
 
 
 def spec_of(case: Case) -> TrainSpec:
@@ -162,8 +162,8 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
             found["sums"].append(dict(result.sums))
             found["maxima"].append(dict(result.maxima))
             found["micro_batches"].append(result.num_micro_batches)
-        if case.parked:
-            found["parked_bytes"] = park(engine)
+        if case.offloaded:
+            found["offload_bytes"] = offload_and_onload(engine)
         # What a pass gathers right before a step must not be there after it.
         engine.forward(mine, (case.output,))
         report = engine.optim_step()
@@ -179,16 +179,16 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
     return found
 
 
-def park(engine: Any) -> tuple[int, int]:
+def offload_and_onload(engine: Any) -> tuple[int, int]:
     """Lends every part to the host, as on a GPU; the device bytes behind them before and meanwhile."""
     tensors = {part: engine._tensors_of(part) for part in ("weights", "optimizer", "gradients")}
     flat = [tensor for part in tensors.values() for tensor in part]
     before = sum(tensor.untyped_storage().nbytes() for tensor in flat)
     for part, held in tensors.items():
-        engine.parking.leave(part, held)
+        engine.host_offload.offload(part, held)
     meanwhile = sum(tensor.untyped_storage().nbytes() for tensor in flat)
     for part in tensors:
-        engine.parking.back(part)
+        engine.host_offload.onload(part)
     return before, meanwhile
 
 
@@ -215,7 +215,7 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
                 results[case.name] = case.probe(case, ctx)
                 continue
             # What is lent to the host lies in memory that no other process reads, as on a GPU.
-            with patch("rlsdk_fsdp.engine.keep_shared") if case.parked else nullcontext():
+            with patch("rlsdk_fsdp.engine.keep_shared") if case.offloaded else nullcontext():
                 engine.initialize(ctx, spec_of(case))
             results[case.name] = drive(engine, case, rank, world)
         except Exception as error:

@@ -95,9 +95,9 @@ def test_offloaded_parts_are_refused_by_name_and_come_back(results: Any) -> None
         assert "did you mean 'weights'" in str(rank["unknown"])
 
 
-@pytest.mark.parametrize("name", ["dp2 parked", "tp2 parked"])
+@pytest.mark.parametrize("name", ["dp2 offloaded", "tp2 offloaded"])
 def test_memory_lent_to_the_host_is_gone_from_the_device_until_it_is_back(name: str, results: Any) -> None:
     for rank in good(results[2, name]):
-        before, meanwhile = rank["parked_bytes"]
+        before, meanwhile = rank["offload_bytes"]
         assert before > 0
         assert meanwhile == 0

@@ -82,7 +82,7 @@ class Case:
     """`forward_backward` calls before each step."""
     lonely: bool = False
     """Data-parallel rank 0 gets every row, the others none."""
-    parked: bool = False
+    offloaded: bool = False
     """All memory is lent to the host and taken back before each step."""
     load: str | None = None
     first: bool = False
@@ -156,8 +156,8 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
             found["sums"].append(dict(result.sums))
             found["maxima"].append(dict(result.maxima))
             found["micro_batches"].append(result.num_micro_batches)
-        if case.parked:
-            found["parked_bytes"] = park(engine)
+        if case.offloaded:
+            found["offload_bytes"] = offload_and_onload(engine)
         report = engine.optim_step()
         found["norms"].append(report.grad_norm)
         found["lrs"].append(report.lr)
@@ -170,16 +170,16 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     return found
 
 
-def park(engine: Any) -> tuple[int, int]:
+def offload_and_onload(engine: Any) -> tuple[int, int]:
     """Lends every part to the host, as on a GPU; the device bytes behind them before and meanwhile."""
     tensors = {part: engine._tensors_of(part) for part in ("weights", "optimizer", "gradients")}
     flat = [tensor for part in tensors.values() for tensor in part]
     before = sum(tensor.untyped_storage().nbytes() for tensor in flat)
     for part, held in tensors.items():
-        engine.parking.leave(part, held)
+        engine.host_offload.offload(part, held)
     meanwhile = sum(tensor.untyped_storage().nbytes() for tensor in flat)
     for part in tensors:
-        engine.parking.back(part)
+        engine.host_offload.onload(part)
     return before, meanwhile
 
 
@@ -215,7 +215,7 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
                 results[case.name] = case.probe(case, ctx)
                 continue
             # Memory that is shared cannot be given back; a GPU's is not.
-            with patch("rlsdk_megatron.engine.keep_shared") if case.parked else nullcontext():
+            with patch("rlsdk_megatron.engine.keep_shared") if case.offloaded else nullcontext():
                 engine.initialize(ctx, spec_of(case, case.options))
             results[case.name] = drive(engine, case)
         except Exception as error:

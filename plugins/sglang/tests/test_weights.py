@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
-from rlsdk.kit.intake import joined
+from rlsdk.kit.weight_updates import join_fingerprints
 from rlsdk.testing.rollout_lab import collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 
@@ -20,7 +20,7 @@ def test_fingerprints_are_of_the_memory_that_serves(lab: Any) -> None:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     served, name = lab.inner.engine, "model.layers.0.self_attn.q_proj.weight"
-    before = joined(served.fingerprints(), 0)
+    before = join_fingerprints(served.fingerprints(), 0)
     tensors = pickle.dumps([(name, lab.base[name] + 1.0)])
     with served._session():
         served._sure(
@@ -28,7 +28,7 @@ def test_fingerprints_are_of_the_memory_that_serves(lab: Any) -> None:
                 UpdateWeightsFromTensorReqInput(serialized_named_tensors=[tensors], flush_cache=False)
             )
         )
-    after = joined(served.fingerprints(), 0)
+    after = join_fingerprints(served.fingerprints(), 0)
     assert {tensor for tensor in before if before[tensor] != after[tensor]} == {name}
 
 

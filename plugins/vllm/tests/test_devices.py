@@ -177,7 +177,7 @@ def test_copies_of_attention_stand_on_whole_nodes_and_are_told_their_numbers(mon
     class Here:
         address = "192.0.2.7"
 
-    monkeypatch.setattr(nodes, "the_companions", Here)
+    monkeypatch.setattr(nodes, "get_companions", Here)
     monkeypatch.setattr(nodes, "free_port", lambda host: 20123)
     names = ("0", "1", "0", "1", "2", "3", "6", "7")
     ctx = on_gpus(*names, nodes=("a", "a", "b", "b", "b", "b", "c", "c"))

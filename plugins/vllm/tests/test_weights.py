@@ -13,7 +13,7 @@ import torch
 from cases import worker_of
 
 from rlsdk.interfaces import ConfigError, RlsdkError, WeightSyncError
-from rlsdk.kit.intake import joined
+from rlsdk.kit.weight_updates import join_fingerprints
 from rlsdk.testing.rollout_lab import collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk_vllm.worker import WorkerExtension
@@ -22,12 +22,12 @@ from rlsdk_vllm.worker import WorkerExtension
 def test_fingerprints_are_of_the_memory_that_serves(in_process: Any) -> None:
     """Half of a fused parameter is overwritten behind the engine's back: its tensors alone look different."""
     lab, engine = in_process, in_process.engine
-    before = joined(lab.inner.engine.fingerprints(), 0)
+    before = join_fingerprints(lab.inner.engine.fingerprints(), 0)
     parameter = dict(worker_of(engine).model_runner.get_model().named_parameters())[
         "model.layers.0.self_attn.qkv_proj.weight"
     ]
     parameter.data[:128].add_(1.0)
-    after = joined(lab.inner.engine.fingerprints(), 0)
+    after = join_fingerprints(lab.inner.engine.fingerprints(), 0)
     assert {name for name in before if before[name] != after[name]} == {"model.layers.0.self_attn.q_proj.weight"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlsdk.interfaces import TrainEngine
-from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
 
 

@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
-from rlsdk.kit.parts import TRAIN_PARTS
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp.engine import FsdpTrainEngine
 from rlsdk_fsdp.wrapping import _groups

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.atomic import atomic_write_json
-from rlsdk.kit.together import agreed
+from rlsdk.kit.error_agreement import raise_on_all_ranks
 from rlsdk_fsdp.shards import Piece
 
 STATE = "engine.json"
@@ -66,7 +66,7 @@ def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
         save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be written: {_first_line(error)}") from error
-    with agreed(f"{folder} cannot be written"):
+    with raise_on_all_ranks(f"{folder} cannot be written"):
         if rank == 0:
             atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
 
@@ -82,12 +82,12 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
     """
     pieces = list(pieces)
     reader = _Reader(str(folder))
-    with agreed(f"{folder} cannot be loaded"):
+    with raise_on_all_ranks(f"{folder} cannot be loaded"):
         progress = _read_progress(folder)
         if dist.get_rank() == 0:
             reader.read_headers()
     reader.share()
-    with agreed(f"{folder} cannot be loaded"):
+    with raise_on_all_ranks(f"{folder} cannot be loaded"):
         metadata = reader.read_metadata()
         _check_fit(folder, metadata, pieces, progress if optimizer is not None else Progress())
         _check_moments(folder, metadata, progress)

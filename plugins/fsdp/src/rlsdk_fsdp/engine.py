@@ -31,15 +31,16 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
+from rlsdk.kit.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
+from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.metric_sums import MetricSums
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.offload import HostOffload
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
-from rlsdk.kit.parking import Parking
-from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
-from rlsdk.kit.together import Tally, agreed, raise_together
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
@@ -91,7 +92,7 @@ class FsdpTrainEngine(TrainEngine):
         num_values = sum(math.prod(piece.shape) for piece in self.pieces)
         small = 4 * num_values <= WHOLE_GRADIENT_BYTES
         self.accumulates_shards = not small if self.options.accumulate == "auto" else self.options.accumulate != "whole"
-        self.parking = Parking()
+        self.host_offload = HostOffload()
         self.num_steps = 0
         self.optim: OptimSpec | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -112,7 +113,7 @@ class FsdpTrainEngine(TrainEngine):
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
-        cut, tally, failures = self._cut(batch, objective), Tally(), list[Exception]()
+        cut, metrics, failures = self._cut(batch, objective), MetricSums(), list[Exception]()
         with self._passes():
             for at, rows in enumerate(cut):
                 is_last = at == len(cut) - 1
@@ -127,11 +128,11 @@ class FsdpTrainEngine(TrainEngine):
                     except Exception as error:  # the other ranks are in the middle of their passes; all end them first
                         failures.append(error)
                     else:
-                        tally.add(result)
+                        metrics.add(result)
                         loss = result.loss
                 loss.backward()  # type: ignore[no-untyped-call]
-            raise_together(failures)
-        return tally.join(len(cut))
+            raise_objective_errors(failures)
+        return metrics.reduce(len(cut))
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
@@ -198,7 +199,7 @@ class FsdpTrainEngine(TrainEngine):
                 return buffers[tensor.name]
             return pieces[tensor.name].gather(writer, tensor.dtype)
 
-        with agreed(f"{path} cannot be written"):
+        with raise_on_all_ranks(f"{path} cannot be written"):
             write_model(
                 path,
                 self.model.config,
@@ -212,13 +213,13 @@ class FsdpTrainEngine(TrainEngine):
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. Where they are there already (on `cpu`, with `cpu_offload`) they stay."""
         for part in parts if not self._on_host() else ():
-            self.parking.leave(part, self._tensors_of(part))
+            self.host_offload.offload(part, self._tensors_of(part))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         for part in parts:
-            self.parking.back(part)
+            self.host_offload.onload(part)
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
         learning_rate(0, optim)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, CheckpointError, LayoutError
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.error_agreement import raise_on_all_ranks
 from rlsdk.kit.progress import advance
-from rlsdk.kit.together import agreed
 from rlsdk_megatron.optimizer import MOMENTS, collect, replicas, slot_of
 from rlsdk_megatron.parts import Held, Part
 
@@ -66,10 +66,10 @@ def save(
             for part in one.parts:
                 if (part.name, part.box) in mine:
                     tensors[_key(kind, part)] = part.view(whole).cpu()
-    with agreed(f"{folder} cannot be written"):
+    with raise_on_all_ranks(f"{folder} cannot be written"):
         atomic_write_tensors(folder / f"rank-{rank:05d}.safetensors", tensors)
     places = _gathered_index({key: list(values.shape) for key, values in tensors.items()})
-    with agreed(f"{folder} cannot be written"):
+    with raise_on_all_ranks(f"{folder} cannot be written"):
         if rank == 0:
             atomic_write_json(folder / INDEX, places)
             atomic_write_json(
@@ -134,14 +134,14 @@ def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...
         CheckpointError: the folder is not whole or holds another model; raised on all ranks, before anything changed.
     """
     with ExitStack() as stack:
-        with agreed(f"{folder} cannot be loaded"):
+        with raise_on_all_ranks(f"{folder} cannot be loaded"):
             progress = _progress(folder)
             num_steps = int(progress["num_steps"])
             kinds = KINDS if optimizer is not None and num_steps else KINDS[:1]
             stored = _Stored(folder, int(progress["files"]), stack, has_index=bool(progress["has_index"]))
             stored.check(shapes, kinds)
             stored.open(held, kinds)
-        with agreed(f"{folder} cannot be loaded"), torch.no_grad():
+        with raise_on_all_ranks(f"{folder} cannot be loaded"), torch.no_grad():
             for one in held:
                 _restore(one, stored, optimizer, num_steps)
             stored.restore_random_state()

@@ -29,15 +29,16 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
+from rlsdk.kit.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.export import in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
+from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.metric_sums import MetricSums
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches
+from rlsdk.kit.offload import HostOffload
 from rlsdk.kit.optim import learning_rate
-from rlsdk.kit.parking import Parking
-from rlsdk.kit.parts import TRAIN_PARTS
 from rlsdk.kit.progress import advance
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
-from rlsdk.kit.together import Tally, agreed, raise_together
 from rlsdk_megatron import checkpoint, groups
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.inputs import Inputs
@@ -89,7 +90,7 @@ class MegatronTrainEngine(TrainEngine):
             groups.join(ctx, self.options)
             self.place = groups.here()
             self._build()
-        self.parking = Parking()
+        self.host_offload = HostOffload()
         self.num_steps = 0
         self.has_gradient = False
         self.optim: OptimSpec | None = None
@@ -149,7 +150,7 @@ class MegatronTrainEngine(TrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
         check_names(objective.outputs, self.spec.model.head)
-        cut, tally, failures = self._cut(batch, objective), Tally(), list[Exception]()
+        cut, metrics, failures = self._cut(batch, objective), MetricSums(), list[Exception]()
         remaining = iter(cut)
 
         def at_end(stage: Stage, hidden: Tensor, given: Inputs) -> Tensor:
@@ -165,7 +166,7 @@ class MegatronTrainEngine(TrainEngine):
                 failures.append(error)
                 return nothing
             if self.place.is_collector:
-                tally.add(result)
+                metrics.add(result)
             return result.loss
 
         with device_scope(self.device):
@@ -175,7 +176,7 @@ class MegatronTrainEngine(TrainEngine):
                 buffer += values
         self.has_gradient = True
         self._agree(failures)
-        return tally.join(len(cut))
+        return metrics.reduce(len(cut))
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
@@ -234,7 +235,7 @@ class MegatronTrainEngine(TrainEngine):
         self._still()
         gathering = checkpoint.Gathering(self.held, self.shapes)
         tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
-        with agreed(f"{path} cannot be written"):
+        with raise_on_all_ranks(f"{path} cannot be written"):
             write_model(
                 path,
                 self.exported,
@@ -249,13 +250,13 @@ class MegatronTrainEngine(TrainEngine):
         """Moves `parts` to the host. On `cpu` they are there already and stay."""
         self._still()
         for part in parts if self.device.type == "cuda" else ():
-            self.parking.leave(part, self._tensors_of(part))
+            self.host_offload.offload(part, self._tensors_of(part))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         for part in parts:
-            self.parking.back(part)
+            self.host_offload.onload(part)
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
         self._still()
@@ -362,7 +363,7 @@ class MegatronTrainEngine(TrainEngine):
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises on every rank what an objective raised on one."""
         try:
-            raise_together(failures)
+            raise_objective_errors(failures)
         except Exception:
             with device_scope(self.device):
                 self._drop_gradients()

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import ConfigError, Delivery, RankContext, RlsdkError, RolloutSpec, WeightShard, WorkerReceipt
-from rlsdk.kit import delivery, intake
-from rlsdk.kit.companions import the_companions
+from rlsdk.kit import delivery, weight_updates
+from rlsdk.kit.companions import get_companions
 from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.intake import Fingerprints
-from rlsdk.kit.origins import Source
 from rlsdk.kit.replica_devices import spans_nodes
 from rlsdk.kit.staging import batches
+from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.weight_updates import Fingerprints
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
@@ -42,7 +42,7 @@ class ServedModel:
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._ctx = ctx
         is_apart = options.url is None and spans_nodes(ctx)
-        self._mailbox = Mailbox(the_companions().address) if is_apart else None
+        self._mailbox = Mailbox(get_companions().address) if is_apart else None
         """Where schedulers of other nodes answer; None: all are on this one."""
         self._client = ClientThread()
         home = OwnEngine if options.url is None else RemoteServer
@@ -125,7 +125,7 @@ class ServedModel:
         with self._session():
             answers = self._command("prepare", shapes=shapes, sources=files)
             found = sorted({fault for faults in answers for fault in faults})
-            lacking = intake.unserved(shapes, self._command("boxes"))
+            lacking = weight_updates.find_unserved(shapes, self._command("boxes"))
             self.workers = self._command("describe")
         return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
 
@@ -149,7 +149,9 @@ class ServedModel:
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
         """Has every scheduler take its part."""
         with self._session():
-            found = delivery.receipts(self._command("receive", deliveries=delivery.packed(deliveries)), version)
+            found = delivery.worker_receipts(
+                self._command("receive", deliveries=delivery.encode_deliveries(deliveries)), version
+            )
             self._command("rebuild")
         return found
 

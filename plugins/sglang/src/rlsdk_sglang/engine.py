@@ -25,10 +25,10 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WorkerReceipt,
 )
-from rlsdk.kit import intake
+from rlsdk.kit import weight_updates
 from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_tensors
-from rlsdk.kit.parts import ROLLOUT_PARTS
+from rlsdk.kit.memory_parts import ROLLOUT_PARTS
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.serving import check_rollout_spec, worker_layouts
@@ -116,7 +116,7 @@ class SglangRolloutEngine(RolloutEngine):
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
             self._check_idle(version)
-            self.engine.write(intake.checked(self.shapes, shards, version))
+            self.engine.write(weight_updates.check_shards(self.shapes, shards, version))
             return self._serve(version, ())
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
@@ -134,7 +134,9 @@ class SglangRolloutEngine(RolloutEngine):
         """Goes over to weights that are in their place, and proves them."""
         # Keys and values of the old weights, and the version: neither is ever seen with the other's.
         self.engine.drop_caches(paused=self.paused)
-        receipt = intake.receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
+        receipt = weight_updates.make_receipt(
+            self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
+        )
         self.engine.name_version(version)
         self.version = version
         return receipt

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
-from rlsdk.kit.companions import the_companions
+from rlsdk.kit.companions import get_companions
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
@@ -61,7 +61,7 @@ class OwnEngine:
         if spans_nodes(ctx):
             check_devices(ctx, spec)
             check_nodes(ctx, spec)
-            host = the_companions().address
+            host = get_companions().address
             port = free_port(host, NEIGHBOURS)
             listens = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             first = NodePlace(

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlsdk.kit import delivery, intake
-from rlsdk.kit.intake import Boxes, Fingerprints, write_shard
-from rlsdk.kit.origins import Source
-from rlsdk.kit.parked import Parked
+from rlsdk.kit import delivery, weight_updates
+from rlsdk.kit.offload import ReleasedMemory
 from rlsdk.kit.staging import attached, copied
-from rlsdk.kit.tracing import Piece, trace_loaders
+from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.weight_tracing import Piece, trace_loaders
+from rlsdk.kit.weight_updates import Boxes, Fingerprints, write_shard
 from rlsdk_sglang import derived, inside
 from rlsdk_sglang.messages import Command
 
@@ -77,15 +77,15 @@ class Hand:
 
     def boxes(self) -> Boxes:
         """All that this process serves."""
-        return intake.boxes(PIECES)
+        return weight_updates.served_boxes(PIECES)
 
     def describe(self) -> dict[str, Any]:
         """Who this process is, and what it holds."""
-        return delivery.described(NAME, os.getpid(), PIECES)
+        return delivery.describe_worker(NAME, os.getpid(), PIECES)
 
     def receive(self, deliveries: list[Any]) -> dict[str, Any]:
         """Takes what this process holds of an update, from where it is."""
-        return delivery.taken(NAME, deliveries, PIECES)
+        return delivery.receive_shards(NAME, deliveries, PIECES)
 
     def write(self, block: list[int], entries: list[Any]) -> None:
         """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
@@ -107,19 +107,19 @@ class Hand:
         """Of each box that this process serves, over the memory that serves it; what is derived from weights is of
         these."""
         derived.check(self.model)
-        return intake.fingerprints(PIECES)
+        return weight_updates.served_fingerprints(PIECES)
 
     def park(self, parts: list[str]) -> int:
         """Gives memory back; for CPUs. Returns the bytes."""
         tensors = {part: self.tensors(part) for part in parts}
         num_bytes = sum(_bytes_of(found) for found in tensors.values())
         for part, found in tensors.items():
-            PARKED[part].empty(found)
+            RELEASED[part].release(found)
         return num_bytes - sum(_bytes_of(found) for found in tensors.values())
 
     def restore(self, parts: list[str]) -> None:
         for part in parts:
-            PARKED[part].restore()
+            RELEASED[part].restore()
 
     def tensors(self, part: str) -> list[Tensor]:
         if part == "weights":
@@ -131,7 +131,7 @@ class Hand:
 
 PIECES: dict[str, list[Piece]] = {}
 """Of the model of this process."""
-PARKED = {"weights": Parked(), "kv_cache": Parked()}
+RELEASED = {"weights": ReleasedMemory(), "kv_cache": ReleasedMemory()}
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> int:

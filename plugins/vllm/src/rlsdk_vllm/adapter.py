@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError, Delivery, RankContext, RolloutSpec, WeightShard, WorkerReceipt
-from rlsdk.kit import delivery, intake
-from rlsdk.kit.intake import Fingerprints
+from rlsdk.kit import delivery, weight_updates
 from rlsdk.kit.staging import batches
+from rlsdk.kit.weight_updates import Fingerprints
 from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample
@@ -100,7 +100,7 @@ class VllmEngine(ABC):
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Readies the workers; returns what speaks against serving this model, of canonical tensors of these shapes."""
         found = sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
-        cut = intake.unserved(shapes, self.call_workers("rlsdk_boxes"))
+        cut = weight_updates.find_unserved(shapes, self.call_workers("rlsdk_boxes"))
         return found + [f"vLLM's model has no place for all of canonical tensor {name!r}" for name in cut]
 
     def write(self, shards: Iterator[WeightShard]) -> None:
@@ -132,8 +132,8 @@ class VllmEngine(ABC):
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
         """Has every worker take its part."""
         with self._update():
-            self.call_workers("update_weights", {"deliveries": delivery.packed(deliveries)}, moving=True)
-            return delivery.receipts(self.call_workers("rlsdk_taken"), version)
+            self.call_workers("update_weights", {"deliveries": delivery.encode_deliveries(deliveries)}, moving=True)
+            return delivery.worker_receipts(self.call_workers("rlsdk_taken"), version)
 
     def fingerprints(self) -> list[Fingerprints]:
         """By worker."""

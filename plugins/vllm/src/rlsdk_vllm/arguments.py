@@ -12,8 +12,8 @@ from typing import Any
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.kv_cache import head_size
-from rlsdk.kit.origins import Source
 from rlsdk.kit.replica_devices import check_devices
+from rlsdk.kit.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.memory import kv_cache_bytes

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
-from rlsdk.kit.origins import Source
 from rlsdk.kit.other_nodes import OtherNodes
+from rlsdk.kit.tensor_origins import Source
 from rlsdk.kit.waiting import result_while
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start

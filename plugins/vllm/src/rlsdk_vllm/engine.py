@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WorkerReceipt,
 )
-from rlsdk.kit import intake
+from rlsdk.kit import weight_updates
 from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
 from rlsdk.kit.requests import check_requests, response_limit
@@ -115,7 +115,7 @@ class VllmRolloutEngine(RolloutEngine):
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
             self._check_idle(version)
-            self.engine.write(intake.checked(self.shapes, shards, version))
+            self.engine.write(weight_updates.check_shards(self.shapes, shards, version))
             return self._serve(version, ())
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
@@ -134,7 +134,9 @@ class VllmRolloutEngine(RolloutEngine):
         # Keys and values of the old weights, and the version: neither is ever seen with the other's.
         if "kv_cache" not in self.asleep:
             self._drop_caches()
-        receipt = intake.receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
+        receipt = weight_updates.make_receipt(
+            self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
+        )
         if self.wants_checksum:
             receipt = replace(receipt, engine_checksum=self.engine.checksum())
         self.engine.serve(version)

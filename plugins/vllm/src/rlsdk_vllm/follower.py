@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import RankContext, RlsdkError, RolloutSpec
-from rlsdk.kit.origins import Source
+from rlsdk.kit.tensor_origins import Source
 from rlsdk_vllm.arguments import engine_args
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment

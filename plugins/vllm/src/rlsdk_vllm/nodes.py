@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec
-from rlsdk.kit.companions import the_companions
-from rlsdk.kit.origins import Source
+from rlsdk.kit.companions import get_companions
 from rlsdk.kit.other_nodes import free_port, node_names
+from rlsdk.kit.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 
 FOLLOWER = "rlsdk_vllm.follower:Follower"
@@ -59,7 +59,7 @@ def check_copies(ctx: RankContext, spec: RolloutSpec) -> None:
 
 def first_place(ctx: RankContext, spec: RolloutSpec) -> CopiesHere:
     """Of the node of this process, which is the replica's first."""
-    host = the_companions().address
+    host = get_companions().address
     devices = sum(node == ctx.node for node in ctx.device_nodes)
     return CopiesHere(start=0, count=devices // (spec.tp_size * spec.pp_size), host=host, port=free_port(host))
 

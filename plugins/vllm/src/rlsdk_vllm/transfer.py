@@ -25,8 +25,8 @@ from vllm.distributed.weight_transfer.base import (
 
 from rlsdk.interfaces import WeightShard
 from rlsdk.kit import delivery
-from rlsdk.kit.intake import write_shard
 from rlsdk.kit.staging import BlockName, attached, copied
+from rlsdk.kit.weight_updates import write_shard
 from rlsdk_vllm import loader
 
 NAME = "rlsdk"
@@ -66,7 +66,7 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Of this worker."""
         self.pieces = loader.served_pieces(model)
         self.taken: Mapping[str, Any] | None = None
-        """What came of the last deliveries: for `rlsdk.kit.delivery.receipts`."""
+        """What came of the last deliveries: for `rlsdk.kit.delivery.worker_receipts`."""
 
     def init_transfer_engine(self, init_info: NoInfo) -> None:
         """Nothing is to be opened."""
@@ -91,7 +91,7 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
         if update_info.values is not None:
             self._write(copied(update_info.values, update_info.entries))
         if update_info.deliveries is not None:
-            self.taken = delivery.taken(self.name, update_info.deliveries, self.pieces)
+            self.taken = delivery.receive_shards(self.name, update_info.deliveries, self.pieces)
 
     def finish_weight_update(self) -> None:
         """Makes what attention derives from weights, once all of them have come."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rlsdk.kit import delivery, intake
-from rlsdk.kit.intake import Boxes, Fingerprints
-from rlsdk.kit.parked import Parked
-from rlsdk.kit.tracing import Piece
+from rlsdk.kit import delivery, weight_updates
+from rlsdk.kit.offload import ReleasedMemory
+from rlsdk.kit.weight_tracing import Piece
+from rlsdk.kit.weight_updates import Boxes, Fingerprints
 from rlsdk_vllm import loader, nameless, transfer  # noqa: F401 - importing `transfer` registers it
 from rlsdk_vllm.orphans import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
@@ -40,13 +40,13 @@ class WorkerExtension:
         """Installs the sampler, and what ends this worker with its engine; returns why the weights could not be
         replaced and proven."""
         watch_parent()
-        self._rlsdk_parked = {"weights": Parked(), "kv_cache": Parked()}
+        self._rlsdk_released = {"weights": ReleasedMemory(), "kv_cache": ReleasedMemory()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
         return loader.faults(self.model_runner.get_model())
 
     def rlsdk_describe(self) -> dict[str, Any]:
         """Who this worker is, and what it holds."""
-        return delivery.described(self.weight_transfer_engine.name, os.getpid(), self._rlsdk_pieces)
+        return delivery.describe_worker(self.weight_transfer_engine.name, os.getpid(), self._rlsdk_pieces)
 
     def rlsdk_taken(self) -> dict[str, Any]:
         """What came of the deliveries of the last update."""
@@ -61,13 +61,13 @@ class WorkerExtension:
 
     def rlsdk_boxes(self) -> Boxes:
         """All that this worker serves."""
-        return intake.boxes(self._rlsdk_pieces)
+        return weight_updates.served_boxes(self._rlsdk_pieces)
 
     def rlsdk_fingerprints(self) -> Fingerprints:
         """Of each box that this worker serves, over the memory that serves it; what is derived from weights is of
         these."""
         loader.check(self.model_runner.get_model(), self.model_runner.model_config.dtype)
-        return intake.fingerprints(self._rlsdk_pieces)
+        return weight_updates.served_fingerprints(self._rlsdk_pieces)
 
     def rlsdk_checksums(self) -> dict[str, str] | None:
         """vLLM's own, of each parameter; None: this version has none."""
@@ -86,11 +86,11 @@ class WorkerExtension:
     def rlsdk_park(self, parts: Sequence[str]) -> None:
         """Gives memory back; for CPUs."""
         for part in parts:
-            self._rlsdk_parked[part].empty(self._rlsdk_tensors(part))
+            self._rlsdk_released[part].release(self._rlsdk_tensors(part))
 
     def rlsdk_restore(self, parts: Sequence[str]) -> None:
         for part in parts:
-            self._rlsdk_parked[part].restore()
+            self._rlsdk_released[part].restore()
 
     def _rlsdk_tensors(self, part: str) -> list[Tensor]:
         if part == "weights":

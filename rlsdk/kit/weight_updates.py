@@ -1,4 +1,4 @@
-"""Loading weights into the engine's memory, and proving what arrived there."""
+"""Updates of a rollout engine's weights: checks what arrives, writes it, and makes the receipt."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from rlsdk.interfaces import (
     fingerprint,
     nearest,
 )
-from rlsdk.kit.tracing import Piece
+from rlsdk.kit.weight_tracing import Piece
 
 Boxes = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]]
-"""By tensor, of each box that a worker serves: where it starts, its size. Plain values, as in `staging.Entry`."""
+"""Tensor -> (offset, size) of each box that a worker serves. Plain values, as in `staging.Entry`."""
 Fingerprints = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int], int]]]
-"""As `Boxes`, and its fingerprint."""
+"""Tensor -> (offset, size, fingerprint) of each box that a worker serves."""
 
 
-class Intake:
-    """One update under way: checks every shard, and knows what is still lacking."""
+class UpdateCheck:
+    """Checks the shards of one update, and that together they cover every tensor."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], version: int) -> None:
         self.shapes = shapes
         self.version = version
-        self._came: dict[str, list[Box]] = {name: [] for name in shapes}
+        self._boxes: dict[str, list[Box]] = {name: [] for name in shapes}
 
     def accept(self, shard: WeightShard) -> None:
-        """Raises: WeightSyncError: it is unknown, does not fit, or came before."""
+        """Checks one shard.
+
+        Raises:
+            WeightSyncError: its tensor is unknown, its box or shape does not fit, or it overlaps an earlier shard.
+        """
         shape = self.shapes.get(shard.name)
         if shape is None:
             raise WeightSyncError(
@@ -49,20 +53,24 @@ class Intake:
                 f"{list(shard.box.offset)} of size {list(shard.box.size)}, with values of shape "
                 f"{list(shard.tensor.shape)}"
             )
-        again = next((box for box in self._came[shard.name] if box.intersect(shard.box) is not None), None)
+        again = next((box for box in self._boxes[shard.name] if box.intersect(shard.box) is not None), None)
         if again is not None:
             raise WeightSyncError(
                 f"version {self.version}: {shard.name!r}: the piece at {list(shard.box.offset)} of size "
                 f"{list(shard.box.size)} overlaps the one at {list(again.offset)} of size {list(again.size)}"
             )
-        self._came[shard.name].append(shard.box)
+        self._boxes[shard.name].append(shard.box)
 
     def finish(self) -> None:
-        """Raises: WeightSyncError: not all of the model came."""
+        """Checks that the update is complete.
+
+        Raises:
+            WeightSyncError: some tensor is not covered.
+        """
         lacking = sorted(
             name
             for name, shape in self.shapes.items()
-            if sum(box.numel for box in self._came[name]) < Box.whole(shape).numel
+            if sum(box.numel for box in self._boxes[name]) < Box.whole(shape).numel
         )
         if lacking:
             raise WeightSyncError(
@@ -73,46 +81,46 @@ class Intake:
 
 @torch.no_grad()
 def write_shard(pieces: Sequence[Piece], shard: WeightShard) -> None:
-    """Copies what the pieces hold of a shard to its place, converting its dtype."""
+    """Copies a shard into the pieces of memory that overlap it, converting its dtype."""
     for piece in pieces:
         common = piece.box.intersect(shard.box)
         if common is not None:
             piece.memory[common.slices(piece.box)].copy_(shard.tensor[common.slices(shard.box)])
 
 
-def boxes(pieces: Mapping[str, Sequence[Piece]]) -> Boxes:
-    """All that a worker serves."""
+def served_boxes(pieces: Mapping[str, Sequence[Piece]]) -> Boxes:
+    """The boxes that a worker serves."""
     return {name: [(piece.box.offset, piece.box.size) for piece in parts] for name, parts in pieces.items()}
 
 
-def fingerprints(pieces: Mapping[str, Sequence[Piece]]) -> Fingerprints:
-    """Of each box that a worker serves, over the memory that serves it."""
+def served_fingerprints(pieces: Mapping[str, Sequence[Piece]]) -> Fingerprints:
+    """Fingerprints of the boxes that a worker serves, computed over the memory that it serves from."""
     return {
         name: [(piece.box.offset, piece.box.size, fingerprint(piece.memory, piece.box)) for piece in parts]
         for name, parts in pieces.items()
     }
 
 
-def receipt(
+def make_receipt(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: str,
     served: Sequence[Fingerprints],
     version: int,
     workers: tuple[WorkerReceipt, ...] = (),
 ) -> SyncReceipt:
-    """Of an update that is in its place.
+    """The receipt of a finished update.
 
     Args:
-        shapes: of the canonical tensors.
-        dtype: that they are served in.
-        served: by worker.
-        version: what the engine serves now.
-        workers: what each received, where they took their own parts.
+        shapes: shapes of the canonical tensors.
+        dtype: dtype in which they are served.
+        served: fingerprints that each worker serves.
+        version: the version that the engine serves now.
+        workers: what each worker received, if workers receive their own parts.
 
     Raises:
         WeightSyncError: two workers serve different values of one box.
     """
-    found = joined(served, version)
+    found = join_fingerprints(served, version)
     return SyncReceipt(
         version=version,
         num_tensors=len(found),
@@ -122,23 +130,23 @@ def receipt(
     )
 
 
-def checked(
+def check_shards(
     shapes: Mapping[str, tuple[int, ...]], shards: Iterable[WeightShard], version: int
 ) -> Iterator[WeightShard]:
-    """The shards of a whole update, one at a time.
+    """Yields the shards of an update one at a time, each after its check.
 
     Raises:
-        WeightSyncError: a shard does not fit, or, after the last, not all came.
+        WeightSyncError: a shard does not fit, or, after the last shard, some tensor is not covered.
     """
-    intake = Intake(shapes, version)
+    check = UpdateCheck(shapes, version)
     for shard in shards:
-        intake.accept(shard)
+        check.accept(shard)
         yield shard
-    intake.finish()
+    check.finish()
 
 
-def unserved(shapes: Mapping[str, tuple[int, ...]], workers: Sequence[Boxes]) -> list[str]:
-    """Tensors of which no worker serves some part."""
+def find_unserved(shapes: Mapping[str, tuple[int, ...]], workers: Sequence[Boxes]) -> list[str]:
+    """Names of the tensors that the workers together do not serve completely."""
     served: dict[str, set[Box]] = {name: set() for name in shapes}
     for worker in workers:
         for name, boxes in worker.items():
@@ -146,8 +154,8 @@ def unserved(shapes: Mapping[str, tuple[int, ...]], workers: Sequence[Boxes]) ->
     return [name for name, shape in shapes.items() if sum(b.numel for b in served[name]) < Box.whole(shape).numel]
 
 
-def joined(workers: Sequence[Fingerprints], version: int) -> dict[str, int]:
-    """Fingerprint of each tensor, out of those of the boxes that the workers serve. What several hold counts once.
+def join_fingerprints(workers: Sequence[Fingerprints], version: int) -> dict[str, int]:
+    """Fingerprint of each tensor, joined from those of its boxes; a box that several workers serve counts once.
 
     Raises:
         WeightSyncError: two workers serve different values of one box.

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from rlsdk.kit.parked import Parked
+from rlsdk.kit.offload import ReleasedMemory
 
 
 def test_memory_is_given_back_and_comes_back_as_zeros() -> None:
     whole = torch.arange(12.0)
-    views, parked = [whole[:6].view(2, 3), whole[6:]], Parked()
-    parked.empty(views)
+    views, released = [whole[:6].view(2, 3), whole[6:]], ReleasedMemory()
+    released.release(views)
     assert whole.untyped_storage().nbytes() == 0
-    parked.restore()
+    released.restore()
     assert [view.tolist() for view in views] == [[[0.0] * 3] * 2, [0.0] * 6]
     views[0][1, 2] = 5.0
     assert whole[5] == 5.0
-    parked.restore()  # a second time nothing is taken
+    released.restore()  # a second time nothing is taken
     assert whole[5] == 5.0
 
 
 def test_memory_that_numpy_looks_into_stays_and_loses_its_values() -> None:
     """As after a checksum: torch never resizes such memory."""
-    weight, parked = torch.arange(1.0, 5.0), Parked()
+    weight, released = torch.arange(1.0, 5.0), ReleasedMemory()
     seen = weight.numpy()
-    parked.empty([weight])
+    released.release([weight])
     assert weight.untyped_storage().nbytes() == 16
     assert seen.tolist() == [0.0] * 4
-    parked.restore()
+    released.restore()
     weight.fill_(2.0)
     assert seen.tolist() == [2.0] * 4

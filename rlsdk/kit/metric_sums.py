@@ -1,0 +1,63 @@
+"""Sums loss and metrics over micro-batches and ranks, to the same result on every rank."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlsdk.interfaces import ForwardBackwardResult, ObjectiveResult
+
+Metric = Tensor | float
+
+
+class MetricSums:
+    """Loss and metrics of one mini-batch. They stay on the device until `reduce`, which synchronizes with it once."""
+
+    def __init__(self) -> None:
+        self._loss: Metric = 0.0
+        self._sums: dict[str, Metric] = {}
+        self._maxima: dict[str, Metric] = {}
+
+    def add(self, result: ObjectiveResult) -> None:
+        """Adds the results of one micro-batch, in float64."""
+        self._loss = self._loss + _wide(result.loss)
+        for name, value in result.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + _wide(value)
+        for name, value in result.maxima.items():
+            wide, before = _wide(value), self._maxima.get(name)
+            self._maxima[name] = wide if before is None else torch.maximum(_tensor(wide), _tensor(before))
+
+    def reduce(self, num_micro_batches: int) -> ForwardBackwardResult:
+        """Reduces over ranks: sums of loss and `sums`, maxima of `maxima`. Collective: every rank must call.
+
+        A rank without rows has no metrics; the result has the names of all ranks.
+
+        Args:
+            num_micro_batches: of this rank, copied into the result.
+        """
+        mine = (
+            float(self._loss),
+            {name: float(value) for name, value in self._sums.items()},
+            {name: float(value) for name, value in self._maxima.items()},
+        )
+        found = [mine] * dist.get_world_size()
+        dist.all_gather_object(found, mine)
+        names = dict.fromkeys(name for _, sums, _ in found for name in sums)
+        tops = dict.fromkeys(name for _, _, maxima in found for name in maxima)
+        return ForwardBackwardResult(
+            loss=math.fsum(loss for loss, _, _ in found),
+            sums={name: math.fsum(sums.get(name, 0.0) for _, sums, _ in found) for name in names},
+            maxima={name: max(maxima[name] for _, _, maxima in found if name in maxima) for name in tops},
+            num_micro_batches=num_micro_batches,
+        )
+
+
+def _wide(value: Metric) -> Metric:
+    return value.detach().double() if isinstance(value, Tensor) else float(value)
+
+
+def _tensor(value: Metric) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64)
