@@ -1,4 +1,4 @@
-"""Cases for a train engine: batches, an objective and settings; and their results."""
+"""Cases for train engines: batches, an objective and settings; and the results of running them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Case:
     """Steps before the checkpoint is written."""
     export: str | None = None
     tolerance: float = 1e-4
-    """Largest difference from plain torch that does the same beside it (`train_witness`)."""
+    """Largest difference from plain torch that does the same beside it (`train_comparison`)."""
     witness: bool = True
     """False: nothing runs beside the engine: what it holds is counted."""
 
@@ -161,7 +161,7 @@ class Driven:
     layout: WeightLayout | None = None
     collects: bool = True
     seen: list[dict[str, Tensor]] = field(default_factory=list)
-    """Outputs that were asked for on the way (`scripts.look`)."""
+    """Outputs that were asked for on the way (`call_sequences.look`)."""
     faults: list[str] = field(default_factory=list)
     """What a script found wrong by itself."""
     apart: list[str] = field(default_factory=list)

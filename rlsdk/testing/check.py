@@ -1,5 +1,5 @@
-"""Runs the conformance suite of a backend that has no test file of its own: the same pytest, on the file an author
-would write, in its own process."""
+"""Runs the conformance suite of a backend without a test file: generates the file that an author would write, and runs
+pytest on it in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
 from rlsdk.registry import Registry
+from rlsdk.testing.child_processes import run_children
 from rlsdk.testing.kinds import kinds_of
-from rlsdk.testing.lifeline import run_all_tied
 from rlsdk.testing.plugin import SHARE
 from rlsdk.testing.report import SuiteReport, read_reports
-from rlsdk.testing.sharing import join_reports
+from rlsdk.testing.shared_runs import join_reports
 
 SUITES: Mapping[BackendKind, str] = {
     BackendKind.TRAIN: "TrainConformance",
@@ -130,7 +130,7 @@ def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> S
             for report in reports
         ]
         start = time.monotonic()
-        codes = run_all_tied(commands, file.parent, outputs, environment)
+        codes = run_children(commands, file.parent, outputs, environment)
         seconds = round(time.monotonic() - start, 1)
         if only and set(codes) == {NOTHING_RAN}:
             return None

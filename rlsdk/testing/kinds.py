@@ -1,4 +1,4 @@
-"""Which suites fit a backend's name. Light: it is asked before pytest is looked for."""
+"""Which kinds of suites fit a backend name. Imports neither pytest nor torch: runs before pytest is looked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts as engines lay weights, of small made-up tensors: what sharding managers are tried on."""
+"""Layouts like those of real engines, of small made-up tensors: inputs for tests of sharding managers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Companions (`rlsdk.kit.companions`) as processes of this machine: what an engine does with several nodes, on one.
+"""Companions (`rlsdk.kit.companions`) as processes of this machine, to test engines that span nodes on one machine.
 
-An engine's context names nodes that differ (`RankContext.device_nodes`), and every process is on this host: they meet
-over its loopback, and share no memory, since neither looks for any across nodes.
+The engine's context names different nodes (`RankContext.device_nodes`), but every process runs on this host. They
+connect over loopback and share no memory, as an engine does not look for shared memory across nodes.
 """
 
 from __future__ import annotations

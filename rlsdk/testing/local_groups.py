@@ -1,4 +1,4 @@
-"""Groups of ranks that live in one process: what lets a sharding manager run without a cluster."""
+"""Groups of ranks in one process, to run a sharding manager without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models with real architectures, made on the spot."""
+"""Tiny randomly initialised models with real architectures."""
 
 from __future__ import annotations
 

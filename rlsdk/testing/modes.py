@@ -1,4 +1,4 @@
-"""Modes of torch that hold for a whole process, or thread: a change affects everything that runs there."""
+"""Global and thread-local modes of torch: if an engine changes one, it affects all code of the process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Objectives that requirements train on, besides `driving.Weighted`: what an objective may ask, be given, tell and
-do."""
+"""Objectives for requirements besides `cases.Weighted`: which outputs they request, inputs they get, metrics they
+report, and errors they raise."""
 
 from __future__ import annotations
 

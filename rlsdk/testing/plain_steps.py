@@ -1,4 +1,4 @@
-"""Steps in plain torch: what those of a train engine are held against."""
+"""Training steps in plain torch: the reference for those of train engines."""
 
 from __future__ import annotations
 

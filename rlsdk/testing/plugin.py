@@ -1,6 +1,6 @@
-"""The pytest plugin (entry point `rlsdk`): collects what requirements found. Light: pytest and the standard library.
+"""The pytest plugin (entry point `rlsdk`): collects the results of requirements. Imports only pytest and stdlib.
 
-`pytest --rlsdk-report FILE` writes the report as JSON; a run with conformance suites in it ends with their tables.
+`pytest --rlsdk-report FILE` writes the report as JSON. A run that contains conformance suites ends with their tables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.testing.lifeline import OPTION, tie
+from rlsdk.testing.child_processes import OPTION, die_with_parent
 
 SHARE = "--rlsdk-share"
 """Of `rlsdk plugins check`: the folder in which the processes of a run note what they have taken."""
@@ -36,12 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     collector = Collector(config)
     config.pluginmanager.register(collector, "rlsdk-collector")
     if (folder := config.getoption(SHARE)) is not None:
-        from rlsdk.testing.sharing import Share
+        from rlsdk.testing.shared_runs import Share
 
         collector.share = Share(folder, MARK)
         config.pluginmanager.register(collector.share, "rlsdk-share")
     if (reading := config.getoption(OPTION)) is not None:
-        tie(reading)
+        die_with_parent(reading)
 
 
 class Collector:
@@ -56,7 +56,7 @@ class Collector:
         self.labs: dict[Any, Any] = {}
         """Suite -> what its requirements share, until it is closed."""
         self.share: Any = None
-        """What this process has taken of a run that several share (`rlsdk.testing.sharing.Share`)."""
+        """What this process has taken of a run that several share (`rlsdk.testing.shared_runs.Share`)."""
         self.unclosed: dict[Any, str] = {}
         """Suite -> why what its requirements shared could not be closed."""
 

@@ -1,4 +1,4 @@
-"""What any engine's numbers are held against: transformers alone, one unpadded row at a time, nothing of rlsdk."""
+"""Reference outputs for engines: plain transformers on one unpadded row at a time, without code of rlsdk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conformance run found: by suite and requirement, as a table, as JSON, and as one line. Imports no torch."""
+"""Results of a conformance run by suite and requirement: as a table, as JSON, and as one line. Imports no torch."""
 
 from __future__ import annotations
 

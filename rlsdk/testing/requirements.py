@@ -1,4 +1,4 @@
-"""A requirement: one named function of a suite, and the numbers that it measures. Imports no torch."""
+"""A requirement: a named test of a suite, and the numbers that it measures. Imports no torch."""
 
 from __future__ import annotations
 

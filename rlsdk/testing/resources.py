@@ -1,4 +1,4 @@
-"""What this process and its children hold: memory, processes, ports, files, shared memory."""
+"""Resources that this process and its children hold: memory, processes, ports, files, shared memory."""
 
 from __future__ import annotations
 

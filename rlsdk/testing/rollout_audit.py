@@ -1,4 +1,4 @@
-"""Checks single samples against the plain model."""
+"""Checks single samples against plain transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements: how much runs at once, what an engine says of its load, and whether asking for it costs anything."""
+"""Requirements: how many samples run at once, the load that an engine reports, and what reading it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements: whole responses follow the model's distribution, at any setting, and no draw depends on another."""
+"""Requirements: whole responses follow the model's distribution at every setting, and draws are independent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Capability, ConfigError, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.testing.draws import DrawStatistics, Noise, Z
+from rlsdk.testing.draw_statistics import DrawStatistics, Noise, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import Sample, audit, samples_with_logits
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards

@@ -1,4 +1,4 @@
-"""Requirements: requests of every kind, in the middle of whatever may happen to them: ends, pauses, newer weights."""
+"""Requirements: requests of every kind that run while aborts, pauses and updates happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel, kept
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
-from rlsdk.testing.rollout_stale import not_as_kept
+from rlsdk.testing.rollout_stale_cache import not_as_kept
 
 LONG = 70
 """New tokens of each sample."""

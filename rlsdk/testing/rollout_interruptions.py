@@ -1,4 +1,4 @@
-"""Requirements: pauses, aborts and calls that are left, at moments that are easily forgotten."""
+"""Requirements: pauses, aborts and cancelled calls at moments that implementations often forget."""
 
 from __future__ import annotations
 

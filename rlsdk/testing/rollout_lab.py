@@ -1,4 +1,4 @@
-"""What requirements of a rollout engine share: one engine, requests in one line, and the plain model to hold it to."""
+"""Test harness for requirements of rollout engines: one shared engine, requests, and the plain model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing.resources import children
 from rlsdk.testing.rollout_oracle import Oracle, wrong_counts
 from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
-from rlsdk.testing.rollout_witness import Record, WitnessedRolloutEngine
+from rlsdk.testing.rollout_recorder import Record, RecordingRolloutEngine
 
 if TYPE_CHECKING:
     from rlsdk.testing.requirements import Measured
@@ -83,7 +83,7 @@ class RolloutLab:
         """Processes that the split engine started."""
         self._engine: GuardedRolloutEngine | None = None
         self._split: GuardedRolloutEngine | None = None
-        self._records: list[tuple[Record, int, weakref.ref[WitnessedRolloutEngine]]] = []
+        self._records: list[tuple[Record, int, weakref.ref[RecordingRolloutEngine]]] = []
         """Of each engine, with the tokens that it has room for."""
 
     @property
@@ -114,7 +114,7 @@ class RolloutLab:
         model = fields.pop("model", None)
         self.num_started += 1
         inner = self.suite.registry().load_engine(self.spec)()
-        engine = WitnessedRolloutEngine(inner, self.base if model is None else None)
+        engine = RecordingRolloutEngine(inner, self.base if model is None else None)
         model = model or ModelSpec(path=str(self.folder), dtype="float32")
         ctx = RankContext(
             role="rollout",

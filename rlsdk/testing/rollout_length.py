@@ -1,4 +1,4 @@
-"""Requirements: prompts and responses of any length are read and written right, up to the model's room."""
+"""Requirements: prompts and responses of every length, up to the model's context length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
-from rlsdk.testing.draws import DrawStatistics, Noise, Z
+from rlsdk.testing.draw_statistics import DrawStatistics, Noise, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab

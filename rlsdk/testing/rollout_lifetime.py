@@ -1,4 +1,4 @@
-"""Requirements: memory is given back when asked for, none is lost on the way, and nothing else changes by it."""
+"""Requirements: sleeping frees memory, nothing leaks, and sleeping changes nothing else."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEngine, WeightSyncError
-from rlsdk.testing.draws import Noise
-from rlsdk.testing.life_events import events
+from rlsdk.testing.draw_statistics import Noise
+from rlsdk.testing.neutral_events import events
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.resources import handles, mapped_files, resident_bytes
 from rlsdk.testing.rollout_audit import audit

@@ -1,4 +1,4 @@
-"""Requirements: another model, another dtype and other sizes than those that all others are asked with."""
+"""Requirements: other models, dtypes and sizes than the default model of the suite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.testing.draws import DrawStatistics
+from rlsdk.testing.draw_statistics import DrawStatistics
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import audit, samples_with_logits

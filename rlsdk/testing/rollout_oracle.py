@@ -1,4 +1,4 @@
-"""What holds for every answer of a rollout engine, whatever it was asked for and whatever happened meanwhile."""
+"""Invariants of every answer of a rollout engine, whatever was requested and whatever happened meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest
 from rlsdk.testing.rollout_audit import Sample, adds_up, faults_of, samples_with_logits, unreadable
-from rlsdk.testing.rollout_witness import Call, Record, Weights, WitnessedRolloutEngine
+from rlsdk.testing.rollout_recorder import Call, Record, RecordingRolloutEngine, Weights
 
 if TYPE_CHECKING:
     from rlsdk.testing.rollout_lab import RolloutLab
@@ -116,7 +116,7 @@ class Oracle:
         return faults
 
 
-def wrong_counts(engine: WitnessedRolloutEngine) -> list[str]:
+def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
     """What an engine that is not closed says of itself, and cannot be."""
     if engine.is_closed:
         return []

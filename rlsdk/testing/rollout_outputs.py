@@ -1,4 +1,4 @@
-"""Which samples came of a call."""
+"""Helpers for the samples that a call returned."""
 
 from __future__ import annotations
 

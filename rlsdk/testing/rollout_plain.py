@@ -1,4 +1,4 @@
-"""What a rollout engine is held against: transformers alone, and what a request asks to be drawn from its logits."""
+"""Reference for rollout engines: plain transformers, and the distribution that a request asks to sample from."""
 
 from __future__ import annotations
 

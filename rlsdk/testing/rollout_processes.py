@@ -1,4 +1,4 @@
-"""Requirements: workers of one engine serve as one, and nothing of an engine stays behind."""
+"""Requirements: the workers of one engine act as one engine, and no process or resource outlives it."""
 
 from __future__ import annotations
 

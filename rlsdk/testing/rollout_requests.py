@@ -1,4 +1,4 @@
-"""Requests of every kind, for calls that hold many."""
+"""Requests of every kind, for calls with many requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements: what is drawn, what its log-probs are, and where a response ends."""
+"""Requirements: which tokens are sampled, their log-probs, and where a response ends."""
 
 from __future__ import annotations
 

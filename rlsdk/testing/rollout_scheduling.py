@@ -1,4 +1,4 @@
-"""Requirements: many requests at once, some of them ended or held on the way."""
+"""Requirements: many concurrent requests, some of which are aborted or paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirement: workers of one engine take their own parts of an update."""
+"""Requirement: each worker of an engine receives its own part of an update."""
 
 from __future__ import annotations
 

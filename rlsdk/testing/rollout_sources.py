@@ -1,4 +1,5 @@
-"""Requirements: weights are taken from whatever a source hands out, as it is when it is handed out."""
+"""Requirements: weights are read from whatever tensors a source yields (strided, borrowed, cut), at the time it
+does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RolloutConformance: what a RolloutEngine has to hold, by requirement."""
+"""RolloutConformance: the requirements that every RolloutEngine must pass."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
+from rlsdk.testing.rollout_batch_invariance import BatchInvarianceRequirements
+from rlsdk.testing.rollout_cancellation import CancellationRequirements
 from rlsdk.testing.rollout_capacity import CapacityRequirements
-from rlsdk.testing.rollout_company import CompanyRequirements
-from rlsdk.testing.rollout_continuing import ContinuingRequirements
+from rlsdk.testing.rollout_continuation import ContinuationRequirements
 from rlsdk.testing.rollout_distribution import DistributionRequirements
-from rlsdk.testing.rollout_endings import EndingRequirements
+from rlsdk.testing.rollout_event_loop import EventLoopRequirements
 from rlsdk.testing.rollout_events import EventRequirements
-from rlsdk.testing.rollout_interleaving import InterleavingRequirements
 from rlsdk.testing.rollout_interruptions import InterruptionRequirements
-from rlsdk.testing.rollout_kept import KeptRequirements
+from rlsdk.testing.rollout_kept_state import KeptStateRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
-from rlsdk.testing.rollout_life import LifeRequirements
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
-from rlsdk.testing.rollout_manners import MannerRequirements
 from rlsdk.testing.rollout_models import ModelRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
+from rlsdk.testing.rollout_random_calls import RandomCallRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
 from rlsdk.testing.rollout_sharded import ShardedRequirements
+from rlsdk.testing.rollout_side_effects import SideEffectRequirements
 from rlsdk.testing.rollout_sources import SourceRequirements
-from rlsdk.testing.rollout_stale import StaleRequirements
+from rlsdk.testing.rollout_stale_cache import StaleCacheRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
@@ -42,21 +42,21 @@ class RolloutConformance(
     SamplingRequirements,
     DistributionRequirements,
     LengthRequirements,
-    CompanyRequirements,
-    ContinuingRequirements,
+    BatchInvarianceRequirements,
+    ContinuationRequirements,
     SchedulingRequirements,
-    InterleavingRequirements,
-    EndingRequirements,
+    EventLoopRequirements,
+    CancellationRequirements,
     SourceRequirements,
-    StaleRequirements,
-    KeptRequirements,
+    StaleCacheRequirements,
+    KeptStateRequirements,
     WeightRequirements,
     CapacityRequirements,
     EventRequirements,
-    MannerRequirements,
+    SideEffectRequirements,
     InterruptionRequirements,
     ModelRequirements,
-    LifeRequirements,
+    RandomCallRequirements,
     LifetimeRequirements,
     Suite,
 ):

@@ -1,4 +1,4 @@
-"""Requirements: weights that arrive are served, all of them, at once, and nothing older is read again."""
+"""Requirements: an update is served completely and at once, and nothing of older weights is used again."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
+from rlsdk.testing.damaged_updates import DAMAGES, MORE_DAMAGES, Damage
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up
 from rlsdk.testing.rollout_distribution import in_order, unseeded
 from rlsdk.testing.rollout_lab import SECOND, RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
-from rlsdk.testing.weight_damage import DAMAGES, MORE_DAMAGES, Damage
 
 
 class WeightRequirements:

@@ -1,4 +1,4 @@
-"""What a plan comes to, counted piece by piece and without the planner."""
+"""Properties of a plan (bytes, coverage, order), computed piece by piece and independently of the planner."""
 
 from __future__ import annotations
 

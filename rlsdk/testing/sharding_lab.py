@@ -1,4 +1,4 @@
-"""What managers are tried on: groups of engines that hold tensors and compute nothing."""
+"""Test harness for sharding managers: groups of engines that hold tensors and compute nothing."""
 
 from __future__ import annotations
 

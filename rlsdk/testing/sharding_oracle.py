@@ -1,4 +1,4 @@
-"""What holds for every sync that succeeds, and for every plan that is carried out, whatever a requirement asks."""
+"""Invariants of every successful sync and of every executed plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements on plans: what goes from where to where, in which order, and what a plan says of itself."""
+"""Requirements on plans: sources and targets of transfers, their order, and the plan's own figures."""
 
 from __future__ import annotations
 

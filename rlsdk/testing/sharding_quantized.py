@@ -1,4 +1,4 @@
-"""Requirement: weights that replicas serve as float8 with a scale for each block."""
+"""Requirement: weights that replicas serve as float8 with one scale per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShardingConformance: what a ShardingManager has to hold, by requirement."""
+"""ShardingConformance: the requirements that every ShardingManager must pass."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from rlsdk.registry import ComponentKind, Registry, Row
 from rlsdk.testing.requirements import Measured
+from rlsdk.testing.sharding_faults import SyncFaultRequirements
 from rlsdk.testing.sharding_lab import ShardingLab
 from rlsdk.testing.sharding_plans import PlanRequirements
-from rlsdk.testing.sharding_proofs import ProofRequirements
 from rlsdk.testing.sharding_quantized import QuantizedRequirements
-from rlsdk.testing.sharding_random import RandomRequirements
+from rlsdk.testing.sharding_random_layouts import RandomLayoutRequirements
 from rlsdk.testing.sharding_syncs import SyncRequirements
 
 
 class ShardingConformance(
-    PlanRequirements, SyncRequirements, ProofRequirements, QuantizedRequirements, RandomRequirements
+    PlanRequirements, SyncRequirements, SyncFaultRequirements, QuantizedRequirements, RandomLayoutRequirements
 ):
     """Subclass it with the name that a sharding manager is registered under (`train+rollout`, with `*` for any).
 

@@ -1,4 +1,4 @@
-"""Requirements on syncs that go well: what is served then, and what the report says of it."""
+"""Requirements on successful syncs: the weights that are served, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether samples follow a distribution, with a chance of a false alarm that is fixed beforehand."""
+"""Chi-square test of samples against a distribution, with a fixed probability of a false alarm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every conformance suite has: a backend, looked up as a run would, and what its registration must hold."""
+"""Base of all conformance suites: looks the backend up as a run does, and checks its registration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Engines that really hold tensors, and compute nothing: for testing how weights move.
+"""Engines that hold real tensors and compute nothing, to test weight transfer.
 
-What they hold is given as full tensors and boxes, so any layout of any engine can be played through.
+Their contents are given as full tensors and boxes, so they can have the layout of any engine.
 """
 
 from __future__ import annotations

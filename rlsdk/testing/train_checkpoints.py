@@ -1,4 +1,4 @@
-"""Requirements: a checkpoint is all that there is to continue from, in whatever state the engine was that loads it."""
+"""Requirements: training continues exactly from a checkpoint, whatever the state of the engine that loads it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlsdk.interfaces import Capability, CheckpointError, Head
+from rlsdk.testing.call_sequences import Act, learn, load, look, play, refused, save, step
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, play, refused, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_batches
 from rlsdk.testing.worlds import Seat

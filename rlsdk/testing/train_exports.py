@@ -1,4 +1,4 @@
-"""Requirements: what `save_pretrained` writes is a model folder like the one that came, whatever model it is."""
+"""Requirements: `save_pretrained` writes a complete model folder like the one that was loaded, for every model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.call_sequences import export, learn, look, reset, step
 from rlsdk.testing.cases import OPTIM, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import export, learn, look, reset, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_settings import three_batches
 

@@ -1,4 +1,5 @@
-"""Requirements: the gradient is that of the sum of all losses, however rows are cut, and a step is as asked for."""
+"""Requirements: the gradient is that of the sum of all losses, however rows are split, and steps follow the
+settings."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
+from rlsdk.testing.case_runner import drive, driven, share
 from rlsdk.testing.cases import OPTIM, Case, NotFinite, Weighted, train_batch
-from rlsdk.testing.driving import drive, driven, share
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab

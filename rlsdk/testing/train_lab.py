@@ -1,4 +1,4 @@
-"""What requirements of a train engine share: models, worlds, and the comparison of what came of a case."""
+"""Test harness for requirements of train engines: models, process groups, and comparison of results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
+from rlsdk.testing.call_sequences import Act, play
+from rlsdk.testing.case_runner import by_row, drive, whole
 from rlsdk.testing.cases import Case, Driven
-from rlsdk.testing.driving import by_row, drive, whole
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured
-from rlsdk.testing.scripts import Act, play
 from rlsdk.testing.worlds import Job, Seat, World
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Requirements: rows of one token, of two, and of hundreds; passes within their limits."""
+"""Requirements: rows of one, two and hundreds of tokens, and passes within their token limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
+from rlsdk.testing.call_sequences import learn, look, step
+from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import Case, Weighted, rows_of
-from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Inspecting, with_own_fields
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import learn, look, step
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.worlds import Seat

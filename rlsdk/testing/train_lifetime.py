@@ -1,4 +1,4 @@
-"""Requirements: weights are handed out as they are, kept, restored, exported, lent to the host, and let go of."""
+"""Requirements: weights are exposed as they are, saved, restored, exported, offloaded to the host, and freed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.case_runner import drive, share, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
-from rlsdk.testing.driving import drive, share, whole
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirements import Measured, requirement

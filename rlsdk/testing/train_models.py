@@ -1,5 +1,4 @@
-"""Requirements: other models than the one that most are asked with: tied, other families, dropout, bfloat16,
-recomputed."""
+"""Requirements: other models than the default one: tied, other families, dropout, bfloat16, recomputation."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
+from rlsdk.testing.call_sequences import Act, export, learn, look, step
+from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, export, learn, look, step
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 
 LENGTHS = (7, 1, 19, 2, 12, 5)

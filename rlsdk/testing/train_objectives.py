@@ -1,4 +1,4 @@
-"""Requirements: what an objective is given, what it may ask for and tell, and what comes of one that raises."""
+"""Requirements: what an objective gets, may request and may report, and what happens if it raises."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError, Head
+from rlsdk.testing.call_sequences import learn, look, refused, step
+from rlsdk.testing.case_runner import drive, share
 from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
-from rlsdk.testing.driving import drive, share
 from rlsdk.testing.objectives import (
     Comparing,
     Counting,
@@ -26,7 +27,6 @@ from rlsdk.testing.objectives import (
 )
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import learn, look, refused, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
 

@@ -1,4 +1,4 @@
-"""Requirements: outputs are those of plain transformers, at the token that they speak of, row by row."""
+"""Requirements: outputs equal those of plain transformers, row by row, each at its token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A train engine in plain torch: transformers, AdamW and the words of the interface, one rank, one pass, nothing else.
-Slow where engines are quick, and what they are held against."""
+"""The reference train engine in plain torch: transformers and AdamW, one rank, one pass. Slow, and as literal as
+possible."""
 
 from __future__ import annotations
 

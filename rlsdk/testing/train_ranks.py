@@ -1,4 +1,4 @@
-"""Requirements: what holds on one rank holds on several, each with its own rows, of unlike size, or with none."""
+"""Requirements: what holds on one rank holds on several, with different numbers of rows per rank, or none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.testing.call_sequences import Act, learn, load, look, offload, onload, read, refused, save, skip, step
+from rlsdk.testing.case_runner import whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.driving import whole
 from rlsdk.testing.objectives import RaisedHereError, Raising, Reporting, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train_exports import ill_fitting
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, TENSOR_TOLERANCE, worst_tensor
+from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_settings import EVERYTHING
-from rlsdk.testing.train_splits import split_case
 
 UNLIKE = (260, 2, 3, 1, 140, 5, 4, 2, 9)
 """Tokens of rows: the first rank of two has a hundred times those of the other."""

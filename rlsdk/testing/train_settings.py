@@ -1,4 +1,4 @@
-"""Requirements: optimizer settings of every kind, steps that are skipped, gradients of zero, and a fresh start."""
+"""Requirements: optimizer settings of every kind, skipped steps, zero gradients, and `reset_optimizer`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import OptimSpec
+from rlsdk.testing.call_sequences import learn, reset, skip, step
+from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import OPTIM, rows_of
-from rlsdk.testing.driving import drive
 from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import learn, reset, skip, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 LENGTHS = (8, 3, 13, 5, 1, 9)

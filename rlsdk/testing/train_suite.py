@@ -1,4 +1,4 @@
-"""TrainConformance: what a TrainEngine has to hold, by requirement."""
+"""TrainConformance: the requirements that every TrainEngine must pass."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import pytest
 from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.testing.requirements import unmeasured
 from rlsdk.testing.suite import Suite
+from rlsdk.testing.train_architectures import ArchitectureRequirements
 from rlsdk.testing.train_checkpoints import CheckpointRequirements
-from rlsdk.testing.train_company import CompanyRequirements
+from rlsdk.testing.train_engine_isolation import IsolationRequirements
 from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
-from rlsdk.testing.train_idle import IdleRequirements
+from rlsdk.testing.train_idle_steps import IdleStepRequirements
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_lengths import LengthRequirements
-from rlsdk.testing.train_life import LifeRequirements
 from rlsdk.testing.train_lifetime import LifetimeRequirements
-from rlsdk.testing.train_makes import MakeRequirements
-from rlsdk.testing.train_manners import MannerRequirements
 from rlsdk.testing.train_models import ModelRequirements
 from rlsdk.testing.train_objectives import ObjectiveRequirements
 from rlsdk.testing.train_outputs import OutputRequirements
-from rlsdk.testing.train_places import PlaceRequirements
-from rlsdk.testing.train_rank_places import RankPlaceRequirements
+from rlsdk.testing.train_parallelism import ParallelismRequirements
+from rlsdk.testing.train_placement import PlacementRequirements
+from rlsdk.testing.train_random_calls import RandomCallRequirements
+from rlsdk.testing.train_rank_calls import RankCallRequirements
 from rlsdk.testing.train_ranks import RankRequirements
+from rlsdk.testing.train_read_only_calls import ReadOnlyRequirements
 from rlsdk.testing.train_settings import SettingRequirements
-from rlsdk.testing.train_splits import SplitRequirements
-from rlsdk.testing.train_steady import SteadyRequirements
-from rlsdk.testing.train_writes import WriteRequirements
+from rlsdk.testing.train_specification import SpecificationRequirements
+from rlsdk.testing.train_write_errors import WriteErrorRequirements
 
 
 class TrainConformance(
     OutputRequirements,
     LengthRequirements,
     ModelRequirements,
-    MakeRequirements,
+    ArchitectureRequirements,
     GradientRequirements,
     ObjectiveRequirements,
     SettingRequirements,
-    IdleRequirements,
-    SteadyRequirements,
+    IdleStepRequirements,
+    ReadOnlyRequirements,
     LifetimeRequirements,
     CheckpointRequirements,
     ExportRequirements,
-    WriteRequirements,
-    SplitRequirements,
+    WriteErrorRequirements,
+    ParallelismRequirements,
     RankRequirements,
-    PlaceRequirements,
-    MannerRequirements,
-    RankPlaceRequirements,
-    CompanyRequirements,
-    LifeRequirements,
+    PlacementRequirements,
+    SpecificationRequirements,
+    RankCallRequirements,
+    IsolationRequirements,
+    RandomCallRequirements,
     Suite,
 ):
     """Subclass it with the name of a backend; a run of pytest does the rest.

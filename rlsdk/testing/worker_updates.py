@@ -1,5 +1,5 @@
-"""Updates that the workers of one engine take themselves: three ranks with a part of each tensor's rows, as FSDP has
-them, and what each worker then received."""
+"""Updates that the workers of one engine receive themselves: three ranks that each hold some rows of every tensor, like
+FSDP, and checks of what each worker received."""
 
 from __future__ import annotations
 

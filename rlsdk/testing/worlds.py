@@ -1,4 +1,4 @@
-"""Process groups for tests: one rank in this process, or several processes that rendezvous as those of a run do."""
+"""Process groups for tests: one rank in this process, or several processes that rendezvous as in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements: calls that are left, aborted or held leave nothing behind, and hold nobody up."""
+"""Requirements: cancelled, aborted and paused calls leave nothing behind and block no other call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = 48
 Leaving = Callable[[RolloutEngine, Sequence[GenerationRequest]], Coroutine[Any, Any, None]]
 
 
-class EndingRequirements:
+class CancellationRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("abandoned", since=(2, 0))

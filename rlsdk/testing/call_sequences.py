@@ -1,4 +1,4 @@
-"""Scripts: what a train engine is taken through, call by call, where a requirement is about the order of calls."""
+"""Sequences of calls to a train engine, for requirements on the order of calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
+from rlsdk.testing.case_runner import record_final_state, share, unchanged, wrong_outputs, wrong_types
 from rlsdk.testing.cases import Case, Driven, Weighted
-from rlsdk.testing.driving import record_final_state, share, unchanged, wrong_outputs, wrong_types
 from rlsdk.testing.modes import torch_modes
-from rlsdk.testing.train_witness import witnessed
+from rlsdk.testing.train_comparison import compared
 from rlsdk.testing.worlds import Seat
 
 Act = Callable[[TrainEngine, Driven], None]
@@ -21,11 +21,11 @@ Act = Callable[[TrainEngine, Driven], None]
 
 
 def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
-    """An engine of the case, taken through a script; then what `driving.drive` looks at after its steps. A mode of
+    """An engine of the case, taken through a script; then what `case_runner.drive` looks at after its steps. A mode of
     torch that a call leaves changed, for whatever else runs in the process, is a fault."""
     started, different = seat.start(case.spec), list[str]()
     try:
-        engine = witnessed(started, case, different)
+        engine = compared(started, case, different)
         with torch.enable_grad():  # back as it was, whatever an engine leaves
             found = Driven(collects=engine.parallel.is_collector)
             for act in script:

@@ -1,6 +1,7 @@
-"""One suite run by several processes: each takes the next group of requirements that no other has taken.
+"""Runs one suite in several processes: each takes the next group of requirements that no other process has taken.
 
-Groups are what a module of the kit holds, or what needs several ranks, so that engines that start slowly start once.
+A group is the requirements of one module of the kit, or those that need several ranks, so that engines with a slow
+start start once per group.
 """
 
 from __future__ import annotations

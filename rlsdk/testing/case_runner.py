@@ -1,4 +1,4 @@
-"""Runs a train engine through the steps of a case, and joins what its ranks hold."""
+"""Runs the steps of a case on a train engine, and joins the results of its ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.interfaces import (
     TrainEngine,
 )
 from rlsdk.testing.cases import Case, Driven
-from rlsdk.testing.train_witness import witnessed
+from rlsdk.testing.train_comparison import compared
 from rlsdk.testing.worlds import Seat
 
 
@@ -26,7 +26,7 @@ def drive(seat: Seat, case: Case) -> Driven:
     """Runs a case on one rank."""
     engine, different = seat.start(case.spec), list[str]()
     try:
-        found = driven(witnessed(engine, case, different), case)
+        found = driven(compared(engine, case, different), case)
         found.apart += different
         return found
     finally:

@@ -1,5 +1,5 @@
-"""A rollout engine whose every answer is written down, whatever a requirement wanted of it, and held to the plain model
-when the requirement has ended."""
+"""Records all calls of a rollout engine and its answers, to compare them with the plain model after each
+requirement."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Record:
         return state
 
 
-class WitnessedRolloutEngine(GuardedRolloutEngine):
+class RecordingRolloutEngine(GuardedRolloutEngine):
     """The engine under test behind its guard. What is asked and answered is written down; the engine sees no
     difference."""
 

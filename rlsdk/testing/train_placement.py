@@ -1,4 +1,4 @@
-"""Requirements: where an engine stands, what it says of that, and what one rank does by itself."""
+"""Requirements: what an engine reports of itself (node, dtypes, forecast, parallel position), and its threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
+from rlsdk.testing.call_sequences import read
+from rlsdk.testing.case_runner import share
 from rlsdk.testing.cases import Case, Weighted
-from rlsdk.testing.driving import share
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import read
 from rlsdk.testing.train_lab import TrainLab, claimed_heads
+from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_settings import three_batches
-from rlsdk.testing.train_splits import split_case
 from rlsdk.testing.worlds import SEED, Seat
 
 SPLITS = (
@@ -36,7 +36,7 @@ NODE = "localhost"
 """`RankContext.node` of every rank here."""
 
 
-class PlaceRequirements:
+class PlacementRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("layout.place", since=(2, 0))

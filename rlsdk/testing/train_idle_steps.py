@@ -1,21 +1,21 @@
-"""Requirements: steps that nothing was learned for."""
+"""Requirements: optimizer steps without any gradient."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from rlsdk.testing.call_sequences import Act, learn, learn_nothing, load, look, save, skip, step
 from rlsdk.testing.cases import OPTIM, rows_of
 from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.plain_steps import scheduled
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, learn_nothing, load, look, save, skip, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 SCHEDULED = replace(OPTIM, schedule="linear", warmup_steps=2, total_steps=8, min_lr_ratio=0.1, weight_decay=0.0)
 
 
-class IdleRequirements:
+class IdleStepRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("step.idle", since=(2, 0))

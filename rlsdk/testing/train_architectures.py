@@ -1,6 +1,6 @@
-"""Requirements: makes of model that few configurations ask for, and that change every number: capped logits, scaled
-rotary positions, sliding windows, a vocabulary larger than a chunk. A backend may refuse a make; it may not train it as
-another."""
+"""Requirements: features of architectures that few models use and that change every number: capped logits, scaled
+rotary positions, sliding windows, a vocabulary larger than a chunk. A backend may refuse such a model, but not ignore
+the feature."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, ConfigError
+from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import Weighted, rows_of
-from rlsdk.testing.driving import drive
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import VARIANTS, TrainLab
 
@@ -19,7 +19,7 @@ LENGTHS = (70, 1, 19, 33, 2)
 ENTROPY = ("log_probs", "entropy")
 
 
-class MakeRequirements:
+class ArchitectureRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("model.capped", since=(2, 0))

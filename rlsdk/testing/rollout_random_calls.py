@@ -1,5 +1,5 @@
-"""Requirements: an engine's life, put together at random. What is asserted of the answers holds for all of them
-(`rollout_oracle`): here things only happen, in orders that nobody thought of."""
+"""Requirements: random sequences of calls over the lifetime of an engine. The checks are those of `rollout_oracle`,
+which hold for every answer; here only the order of calls is random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS = 14
 Event = Callable[["Life"], Awaitable[None]]
 
 
-class LifeRequirements:
+class RandomCallRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("life", since=(2, 0))

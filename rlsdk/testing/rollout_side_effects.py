@@ -1,4 +1,5 @@
-"""Requirements: what an engine does with what its caller gives it and gets from it, and from which thread."""
+"""Requirements: an engine does not change what its caller passes in, its results do not change later, and any thread
+may call it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from rlsdk.testing.rollout_lab import RolloutLab, collect
 from rlsdk.testing.rollout_outputs import tokens_of
 
 
-class MannerRequirements:
+class SideEffectRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("outputs.own", since=(2, 0))

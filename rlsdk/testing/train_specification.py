@@ -1,4 +1,5 @@
-"""Requirements: what an engine is built from, and what it leaves as it was."""
+"""Requirements: an engine follows its TrainSpec, refuses settings that it does not know, and leaves checkpoints that it
+loads unchanged."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
 )
+from rlsdk.testing.call_sequences import Act, learn, load, look, save, step
+from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import OPTIM, Case, Driven, rows_of
-from rlsdk.testing.driving import drive
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, save, step
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_settings import script_of, three_batches
 from rlsdk.testing.worlds import Seat
@@ -28,7 +29,7 @@ LATER_S = 0.3
 """For a thread that writes behind the caller's back to get on with it."""
 
 
-class MannerRequirements:
+class SpecificationRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("model.seeds", since=(2, 0))

@@ -1,4 +1,4 @@
-"""Requirements: engines that share a process, as roles of one worker do, know nothing of each other."""
+"""Requirements: engines that share a process (roles of one worker) do not affect each other."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import replace
 import torch
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
+from rlsdk.testing.call_sequences import Act, learn, load, look, save, step
+from rlsdk.testing.case_runner import record_final_state, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.driving import record_final_state, whole
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, load, look, save, step
+from rlsdk.testing.train_comparison import compared
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_ranks import FEW, data_case, steps_of
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
-from rlsdk.testing.train_witness import witnessed
 from rlsdk.testing.worlds import Seat
 
 
-class CompanyRequirements:
+class IsolationRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("together", since=(2, 0))
@@ -91,12 +91,12 @@ def in_one_process(
     """Two engines, taken through their scripts in turns: the second starts in the middle of the first's, and is closed
     before the first's last call."""
     found, beside = Driven(), Driven()
-    first = witnessed(seat.start(mine.spec), mine, found.apart)
+    first = compared(seat.start(mine.spec), mine, found.apart)
     second: TrainEngine | None = None
     try:
         with torch.enable_grad():
             script[0](first, found)
-            second = witnessed(seat.start(theirs.spec, role="other"), theirs, beside.apart)
+            second = compared(seat.start(theirs.spec, role="other"), theirs, beside.apart)
             for at in range(max(len(script) - 2, len(their_script))):
                 if at < len(their_script):
                     their_script[at](second, beside)

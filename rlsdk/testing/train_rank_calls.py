@@ -1,4 +1,4 @@
-"""Requirements: what each rank of several may do by itself, and what all must do together."""
+"""Requirements: calls that one rank may make alone, and calls that all ranks must make together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlsdk.interfaces import (
     Capability,
     TrainEngine,
 )
+from rlsdk.testing.call_sequences import Act, learn, read, reset, skip, step
+from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.cases import Case, Driven, rows_of
-from rlsdk.testing.driving import drive, whole
 from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, learn, read, reset, skip, step
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_models import LINEAR, moved
 from rlsdk.testing.train_ranks import FEW, data_case, steps_of
@@ -26,7 +26,7 @@ from rlsdk.testing.train_settings import EVERYTHING, infinite_slope
 from rlsdk.testing.worlds import Seat
 
 
-class RankPlaceRequirements:
+class RankCallRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))

@@ -1,4 +1,5 @@
-"""Requirements on syncs that go wrong: nothing but the trained weights is served without an error."""
+"""Requirements: a sync that goes wrong is an error; replicas never serve anything but the trained weights in
+silence."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, SyncReceipt, WeightSyncError
+from rlsdk.testing.faulty_replicas import damages, lies
 from rlsdk.testing.layouts import Pair, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
-from rlsdk.testing.sharding_lies import damages, lies
 
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
 """Where nothing is about buckets: few of them cost less."""
@@ -18,7 +19,7 @@ REFUSED = (RlsdkError, OSError)
 """A sync that broke off: an error of the SDK, or the rank's own."""
 
 
-class ProofRequirements:
+class SyncFaultRequirements:
     """Mixed into `ShardingConformance`."""
 
     @requirement("sync.proven")

@@ -1,4 +1,4 @@
-"""Requirements: every parallel split that is claimed gives what one rank gives."""
+"""Requirements: every claimed parallel split gives the results of one rank."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import Capability
+from rlsdk.testing.case_runner import whole
 from rlsdk.testing.cases import Case, train_batch
-from rlsdk.testing.driving import whole
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 
-class SplitRequirements:
+class ParallelismRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("parallel.data", needs=Capability.DATA_PARALLEL)

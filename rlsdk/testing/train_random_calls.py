@@ -1,4 +1,4 @@
-"""Requirements: an engine's life, put together at random, and plain torch's beside it."""
+"""Requirements: random sequences of calls over the lifetime of an engine, compared with plain torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from typing import Any
 
 from rlsdk.interfaces import Batch, Capability, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.driving import record_final_state
-from rlsdk.testing.objectives import Raising, Unfit
-from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import (
+from rlsdk.testing.call_sequences import (
     Act,
     export,
     learn,
@@ -30,6 +26,10 @@ from rlsdk.testing.scripts import (
     skip,
     step,
 )
+from rlsdk.testing.case_runner import record_final_state
+from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.objectives import Raising, Unfit
+from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_plain import PlainTrainEngine
 from rlsdk.testing.train_ranks import data_case
@@ -54,7 +54,7 @@ OPTIMS = tuple(
 LIMITS: tuple[dict[str, Any], ...] = ({"rows": 1}, {"rows": 2, "checkpointing": True}, {"tokens": 40}, {"tokens": 300})
 
 
-class LifeRequirements:
+class RandomCallRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("life", since=(2, 0))

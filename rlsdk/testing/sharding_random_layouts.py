@@ -1,4 +1,4 @@
-"""Requirements: layouts that nobody thought of: tensors, cuts, copies, places and dtypes at random, of fixed seeds."""
+"""Requirements: random layouts with fixed seeds: tensors, cuts, copies, placement and dtypes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BOUNDS = tuple(int(64 * 1.3**power) for power in range(30))
 FLOATS = ("float32", "bfloat16", "float16")
 
 
-class RandomRequirements:
+class RandomLayoutRequirements:
     """Mixed into `ShardingConformance`."""
 
     @requirement("plan.random", since=(2, 0))

@@ -1,4 +1,4 @@
-"""Events in the life of a rollout engine, one call each, that must leave no trace."""
+"""Events in the lifetime of a rollout engine, one call each, that must not change later samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from rlsdk.interfaces import Capability, ConfigError, RolloutEngine, WeightShard, WeightSyncError
-from rlsdk.testing.rollout_endings import LEAVING
+from rlsdk.testing.rollout_cancellation import LEAVING
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 
 Event = Callable[[RolloutEngine, RolloutLab], None]

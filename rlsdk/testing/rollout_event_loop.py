@@ -1,4 +1,4 @@
-"""Requirements: calls and blocking methods take turns on one event loop, and progress can be watched."""
+"""Requirements: calls and blocking methods share one event loop fairly, and progress can be observed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_S = 0.002
 """Between two looks at how many tokens were decoded."""
 
 
-class InterleavingRequirements:
+class EventLoopRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("calls_join", needs=Capability.ABORT, since=(2, 0))

@@ -1,4 +1,4 @@
-"""Requirements: samples of a group that are requested alone, and samples that continue after tokens that exist."""
+"""Requirements: samples of a group that are requested separately, and samples that continue given response tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUTS = (1, 5, 17)
 """Tokens of a response that exist already, where it continues."""
 
 
-class ContinuingRequirements:
+class ContinuationRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("first_sample", since=(2, 0))

@@ -1,4 +1,4 @@
-"""Requirements: samples that continue after a pause with the keys and values of older weights."""
+"""Requirements: samples that continue after a pause with the KV cache of older weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import adds_up, audit
-from rlsdk.testing.rollout_interleaving import some_tokens_later
+from rlsdk.testing.rollout_event_loop import some_tokens_later
 from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
 
 
-class StaleRequirements:
+class StaleCacheRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0))

@@ -1,4 +1,4 @@
-"""Requirements: whatever shares a call or the engine, every sample is what it would have been alone."""
+"""Requirements: batch invariance. A sample does not depend on other requests in its call or in the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.testing.draws import DrawStatistics, Noise
+from rlsdk.testing.draw_statistics import DrawStatistics, Noise
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
@@ -30,7 +30,7 @@ FIRST_SHARE = 0.5
 """Of the time of a call whose longest response is a hundred times as long as its shortest."""
 
 
-class CompanyRequirements:
+class BatchInvarianceRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("company.kinds", since=(2, 0))

@@ -1,10 +1,11 @@
-"""Whether draws are what they were to be, and independent: sums of what each draw tells, less what it was expected to.
+"""Tests whether draws follow their probabilities and are independent: sums of functions of each draw, minus their
+means.
 
-Every draw has known chances. For a function f of the drawn token, f less its mean under these chances is a martingale
-difference, whatever came before and wherever a response ended. Sums of such are bounded without any approximation
-(Freedman 1975, "On tail probabilities for martingales"): P(|S| >= x) <= 2 exp(-x^2 / (2 (V + M x / 3))), with V the sum
-of variances and M the largest step. `score` is the root of twice that exponent, so that a score above 6.5 comes by
-chance less than once in a thousand million.
+The probabilities of every draw are known. For a function f of the drawn token, f minus its mean under these
+probabilities is a martingale difference, whatever came before and wherever a response ended. Freedman 1975 ("On tail
+probabilities for martingales") bounds sums S of these exactly: P(|S| >= x) <= 2 exp(-x^2 / (2 (V + M x / 3))), with V
+the sum of variances and M the largest step. `score` is the square root of twice that exponent: a score above 6.5 has a
+probability of less than 1e-9.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pytest process that ends with the program that started it, however that ends: kill -9 included.
+"""Child pytest processes that end when the program that started them ends, even by kill -9.
 
-A pipe joins them, whose one end the kernel closes with the program. The process is then interrupted as by Ctrl-C, so
-that suites end their engines; what is left after a while is killed.
+Each child reads from a pipe whose other end the kernel closes with the program. The child then gets SIGINT, so that
+suites close their engines, and is killed if it still runs after `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-OPTION = "--rlsdk-lifeline"
+OPTION = "--rlsdk-parent-pipe"
 """Of pytest, by this package's plugin: the number of the pipe's reading end."""
 GRACE_S = 30.0
 """For suites to end what they started."""
 
 
-def run_tied(command: Sequence[str], cwd: Path, output: IO[str] | None) -> int:
-    """As `run_all_tied`, for one process."""
-    return run_all_tied([command], cwd, [output])[0]
+def run_child(command: Sequence[str], cwd: Path, output: IO[str] | None) -> int:
+    """As `run_children`, for one process."""
+    return run_children([command], cwd, [output])[0]
 
 
-def run_all_tied(
+def run_children(
     commands: Sequence[Sequence[str]],
     cwd: Path,
     outputs: Sequence[IO[str] | None],
@@ -64,7 +64,7 @@ def run_all_tied(
             process.wait()
 
 
-def tie(reading: int) -> None:
+def die_with_parent(reading: int) -> None:
     """Has this process end when the pipe's other end closes. From its main thread."""
     os.set_inheritable(reading, False)
     # Shells have what they start in the background ignore it.
@@ -76,7 +76,7 @@ def tie(reading: int) -> None:
         threading.Event().wait(GRACE_S)
         _kill_all()
 
-    threading.Thread(target=watch, name="rlsdk-lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="rlsdk-parent-pipe", daemon=True).start()
 
 
 def _kill_all() -> None:

@@ -1,4 +1,4 @@
-"""Requirements: what could not be written is heard of."""
+"""Requirements: errors in writing checkpoints and exports are raised."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlsdk.interfaces import Capability
+from rlsdk.testing.call_sequences import Act, export, learn, refused, save, step
 from rlsdk.testing.cases import rows_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.scripts import Act, export, learn, refused, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 
 
-class WriteRequirements:
+class WriteErrorRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("checkpoint.cannot_write", since=(2, 0))

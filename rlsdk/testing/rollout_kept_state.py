@@ -1,5 +1,5 @@
-"""Requirements: what is kept over an interruption, and what is not: every token of a sample that is aborted, and the
-pause in which it was; nothing that old weights computed, however little an update changes."""
+"""Requirements: what survives an interruption (all tokens of an aborted sample, and the pause that it was in), and what
+must not (anything computed with old weights, however small an update is)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlsdk.interfaces import Capability, GenerationOutput, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
-from rlsdk.testing.rollout_witness import WitnessedRolloutEngine
+from rlsdk.testing.rollout_recorder import RecordingRolloutEngine
 
 STILL_S = 0.02
 """Between two looks at an engine in a pause: what was under way ends between them."""
 LOOKS = 50
 
 
-class KeptRequirements:
+class KeptStateRequirements:
     """Mixed into `RolloutConformance`."""
 
     @requirement("abort.kept", needs=Capability.ABORT, since=(2, 0))
@@ -31,7 +31,7 @@ class KeptRequirements:
         if engine.num_decoded() is None or Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
             return measured.record("counts tokens, and pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 250), 3, max_tokens=100, seed=at) for at in range(3)]
-        record = cast("WitnessedRolloutEngine", engine).record
+        record = cast("RecordingRolloutEngine", engine).record
 
         async def aborted() -> tuple[int, list[GenerationOutput]]:
             task = await lab.paused_midway(requests, engine)

@@ -1,5 +1,5 @@
-"""A train engine beside which plain torch does the same: whatever a requirement looks at, every loss, metric, norm,
-rate, output and weight that comes is compared with plain torch's."""
+"""Runs every call of a train engine in plain torch too, and compares each loss, metric, norm, rate, output and weight,
+whatever the requirement itself checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOST_STEPS = 16
 """Behind so many, rounding has had its time to grow."""
 
 
-def witnessed(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine:
+def compared(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine:
     """The engine, with plain torch beside it where that can tell what is right: one rank, float32, the checkpoint's
     weights (a head that it lacks is random), and an optimizer that does not make much of rounding."""
     optim = case.optim
@@ -52,7 +52,7 @@ def witnessed(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine
         return engine
     if case.head is not Head.LM and not _has_head(Path(case.model)):
         return engine
-    return WitnessedTrainEngine(engine, PlainTrainEngine(case), case.tolerance, faults)
+    return ComparedTrainEngine(engine, PlainTrainEngine(case), case.tolerance, faults)
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def _has_head(folder: Path) -> bool:
     return any(name.startswith("score.") for file in files for name in file.keys())  # noqa: SIM118
 
 
-class WitnessedTrainEngine(TrainEngine):
+class ComparedTrainEngine(TrainEngine):
     """Passes every call on, and notes where the answer is another than plain torch's."""
 
     def __init__(self, engine: TrainEngine, plain: PlainTrainEngine, tolerance: float, faults: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Requirements: calls that only look, that are refused or that move memory leave no trace, wherever they come."""
+"""Requirements: calls that only read, are refused, or move memory do not change training, at any point."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.testing.call_sequences import Act, export, learn, load, look, offload, onload, play, read, reset, save, step
 from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_handles
-from rlsdk.testing.scripts import Act, export, learn, load, look, offload, onload, play, read, reset, save, step
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
@@ -27,7 +27,7 @@ SPARE_HANDLES = 3
 ROUNDS = 8
 
 
-class SteadyRequirements:
+class ReadOnlyRequirements:
     """Mixed into `TrainConformance`."""
 
     @requirement("steady.forward", since=(2, 0))

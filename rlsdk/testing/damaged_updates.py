@@ -1,4 +1,4 @@
-"""Updates that are damaged on their way: what an engine has to refuse."""
+"""Weight updates with damage that an engine must refuse."""
 
 from __future__ import annotations
 
